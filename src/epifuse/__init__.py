@@ -1,0 +1,39 @@
+"""epifuse fuses your own epilogue into a GEMM: write it as a Python function over tensors, run it in one kernel."""
+
+from epifuse import errors, utils
+from epifuse.api import Explanation, Results, epilogue, explain, gemm, get_kernels, linear
+from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
+from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
+from epifuse.kernel import CompiledArtifact, Kernel, Status
+from epifuse.plan import Plan
+from epifuse.problem import Constraints
+from epifuse.reference import reference
+
+__version__ = "0.1.0"
+
+# The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
+globals().update({name: entry.function for name, entry in _VOCABULARY.items()})
+
+__all__ = [
+    "CompiledArtifact",
+    "Constraints",
+    "EpilogueArguments",
+    "Explanation",
+    "GemmArguments",
+    "Kernel",
+    "Load",
+    "Plan",
+    "Results",
+    "Status",
+    "Store",
+    "Transport",
+    "epilogue",
+    "errors",
+    "explain",
+    "gemm",
+    "get_kernels",
+    "linear",
+    "reference",
+    "utils",
+    *_VOCABULARY,
+]

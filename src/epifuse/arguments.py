@@ -1,0 +1,281 @@
+"""What a person hands over: GEMM and epilogue arguments, transport hints. Validated here, before anything is written."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from epifuse import passes
+from epifuse.checks import check_operand, check_output, check_overlaps, check_product, check_tensor, host_number
+from epifuse.dtypes import default_accumulator
+from epifuse.errors import fail
+from epifuse.frontend import Parsed, parse
+from epifuse.ir import Graph, Output
+from epifuse.ir.types import shape_of
+from epifuse.problem import Constraints, HostNumber, Problem, info
+from epifuse.target import CPU, TARGETS, Target
+
+
+class Transport(enum.Enum):
+    """How an operand or output travels between global memory and the epilogue."""
+
+    TMA = "tma"
+    SYNC_GMEM_LOAD = "sync_gmem_load"
+    ASYNC_GMEM_LOAD = "async_gmem_load"
+    SYNC_GMEM_STORE = "sync_gmem_store"
+
+
+_LOADS = (Transport.TMA, Transport.SYNC_GMEM_LOAD, Transport.ASYNC_GMEM_LOAD)
+_STORES = (Transport.TMA, Transport.SYNC_GMEM_STORE)
+
+
+@dataclass(frozen=True)
+class _Hint:
+    tensor: torch.Tensor
+    via: Transport | str = Transport.TMA
+    num_bits_per_copy: int | None = None
+
+    def __post_init__(self) -> None:
+        allowed = _LOADS if type(self) is Load else _STORES
+        name, via = type(self).__name__, self.via
+        values = [transport.value for transport in allowed]
+        if via not in allowed and via not in values:
+            shown = via.value if isinstance(via, Transport) else via
+            raise fail("transport", None, hint=name, allowed=values, value=shown)
+        object.__setattr__(self, "via", Transport(via))
+        width = self.num_bits_per_copy
+        if width is None:
+            return
+        if not isinstance(width, int) or isinstance(width, bool):
+            raise fail("transport_width_type", None, hint=name, type=type(width).__name__)
+        if self.via is Transport.TMA:
+            raise fail("transport_width", None, hint=name, via="tma")
+
+
+class Load(_Hint):
+    """An operand with the transport it shall take: "tma", "sync_gmem_load" or "async_gmem_load".
+
+    `num_bits_per_copy` is the width of one copy, for the two that are not TMA. A kernel that cannot honour the hint is
+    refused. Raises `ArgumentError` and `ArgumentTypeError`.
+    """
+
+
+class Store(_Hint):
+    """An output with the transport it shall take: "tma" or "sync_gmem_store". See `Load`."""
+
+
+_PARSED: weakref.WeakKeyDictionary[Any, Parsed] = weakref.WeakKeyDictionary()
+
+
+@lru_cache(maxsize=256)
+def _parsed_string(source: str) -> Parsed:
+    return parse(source)
+
+
+def parsed(function: Callable[..., Any] | str | Parsed) -> Parsed:
+    """`function` parsed, from the cache while everything it captured is still the same."""
+    if isinstance(function, Parsed):
+        return function
+    if isinstance(function, str):
+        return _parsed_string(function)
+    reassign = bool(getattr(function, "__epifuse_reassign__", False))
+    try:
+        known = _PARSED.get(function)
+    except TypeError:
+        return parse(function, reassign=reassign)
+    if known is None or not known.is_current():
+        known = parse(function, reassign=reassign)
+        try:
+            _PARSED[function] = known
+        except TypeError:  # a builtin, as in epilogue=torch.relu, takes no weak reference
+            return known
+    return known
+
+
+class EpilogueArguments:
+    """An epilogue with a tensor or number for each operand and each output, by name.
+
+    `epilogue_fn` is a Python function, a lambda, or source text; it is parsed, never called. A returned `accum` needs
+    a destination `accum=`. Raises `EpilogueSyntaxError` for what the language does not hold and `ArgumentError` for
+    missing or extra names.
+    """
+
+    def __init__(self, epilogue_fn: Callable[..., Any] | str, /, **kwargs: Any) -> None:
+        self._bind(epilogue_fn, kwargs, allocate=False)
+
+    @classmethod
+    def partial(cls, epilogue_fn: Callable[..., Any] | str | Parsed, given: Mapping[str, Any]) -> EpilogueArguments:
+        """The same, with outputs that are not given left to be allocated."""
+        made = cls.__new__(cls)
+        made._bind(epilogue_fn, given, allocate=True)
+        return made
+
+    def _bind(self, epilogue_fn: Any, given: Mapping[str, Any], *, allocate: bool) -> None:
+        self.parsed = parsed(epilogue_fn)
+        self.epilogue_fn = epilogue_fn
+        operands, outputs = self.parsed.parameters, self.output_names
+        for name in given:
+            if name not in operands and name not in outputs:
+                shown = (", ".join(operands) or "none", ", ".join(outputs))
+                raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1])
+        values = {**self.parsed.defaults, **given}
+        for name in (*operands, *(() if allocate else outputs)):
+            if name not in values:
+                raise fail("missing_operand", None, name=name)
+        self.transports = {name: value for name, value in values.items() if isinstance(value, _Hint)}
+        self.tensors: dict[str, Any] = {n: v.tensor if isinstance(v, _Hint) else v for n, v in values.items()}
+        for name, hint in self.transports.items():
+            side, want = ("operand", "Load") if name in operands and name not in outputs else ("output", "Store")
+            if type(hint).__name__ != want:
+                raise fail("transport_side", None, name=name, side=side, want=want)
+        for name, reader in self.parsed.captures.items():
+            self.tensors[name] = reader()
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in the order of the return statement."""
+        return tuple(output.name for output in self.parsed.graph.outputs)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of operands, then outputs."""
+        return (*self.parsed.parameters, *self.output_names)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Operands and outputs by name, without their hints."""
+        return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
+
+
+_PLAIN = "def plain(accum): D = accum; return D"
+
+
+class GemmArguments:
+    """A @ B with an optional epilogue: (M,K) @ (K,N), or (L,M,K) @ (L,K,N); one of the two may lack the batch.
+
+    `out` receives D when there is no epilogue. With one, it only describes the product and is not written: the
+    epilogue's own destinations are. `accumulator_type` defaults to float32 (float64, int32 for such inputs).
+    Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, `EpilogueTypeError` on the
+    user's line for values that do not; nothing is written.
+    """
+
+    def __init__(
+        self,
+        A: torch.Tensor,  # noqa: N803 - the field's name
+        B: torch.Tensor,  # noqa: N803 - the field's name
+        out: torch.Tensor | None = None,
+        accumulator_type: torch.dtype | None = None,
+        epilogue: EpilogueArguments | None = None,
+        *,
+        out_dtypes: Mapping[str, torch.dtype] | None = None,
+        constraints: Constraints | None = None,
+    ) -> None:
+        if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
+            raise fail("wrong_arguments", None, function="GemmArguments", want="EpilogueArguments", type=type(epilogue).__name__)
+        self.A, self.B, self.out = A, B, out
+        given = {} if out is None else {"D": out}
+        self.epilogue = epilogue or EpilogueArguments.partial(_PLAIN, given)
+        check_product(A, B, accumulator_type)
+        self.accumulator_type = accumulator_type or default_accumulator(A.dtype, B.dtype)
+        if epilogue is not None and out is not None and "D" not in epilogue.output_names:
+            raise fail("no_output_d", self.epilogue.parsed.source.loc(self.epilogue.parsed.source.definition))
+        self.numbers: dict[str, Any] = {}
+        self.problem = self._problem(constraints or Constraints())
+        if out is not None:
+            check_tensor("out", out, A.device)
+            if tuple(out.shape) != self.problem.accum_shape:
+                raise fail("out_shape", None, want=self.problem.accum_shape, shape=tuple(out.shape))
+        self.graph: Graph = typed_graph(self.epilogue.parsed, self.problem)
+        self._settle_outputs(out_dtypes or {})
+
+    def _problem(self, constraints: Constraints) -> Problem:
+        operands: list[tuple[str, Any]] = []
+        epilogue = self.epilogue
+        for name in (*epilogue.parsed.parameters, *epilogue.parsed.captures):
+            value = epilogue.tensors[name]
+            number = host_number(name, value)
+            if number is not None:
+                self.numbers[name] = number.value
+                operands.append((name, HostNumber(number.kind)))
+            else:
+                check_operand(name, value, self.A.device, self.accumulator_type)
+                operands.append((name, info(value)))
+        return Problem(
+            info(self.A),
+            info(self.B),
+            self.accumulator_type,
+            target_of(self.A),
+            tuple(operands),
+            transports=tuple((name, hint.via.value) for name, hint in epilogue.transports.items()),  # type: ignore[union-attr]
+            constraints=constraints,
+        )
+
+    def _settle_outputs(self, out_dtypes: Mapping[str, torch.dtype]) -> None:
+        """Check every destination given, and choose a dtype for those that are not."""
+        tensors = self.epilogue.tensors
+        for name in out_dtypes:
+            if name not in self.epilogue.output_names:
+                raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=self.epilogue.output_names)
+        dtypes, infos = [], []
+        for output in self.graph.outputs:
+            given = tensors.get(output.name)
+            if given is not None:
+                check_output(output, given, self.graph, self.problem)
+            chosen = given.dtype if given is not None else out_dtypes.get(output.name, _default(output, self.graph, self.problem))
+            dtypes.append((output.name, chosen))
+            infos.append((output.name, None if given is None else info(given)))
+        destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
+        aliases = check_overlaps(self.A, self.B, tensors, destinations, self.graph)
+        self.problem = replace(self.problem, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases)
+
+    @property
+    def problem_size(self) -> tuple[int, int, int, int]:
+        """(M, N, K, L)."""
+        e = self.problem.extents
+        return e["m"], e["n"], e["k"], e["l"]
+
+    def allocate(self) -> dict[str, torch.Tensor]:
+        """Destinations by name: those given, and new ones for the others."""
+        made = {}
+        for output in self.graph.outputs:
+            given = self.epilogue.tensors.get(output.name)
+            shape = shape_of(output.dims or (), self.problem.extents)
+            dtype = dict(self.problem.dtypes)[output.name]
+            made[output.name] = torch.empty(shape, dtype=dtype, device=self.A.device) if given is None else given
+        return made
+
+
+@lru_cache(maxsize=1024)
+def typed_graph(parsed: Parsed, problem: Problem) -> Graph:
+    """The passes' result, the same object for the same epilogue and problem."""
+    return passes.run(parsed.graph, problem)
+
+
+def target_of(tensor: torch.Tensor) -> Target:
+    """The target a tensor's device is. A GPU we have no row for is a target without kernels."""
+    if tensor.device.type != "cuda":
+        return CPU if tensor.device.type in ("cpu", "meta") else Target(tensor.device.type, -1, tensor.device.type)
+    if not torch.cuda.is_available():  # a FakeTensor of a GPU this machine does not have
+        return Target("unknown GPU", -1, "cuda")
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    cc = major * 10 + minor
+    return TARGETS.get(cc, Target(f"sm_{cc}", cc, "cuda"))
+
+
+def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
+    """DESIGN: A's dtype for wide floats, the accumulator's for 8-bit inputs, the accumulation dtype for reductions."""
+    kind = graph.types[output.node].kind
+    if kind == "mask":
+        return torch.bool
+    if kind != "float":
+        return torch.int64 if kind == "int64" else torch.int32
+    if graph.stages[output.node].kind == "finish" or problem.accumulator == torch.int32:
+        return problem.float_dtype
+    narrow = problem.a.dtype.itemsize == 1
+    return problem.accumulator if narrow else problem.a.dtype

@@ -1,0 +1,213 @@
+"""Checks of what a person hands over: tensors, dtypes, devices, memory that overlaps. Each raises before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from epifuse.dtypes import ACCUMULATORS, BY_TORCH
+from epifuse.errors import fail
+from epifuse.ir import Graph, Kind, Load, Output
+from epifuse.ir.types import factors_of, shape_of
+from epifuse.problem import Problem
+
+
+class Number(NamedTuple):
+    """A run-time number and its kind."""
+
+    value: Any
+    kind: Kind
+
+
+def host_number(name: str, value: Any) -> Number | None:
+    """`value` as a host number: numbers, NumPy scalars, 0-d CPU tensors. None for other tensors."""
+    captured = name.startswith("@")
+    if isinstance(value, torch.Tensor):
+        if value.dim() or value.device.type != "cpu":
+            return None
+        check_tensor(f"operand '{name}'", value, None)
+        if value.dtype not in BY_TORCH:
+            raise fail("operand_dtype", None, name=name, dtype=value.dtype)
+        kind: Kind = "float" if value.is_floating_point() else "mask" if value.dtype == torch.bool else "int32"
+        return Number(None if isinstance(value, FakeTensor) else value.item(), kind)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return Number(value, "mask")
+    if isinstance(value, int) and captured:
+        return Number(value, "int32")
+    if isinstance(value, (int, float)):
+        try:
+            return Number(float(value), "float")
+        except OverflowError:
+            raise fail("host_number", None, name=name, value=value) from None
+    raise fail("operand_type", None, name=name, type=type(value).__name__)
+
+
+def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
+    """A plain dense tensor on `device` that wants no gradient."""
+    if not isinstance(tensor, torch.Tensor):
+        raise fail("tensor_type", None, name=name, type=type(tensor).__name__)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or _is_wrapped(tensor):
+        raise fail("tensor_subclass", None, name=name, type=type(tensor).__name__)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex() and name in ("A", "B"):
+        raise fail("tensor_layout", None, name=name)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise fail("requires_grad", None, name=name)
+    if device is not None and tensor.device != device:
+        raise fail("device", None, name=name, device=tensor.device, expected=device)
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    """True inside vmap and other functorch transforms."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_product(a: Any, b: Any, accumulator: torch.dtype | None) -> None:
+    """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply."""
+    check_tensor("A", a, None)
+    check_tensor("B", b, a.device)
+    for name, tensor, rows, columns in (("A", a, "M", "K"), ("B", b, "K", "N")):
+        if tensor.dim() not in (2, 3):
+            raise fail("rank", None, name=name, rows=rows, columns=columns, shape=tuple(tensor.shape))
+    shapes = {"a": tuple(a.shape), "b": tuple(b.shape)}
+    if a.shape[-1] != b.shape[-2]:
+        raise fail("inner_extent", None, **shapes, k_a=a.shape[-1], k_b=b.shape[-2])
+    if a.dim() == b.dim() == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):
+        raise fail("batch_extent", None, **shapes)
+    for name, tensor in (("A", a), ("B", b)):
+        if tensor.dtype not in ACCUMULATORS:
+            raise fail("gemm_dtype", None, name=name, dtype=tensor.dtype)
+    if a.dtype != b.dtype and not (a.dtype.itemsize == b.dtype.itemsize == 1 and a.is_floating_point() == b.is_floating_point()):
+        raise fail("gemm_dtypes", None, a=a.dtype, b=b.dtype)
+    allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
+    if accumulator is not None and accumulator not in allowed:
+        raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
+
+
+def check_operand(name: str, tensor: torch.Tensor, device: torch.device, accumulator: torch.dtype) -> None:
+    """An operand the epilogue can load."""
+    check_tensor(f"operand '{name}'", tensor, device)
+    row = BY_TORCH.get(tensor.dtype)
+    if row is None or row.loads_as is None:
+        raise fail("operand_dtype", None, name=name, dtype=tensor.dtype)
+    if tensor.dtype == torch.float64 and accumulator != torch.float64:
+        raise fail("operand_float64", None, name=name)
+
+
+def check_output(output: Output, tensor: Any, graph: Graph, problem: Problem) -> None:
+    """A destination of the right shape, dtype and device whose elements have addresses of their own."""
+    name = output.name
+    check_tensor(f"output '{name}'", tensor, None)
+    if str(tensor.device) != problem.a.device:
+        raise fail("device", None, name=f"output '{name}'", device=tensor.device, expected=problem.a.device)
+    if tensor.dtype not in BY_TORCH or not BY_TORCH[tensor.dtype].storable:
+        raise fail("output_dtype", None, name=name, dtype=tensor.dtype)
+    want = shape_of(output.dims or (), problem.extents)
+    if not _fits(tuple(tensor.shape), want, output, graph, problem):
+        raise fail("output_shape", None, name=name, want=want, shape=tuple(tensor.shape))
+    if _overlaps_itself(tensor):
+        raise fail("output_expanded", None, name=name)
+
+
+def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: Graph, problem: Problem) -> bool:
+    """torch's shape; for a reduction also the keepdim shape, without leading ones, or (1,) for one number."""
+    if shape == want:
+        return True
+    if graph.stages[output.node].kind != "finish":
+        return False
+    present = {axis for dim in output.dims or () for axis in (factor.axis for factor in dim)}
+    kept = tuple(problem.extents[axis] if axis in present else 1 for axis in ("lmn" if problem.batched else "mn"))
+    if len(factors_of(output.dims or ())) != len(present):
+        return False
+    return shape in [kept[start:] for start in range(len(kept)) if all(extent == 1 for extent in kept[:start])]
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    reach = 0
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent <= 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def check_overlaps(
+    a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor], graph: Graph
+) -> tuple[tuple[str, str], ...]:
+    """Which output shares storage with which full operand; any other overlap of addresses is refused."""
+    inputs = {"A": a, "B": b} | {
+        name: value for name, value in operands.items() if name not in outputs and isinstance(value, torch.Tensor)
+    }
+    aliases: dict[str, str] = {}
+    for name, tensor in outputs.items():
+        for other, value in outputs.items():
+            if other != name and _touch(tensor, value):
+                raise fail("overlap", None, first=name, second=other)
+        for other, value in inputs.items():
+            if not _touch(tensor, value):
+                continue
+            if name in aliases or not _same_elements(name, tensor, other, value, graph):
+                raise fail("overlap", None, first=name, second=other)
+            aliases[name] = other
+    return tuple(aliases.items())
+
+
+def _same_elements(name: str, tensor: torch.Tensor, other: str, value: torch.Tensor, graph: Graph) -> bool:
+    """True if each element of the operand is read where the output writes the same address."""
+    output = next(output for output in graph.outputs if output.name == name)
+    loads = [load.attr for load in graph.loads() if isinstance(load.attr, Load) and load.attr.name == other]
+    geometry = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return (
+        geometry == (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+        and {"m", "n"} <= {factor.axis for factor in factors_of(output.dims or ())}
+        and other not in ("A", "B")
+        and all(load.dims == output.dims and not load.views for load in loads)
+    )
+
+
+def _touch(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """True if two tensors share an address; exact where NumPy can tell in reasonable time, else careful."""
+    if x.numel() == 0 or y.numel() == 0 or not (_has_memory(x) and _has_memory(y)) or x.device != y.device:
+        return False
+    first, second = _extent(x), _extent(y)
+    if first[1] <= second[0] or second[1] <= first[0]:
+        return False
+    try:
+        return bool(np.shares_memory(_addresses(x), _addresses(y), max_work=100_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    last = sum(stride * (extent - 1) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+class _Geometry:
+    """Addresses without memory: NumPy compares the strides and never reads."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+        }
+
+
+def _addresses(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return np.asarray(_Geometry(tensor))

@@ -1,0 +1,41 @@
+"""Every environment variable epifuse reads: one row each, typed, read once at import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+_PREFIX = "EPIFUSE_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Process-wide options. Each field `x` is set by the environment variable `EPIFUSE_X`."""
+
+    verify: bool = True
+    """Check the graph after every pass (a few microseconds a node)."""
+    panel_bytes: int = 1 << 20
+    """Size in bytes of one float32 panel of the CPU kernel; 1 MiB is the usual L2 cache of a server core."""
+
+
+def from_environment(environment: dict[str, str] | None = None) -> Config:
+    """Read `Config` from the environment; a value that does not parse is a `ValueError` that names the variable."""
+    source = os.environ if environment is None else environment
+    values: dict[str, bool | int] = {}
+    for field in fields(Config):
+        name = _PREFIX + field.name.upper()
+        text = source.get(name)
+        if text is None:
+            continue
+        if field.type == "bool":
+            if text not in ("0", "1"):
+                raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+            values[field.name] = text == "1"
+        else:
+            if not text.isdigit():
+                raise ValueError(f"{name} must be a whole number, got {text!r}")
+            values[field.name] = int(text)
+    return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above
+
+
+CONFIG = from_environment()

@@ -1,0 +1,290 @@
+"""Every exception epifuse raises on purpose, and every sentence a person can read in one.
+
+EpifuseError
+├── EpilogueSyntaxError (SyntaxError)       what stands in the epilogue's source
+├── EpilogueTypeError (TypeError)           kinds and shapes that do not go together in the epilogue
+├── ArgumentError (ValueError)              operands, outputs, shapes, devices, options
+├── ArgumentTypeError (TypeError)           an argument of the wrong Python type
+├── UnsupportedError (NotImplementedError)  correct, but no kernel carries it
+└── InternalError (RuntimeError)            a fault of ours: the graph broke its own rules
+
+`fail(key, loc, **values)` builds one from `CATALOGUE`; the place, the source line and a caret are added here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+
+class Loc(NamedTuple):
+    """A place in somebody's source: 1-based line, 0-based column, and how many characters to underline."""
+
+    file: str
+    line: int
+    column: int
+    width: int
+    text: str
+    via: Loc | None = None
+    """The call that led here, for a line inside a helper."""
+
+    def __str__(self) -> str:
+        stripped = self.text.lstrip()
+        indent = self.column - (len(self.text) - len(stripped))
+        shown = stripped if len(stripped) <= _WIDEST else stripped[max(indent - _MARGIN, 0) :][:_WIDEST]
+        caret = indent if len(stripped) <= _WIDEST else min(indent, _MARGIN)
+        width = max(min(self.width, len(shown) - caret), 1)
+        text = f"  {_short(self.file)}:{self.line}\n    {shown}\n    {' ' * caret}{'^' * width}"
+        return text if self.via is None else f"{text}\n  called from\n{self.via}"
+
+
+_WIDEST = 110
+_MARGIN = 40
+
+
+def _short(file: str) -> str:
+    return os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+
+
+class EpifuseError(Exception):
+    """The base of everything epifuse raises on purpose. `key` names the sentence; `loc` is the place, if it has one."""
+
+    key: str = ""
+    loc: Loc | None = None
+    message: str = ""
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.key, self.loc, self.message)
+
+
+class EpilogueSyntaxError(EpifuseError, SyntaxError):
+    """The epilogue's source holds something outside the language."""
+
+
+class EpilogueTypeError(EpifuseError, TypeError):
+    """Kinds or shapes inside the epilogue do not go together."""
+
+
+class ArgumentError(EpifuseError, ValueError):
+    """An operand, an output or an option does not fit."""
+
+
+class ArgumentTypeError(EpifuseError, TypeError):
+    """An argument has the wrong Python type."""
+
+
+class UnsupportedError(EpifuseError, NotImplementedError):
+    """Correct, but nothing here can run it. The message holds the reason of each kernel."""
+
+
+class InternalError(EpifuseError, RuntimeError):
+    """A fault of epifuse itself."""
+
+
+def _rebuild(kind: type[EpifuseError], key: str, loc: Loc | None, message: str) -> EpifuseError:
+    error = kind(message)
+    error.key, error.loc, error.message = key, loc, message
+    return error
+
+
+class Sentence(NamedTuple):
+    """One row: the class, what happened, and what to do about it."""
+
+    kind: type[EpifuseError]
+    what: str
+    hint: str = ""
+
+
+def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
+    """The exception for `key`, to be raised by the caller."""
+    sentence = CATALOGUE[key]
+    parts = [sentence.what.format(**values)]
+    if loc is not None:
+        parts.append(str(loc))
+    if hint := sentence.hint.format(**values):
+        parts.append(f"  hint: {hint}")
+    error = _rebuild(sentence.kind, key, loc, "\n".join(parts))
+    if isinstance(error, SyntaxError) and loc is not None:
+        error.filename, error.lineno, error.offset, error.text = loc.file, loc.line, loc.column + 1, loc.text
+    return error
+
+
+_S, _T, _A, _AT, _U = EpilogueSyntaxError, EpilogueTypeError, ArgumentError, ArgumentTypeError, UnsupportedError
+
+CATALOGUE: dict[str, Sentence] = {
+    # --- finding and reading the source
+    "not_python": Sentence(_S, "this is not Python: {detail}"),
+    "too_deep": Sentence(_S, "the source is nested too deeply for Python's own parser", "split it into several statements"),
+    "string_not_a_function": Sentence(
+        _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
+    ),
+    "not_a_function": Sentence(_AT, "an epilogue is a Python function or its source as a string, not a {value}"),
+    "no_source": Sentence(
+        _S,
+        "the source of {name} ({file}) cannot be found",
+        "pass the source as a string: functions made in a REPL, by exec or in C have none",
+    ),
+    "lambdas_share_a_line": Sentence(_S, "several lambdas stand on this line", "put each on a line of its own"),
+    # --- statements
+    "unsupported_syntax": Sentence(_S, "{syntax} is not supported in an epilogue", "{hint}"),
+    "unsupported_literal": Sentence(_S, "a literal of type {type} is not supported", "use int, float or bool"),
+    "unsupported_operator": Sentence(_S, "the operator {operator} is not supported here", "{hint}"),
+    "unsupported_subscript": Sentence(
+        _S, "an index may only insert dims, as in x[:, None]", "use index_m(x), index_n(x) with where to select elements"
+    ),
+    "defined_twice": Sentence(
+        _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"
+    ),
+    "augmented_assignment": Sentence(
+        _S, "Variable '{name}' cannot be defined twice: an augmented assignment redefines it", "assign to a new name"
+    ),
+    "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
+    "assignment_target": Sentence(_S, "cannot assign to a {syntax} in an epilogue", "assign to a plain name"),
+    "cannot_unpack": Sentence(_S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"),
+    "unpack_count": Sentence(_S, "cannot unpack {have} values into {want} names"),
+    "result_unused": Sentence(_S, "the result of this call is not used", "assign it to a name, or remove the line"),
+    "printed_value": Sentence(_S, "debug_print has no result", "write it on a line of its own"),
+    "after_return": Sentence(_S, "nothing may follow the return statement"),
+    "returns_nothing": Sentence(_S, "{name} must return at least one value", "end it with 'return D'"),
+    "unnamed_outputs": Sentence(
+        _S, "several results must have names", "unpack them first: 'D, Aux = helper(accum)', then 'return D, Aux'"
+    ),
+    "unnamed_output": Sentence(
+        _S, "each of several results must be a plain name", "assign the expression to a name, then return the name"
+    ),
+    "returned_twice": Sentence(_S, "'{name}' is returned twice"),
+    "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
+    # --- the signature
+    "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
+    "accum_not_first": Sentence(_S, "accum must be the first positional parameter"),
+    "star_parameters": Sentence(_S, "the parameter *{name} is not supported", "name each operand"),
+    "star_in_helper": Sentence(_S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"),
+    "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number"),
+    "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default of type {value} is not supported"),
+    # --- names
+    "undefined": Sentence(_S, "the name '{name}' is not defined", "docs/language.md lists the vocabulary"),
+    "used_before_assignment": Sentence(_S, "'{name}' is used before it is assigned"),
+    "no_attribute": Sentence(_S, "{module} has no '{name}'"),
+    "unknown_function": Sentence(_S, "{name} is not in the epilogue vocabulary", "{near}"),
+    "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
+    "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
+    "captured_tensor": Sentence(_S, "'{name}' is a tensor from outside the epilogue", "make it a parameter"),
+    "captured_module": Sentence(_S, "'{name}' is a {type} from outside the epilogue", "make its weights parameters"),
+    "captured_object": Sentence(
+        _S, "'{name}' is a {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
+    ),
+    "not_a_value": Sentence(_S, "{what} cannot be used as a value here"),
+    # --- calls
+    "not_callable": Sentence(_S, "{what} cannot be called"),
+    "recursion": Sentence(_S, "{name} calls itself", "an epilogue has no recursion; write the steps out"),
+    "star_arguments": Sentence(_S, "* and ** in a call are not supported", "write the arguments out"),
+    "missing_argument": Sentence(_S, "{function}() misses the argument '{name}': its parameters are {want}"),
+    "too_many_arguments": Sentence(_S, "{function}() got {have} arguments; its parameters are {want}"),
+    "unexpected_argument": Sentence(_S, "{function}() has no parameter '{name}': its parameters are {want}"),
+    "argument_twice": Sentence(_S, "{function}() got the argument '{name}' twice"),
+    "not_static": Sentence(
+        _S, "'{name}' of {function}() must be known when the epilogue is parsed", "write it as a literal"
+    ),
+    "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
+    "max_pair": Sentence(
+        _S, "{function} with dim returns a pair in torch, values and indices", "use torch.a{name}(x, dim=...)"
+    ),
+    "norm_order": Sentence(_S, "only the Euclidean norm is supported", "write norm(x, dim=..., keepdim=...)"),
+    # --- kinds
+    "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
+    "tensor_wanted": Sentence(_T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"),
+    "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
+    "masks_in_arithmetic": Sentence(
+        _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
+    ),
+    "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
+    "integers_wanted": Sentence(
+        _T, "{op} takes integers, and this is {kind}", "a number handed as an operand is a float; write .to(torch.int32)"
+    ),
+    "float_wanted": Sentence(_T, "{op} takes floats, and this is {kind}", "write .float() first"),
+    "negative_power": Sentence(
+        _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"
+    ),
+    "storage_only": Sentence(_T, "a {dtype} value can be stored or cast, but not computed with", "write .float() first"),
+    "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
+    "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
+    "output_is_host": Sentence(_T, "the output '{name}' is a host number", "an output must depend on accum or an operand"),
+    # --- shapes inside the epilogue
+    "operand_shape": Sentence(
+        _T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"
+    ),
+    "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
+    "dims_differ": Sentence(
+        _T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"
+    ),
+    "dim_range": Sentence(_T, "dim {dim} is out of range for a value of {rank} dims, shape {shape}"),
+    "dim_twice": Sentence(_T, "dim {dim} is named twice"),
+    "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),
+    "reshape_size": Sentence(_T, "cannot reshape {shape} to {want}"),
+    "reshape_split": Sentence(
+        _T, "reshape of {shape} to {want} would cut across an axis", "split or merge whole dims: (M, N) to (M, N/64, 64)"
+    ),
+    "factors_differ": Sentence(
+        _T, "two reshapes split the axis {axis} in ways that do not nest, by {first} and by {second}", "it needs another tile"
+    ),
+    "index_rank": Sentence(_T, "index_{axis} needs a value with that dim; this one has shape {shape}"),
+    "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
+    # --- arguments
+    "missing_operand": Sentence(_A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor"),
+    "extra_operand": Sentence(
+        _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
+    ),
+    "name_clash": Sentence(
+        _A, "the epilogue's '{name}' is also an option of gemm", "pass it as operands={{'{name}': ...}}, or rename it"
+    ),
+    "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not a {type}"),
+    "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not a {type}"),
+    "tensor_subclass": Sentence(_AT, "{name} is a {type}; tensor subclasses are not supported", "pass a plain tensor"),
+    "requires_grad": Sentence(_A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"),
+    "tensor_layout": Sentence(_A, "{name} is not a dense strided tensor"),
+    "host_number": Sentence(_A, "the scalar '{name}' is {value}, which a float32 cannot hold"),
+    "rank": Sentence(_A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"),
+    "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
+    "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
+    "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
+    "gemm_dtype": Sentence(_A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"),
+    "gemm_dtypes": Sentence(_A, "A is {a} and B is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"),
+    "accumulator": Sentence(_A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"),
+    "operand_dtype": Sentence(_A, "operand '{name}' has dtype {dtype}, which an epilogue cannot load"),
+    "operand_float64": Sentence(
+        _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
+    ),
+    "device": Sentence(_A, "{name} is on {device}, but A is on {expected}"),
+    "no_output_d": Sentence(
+        _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
+    ),
+    "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
+    "out_names": Sentence(_A, "out has no tensor for the output '{name}'", "the outputs are {outputs}"),
+    "out_single": Sentence(_A, "out is one tensor, but the epilogue returns {outputs}", "pass out={{'name': tensor}}"),
+    "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
+    "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
+    "output_dtype": Sentence(_A, "output '{name}' cannot be stored as {dtype}"),
+    "output_expanded": Sentence(_A, "output '{name}' has elements that share one address", "pass a tensor of its own"),
+    "overlap": Sentence(
+        _A, "'{first}' and '{second}' overlap in memory", "an output may share storage with one full operand, exactly"
+    ),
+    "transport": Sentence(_A, "{hint} transport must be one of {allowed}, got {value!r}"),
+    "transport_width": Sentence(_A, "{hint} num_bits_per_copy is only valid for non-TMA transports, not via={via!r}"),
+    "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, got {type}"),
+    "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
+    "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
+    "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
+    "wrong_arguments": Sentence(_AT, "{function} takes {want}, not a {type}"),
+    # --- planning and running
+    "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),
+    "artifact": Sentence(_A, "this compiled artifact was built for other arguments: {why}"),
+    "workspace": Sentence(_A, "the workspace must be {want}"),
+    "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
+    "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
+    "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}"),
+    # --- ours
+    "verify": Sentence(InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"),
+}

@@ -1,0 +1,178 @@
+"""What a name in an epilogue stands for: resolved to an object, never to a string, so that shadowing is Python's own."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from epifuse.errors import Loc, fail
+from epifuse.fusion import vocabulary
+from epifuse.fusion.vocabulary import VOCABULARY, Entry
+
+Reader = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Static:
+    """A value that is fixed when the epilogue is parsed: a string, None, a dtype, a tuple of integers, a truth."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class FunctionRef:
+    """A vocabulary function, and through which library it was named: "epifuse", "torch" or "builtin"."""
+
+    entry: Entry
+    origin: str
+    spelled: str
+
+
+@dataclass(frozen=True)
+class HostFunction:
+    """A function of `math`."""
+
+    function: Callable[..., Any]
+    spelled: str
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function of the user's own, to be inlined."""
+
+    function: types.FunctionType
+    spelled: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module (or our vocabulary's namespace): its attributes may be looked up without running anything."""
+
+    module: Any
+    spelled: str
+    reader: Reader
+
+
+@dataclass(frozen=True)
+class Number:
+    """A captured number: where to read it again when arguments are bound."""
+
+    reader: Reader
+    spelled: str
+
+
+Meaning = Static | FunctionRef | HostFunction | Helper | Module | Number
+
+_STRING_NAMES: dict[str, Any] = {
+    "torch": torch,
+    "F": F,
+    "math": math,
+    "ef": types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()}),
+    **{name: entry.function for name, entry in VOCABULARY.items()},
+}
+_STRING_NAMES["epifuse"] = _STRING_NAMES["ef"]
+_MISSING = object()
+
+
+@dataclass
+class Scope:
+    """Names outside the function: its closure, its globals, the builtins. A string has our vocabulary alone."""
+
+    function: types.FunctionType | None
+    guards: list[tuple[Reader, Any]] = field(default_factory=list)
+
+    def resolve(self, name: str, loc: Loc) -> Meaning:
+        """What `name` means here; raises where it means nothing an epilogue can use."""
+        reader = self._reader(name)
+        value = reader()
+        if value is _MISSING:
+            raise fail("undefined", loc, name=name)
+        return self.classify(value, name, reader, loc)
+
+    def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
+        """`module.name`."""
+        spelled = f"{base.spelled}.{name}"
+
+        def reader() -> Any:
+            namespace = vars(base.reader())
+            return namespace[name] if name in namespace else getattr(base.reader(), name, _MISSING)
+
+        value = reader()
+        if value is _MISSING:
+            raise fail("no_attribute", loc, module=base.spelled, name=name)
+        if base.module is math and isinstance(value, float):
+            return Static(value)
+        return self.classify(value, spelled, reader, loc)
+
+    def classify(self, value: Any, spelled: str, reader: Reader, loc: Loc) -> Meaning:
+        """Sort a captured object into what the language knows; everything else is refused."""
+        if isinstance(value, (bool, int, float, np.generic)):
+            return Number(reader, spelled)
+        self.guards.append((reader, value))
+        if value is None or isinstance(value, (str, torch.dtype)):
+            return Static(value)
+        if isinstance(value, (tuple, torch.Size)) and all(isinstance(item, int) for item in value):
+            return Static(tuple(value))
+        if isinstance(value, torch.Tensor):
+            raise fail("captured_tensor", loc, name=spelled)
+        if isinstance(value, torch.nn.Module):
+            raise fail("captured_module", loc, name=spelled, type=type(value).__name__)
+        if (function := _function(value, spelled)) is not None:
+            return function
+        if callable(value) and str(getattr(value, "__module__", "")).split(".")[0] in ("torch", "math", "builtins"):
+            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled))
+        if isinstance(value, types.ModuleType) or value is _STRING_NAMES["ef"]:
+            return Module(value, spelled, reader)
+        raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
+
+    def _reader(self, name: str) -> Reader:
+        function = self.function
+        if function is None:
+            return lambda: _STRING_NAMES.get(name, vars(builtins).get(name, _MISSING))
+        if name in function.__code__.co_freevars:
+            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            return lambda: _cell(cell)
+        namespace: Mapping[str, Any] = function.__globals__
+        return lambda: namespace.get(name, vars(builtins).get(name, _MISSING))
+
+
+def _cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the enclosing function has not assigned the name yet
+        return _MISSING
+
+
+def _function(value: Any, spelled: str) -> FunctionRef | HostFunction | Helper | None:
+    if (entry := vocabulary.ours(value)) is not None:
+        return FunctionRef(entry, "epifuse", spelled)
+    if (entry := vocabulary.torchs(value)) is not None:
+        return FunctionRef(entry, "torch", spelled)
+    if isinstance(value, types.BuiltinFunctionType) and value in vocabulary.BUILTINS:
+        return FunctionRef(VOCABULARY[vocabulary.BUILTINS[value]], "builtin", spelled)
+    if isinstance(value, types.BuiltinFunctionType) and value in vocabulary.MATH_FUNCTIONS:
+        return HostFunction(value, spelled)
+    inner = getattr(value, "__epifuse_function__", None)
+    if isinstance(inner, types.FunctionType):
+        return Helper(inner, spelled)
+    if not isinstance(value, types.FunctionType) or value.__module__.split(".")[0] == "torch":
+        return None
+    return Helper(value, spelled)
+
+
+def unknown_function_hint(spelled: str) -> str:
+    """The names nearest to one that is not in the vocabulary."""
+
+    near = difflib.get_close_matches(spelled.rsplit(".", 1)[-1], VOCABULARY, n=3)
+    return f"did you mean {', '.join(near)}?" if near else "docs/language.md lists the vocabulary"
+
+

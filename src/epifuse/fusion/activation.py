@@ -1,0 +1,175 @@
+"""Activations and their derivatives, written in the epilogue language itself: one public function, one activation.
+
+Called on tensors each is plain PyTorch. In an epilogue it is parsed like a user's own function, and a provider may have
+a faster form (`FAST`) that a conformance test compares with the body. A parameter annotated with anything but `Value`
+is fixed when the epilogue is parsed. Formulas are PyTorch's of the same name unless the docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from epifuse.fusion.primitives import (
+    Value,
+    abs,
+    clip,
+    erf,
+    exp,
+    log1p,
+    maximum,
+    minimum,
+    sin,
+    tanh,
+    where,
+)
+
+_SQRT_HALF = 0.7071067811865476
+_INV_SQRT_2PI = 0.3989422804014327
+_SQRT_2_OVER_PI = 0.7978845608028654
+
+
+def identity(x: Value) -> Value:
+    """x."""
+    return x
+
+
+def square(x: Value) -> Value:
+    """x * x."""
+    return x * x
+
+
+def relu(x: Value) -> Value:
+    """max(x, 0); NaN stays NaN."""
+    return maximum(x, 0)
+
+
+def relu6(x: Value) -> Value:
+    """min(max(x, 0), 6)."""
+    return clip(x, 0, 6)
+
+
+def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
+    """x above zero, negative_slope * x elsewhere."""
+    return where(x > 0, x, x * negative_slope)
+
+
+def prelu(x: Value, weight: Value) -> Value:
+    """x above zero, weight * x elsewhere; the slope is a scalar or any operand that broadcasts."""
+    return where(x > 0, x, weight * x)
+
+
+def elu(x: Value, alpha: Value = 1.0) -> Value:
+    """x above zero, alpha * (exp(x) - 1) elsewhere."""
+    return where(x > 0, x, alpha * expm1(x))
+
+
+def expm1(x: Value) -> Value:
+    """exp(x) - 1, accurate near zero: 2 sinh(x/2) exp(x/2) by way of tanh."""
+    half = tanh(x * 0.5)
+    return where(abs(x) < 1.0, 2.0 * half / (1.0 - half), exp(x) - 1.0)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + exp(-x))
+
+
+def logsigmoid(x: Value) -> Value:
+    """log(sigmoid(x)), without overflow."""
+    return minimum(x, 0) - log1p(exp(-abs(x)))
+
+
+def gelu_erf(x: Value) -> Value:
+    """0.5 x (1 + erf(x / sqrt 2)): torch's gelu(approximate="none")."""
+    return 0.5 * x * (1.0 + erf(x * _SQRT_HALF))
+
+
+def gelu_tanh(x: Value) -> Value:
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): torch's gelu(approximate="tanh")."""
+    return 0.5 * x * (1.0 + tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
+
+
+def gelu(x: Value, approximate: Literal["none", "tanh"] = "none") -> Value:
+    """gelu_erf, or gelu_tanh with approximate="tanh"."""
+    return gelu_tanh(x) if approximate == "tanh" else gelu_erf(x)
+
+
+def quick_gelu(x: Value) -> Value:
+    """x sigmoid(1.702 x), the approximation of the GELU paper (arXiv 1606.08415)."""
+    return x * sigmoid(1.702 * x)
+
+
+def silu(x: Value) -> Value:
+    """x sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def hardswish(x: Value) -> Value:
+    """x relu6(x + 3) / 6."""
+    return x * relu6(x + 3.0) / 6.0
+
+
+def hardsigmoid(x: Value) -> Value:
+    """relu6(x + 3) / 6."""
+    return relu6(x + 3.0) / 6.0
+
+
+def hardtanh(x: Value, min_val: Value = -1.0, max_val: Value = 1.0) -> Value:
+    """x clamped to [min_val, max_val]."""
+    return clip(x, min_val, max_val)
+
+
+def softplus(x: Value, beta: Value = 1.0, threshold: Value = 20.0) -> Value:
+    """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
+    scaled = x * beta
+    return where(scaled > threshold, x, (maximum(scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
+
+
+def mish(x: Value) -> Value:
+    """x tanh(softplus(x))."""
+    return x * tanh(maximum(x, 0) + log1p(exp(-abs(x))))
+
+
+def squared_relu(x: Value) -> Value:
+    """relu(x)^2 (Primer, arXiv 2109.08668)."""
+    positive = relu(x)
+    return positive * positive
+
+
+def snake(x: Value, a: Value = 1.0) -> Value:
+    """x + sin^2(a x) / a (arXiv 2006.08195; CUTLASS's Snake)."""
+    wave = sin(a * x)
+    return x + wave * wave / a
+
+
+def threshold(x: Value, threshold: Value, value: Value) -> Value:
+    """x above the threshold, value elsewhere; NaN stays NaN, as in torch."""
+    return where(x <= threshold, value, x)
+
+
+def drelu(dy: Value, x: Value) -> Value:
+    """Derivative of relu: dy where x > 0, else 0. `x` is the value before the activation."""
+    return where(x > 0, dy, 0.0)
+
+
+def dsilu(dy: Value, x: Value) -> Value:
+    """Derivative of silu: dy s (1 + x (1 - s)) with s = sigmoid(x)."""
+    s = sigmoid(x)
+    return dy * s * (1.0 + x * (1.0 - s))
+
+
+def dgelu_erf(dy: Value, x: Value) -> Value:
+    """Derivative of gelu_erf: dy (Phi(x) + x phi(x)) of the normal distribution."""
+    return dy * (0.5 * (1.0 + erf(x * _SQRT_HALF)) + x * _INV_SQRT_2PI * exp(-0.5 * x * x))
+
+
+def dgelu_tanh(dy: Value, x: Value) -> Value:
+    """Derivative of gelu_tanh."""
+    t = tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
+    inner = _SQRT_2_OVER_PI * (1.0 + 3.0 * 0.044715 * x * x)
+    return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+
+
+def dgelu(dy: Value, x: Value, approximate: Literal["none", "tanh"] = "none") -> Value:
+    """dgelu_erf, or dgelu_tanh with approximate="tanh"."""
+    return dgelu_tanh(dy, x) if approximate == "tanh" else dgelu_erf(dy, x)

@@ -1,0 +1,74 @@
+"""Names with a form of their own: macros chosen when the epilogue is parsed, layout, coordinates, printing.
+
+Called on tensors they are plain PyTorch. `max(x)` is the reduction and `max(x, y)` the elementwise maximum.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from epifuse.fusion.primitives import Value, clip, maximum, minimum
+from epifuse.fusion.reduction import DimArgument, amax, amin
+
+
+def max(x: Value, y: Value = None, *, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001
+    """`max(x, y)` is the elementwise maximum; `max(x, dim=..., keepdim=...)` the reduction `amax`."""
+    return amax(x, dim=dim, keepdim=keepdim) if y is None else maximum(x, y)
+
+
+def min(x: Value, y: Value = None, *, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001
+    """`min(x, y)` is the elementwise minimum; `min(x, dim=..., keepdim=...)` the reduction `amin`."""
+    return amin(x, dim=dim, keepdim=keepdim) if y is None else minimum(x, y)
+
+
+def clamp(x: Value, min: Value = None, max: Value = None) -> Value:  # noqa: A002 - torch's parameter names
+    """x limited to [min, max]; either bound may be left out. NaN stays NaN."""
+    return maximum(x, min) if max is None else (minimum(x, max) if min is None else clip(x, min, max))
+
+
+def cast(x: Value, dtype: torch.dtype) -> Value:
+    """x rounded to `dtype`, PyTorch's own conversion: towards zero for integers."""
+    return x.to(dtype)
+
+
+def permute(x: Value, dims: tuple[int, ...]) -> Value:
+    """The dims of x in another order. Moves no data."""
+    return x.permute(dims)
+
+
+def reshape(x: Value, shape: tuple[int, ...]) -> Value:
+    """x with its dims split or merged; one extent may be -1. Moves no data."""
+    return x.reshape(shape)
+
+
+def unsqueeze(x: Value, dim: int) -> Value:
+    """x with a dim of extent one at position `dim`."""
+    return x.unsqueeze(dim)
+
+
+def index_m(x: Value) -> Value:
+    """The row coordinate of x, int32, shape (M, 1)."""
+    return torch.arange(x.shape[-2], dtype=torch.int32, device=x.device).unsqueeze(-1)
+
+
+def index_n(x: Value) -> Value:
+    """The column coordinate of x, int32, shape (N,)."""
+    return torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
+
+
+def index_l(x: Value) -> Value:
+    """The batch coordinate of x, int32, shape (L, 1, 1); 0 where x has no batch."""
+    batches = x.shape[-3] if x.dim() > 2 else 1
+    return torch.arange(batches, dtype=torch.int32, device=x.device).reshape(-1, 1, 1)[(...,) if x.dim() > 2 else 0]
+
+
+def debug_print(fmt: str, x: Value) -> None:
+    """Print `fmt` with its {} replaced by the tile of x, for small problems only."""
+    sys.stdout.write(fmt.format(_printable(x)) + "\n")
+
+
+def _printable(x: Any) -> Any:
+    return x.detach().cpu() if isinstance(x, torch.Tensor) else x

@@ -1,0 +1,90 @@
+"""Host numbers: expressions over numbers alone, evaluated in Python's own arithmetic when arguments are bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.ir import Node
+from epifuse.ir.graph import topological
+
+LOGIC: dict[str, Callable[..., Any]] = {
+    "and": lambda x, y: x and y,
+    "or": lambda x, y: x or y,
+    "not": lambda x: not x,
+    "chained comparison": lambda x, y: x and y,
+}
+
+
+class HostError(Exception):
+    """Python refused the arithmetic at `node` (division by zero, a negative root ...)."""
+
+    def __init__(self, node: Node, error: Exception) -> None:
+        super().__init__(str(error))
+        self.node = node
+        self.error = error
+
+
+def is_host_operation(node: Node) -> bool:
+    """True where `node` can be computed from numbers alone."""
+    return node.op in ("const", "number", "host", "select") or node.op in PRIMITIVES
+
+
+def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:
+    """The number `root` stands for. `leaf` gives the value of a load. Raises `HostError`.
+
+    A conditional takes its branch like Python's: an error in the branch not taken does not count.
+    """
+    values: dict[Node, Any] = {}
+    for node in topological((root,)):
+        try:
+            values[node] = _step(node, [values[arg] for arg in node.args], leaf)
+        except _Poisoned as poison:
+            values[node] = poison
+        except (ArithmeticError, ValueError, TypeError) as error:
+            values[node] = _Poisoned(node, error)
+    result = values[root]
+    if isinstance(result, _Poisoned):
+        raise HostError(result.node, result.error)
+    return result
+
+
+class _Poisoned(Exception):
+    """A failed value; an error only where it is used."""
+
+    def __init__(self, node: Node, error: Exception) -> None:
+        super().__init__(str(error))
+        self.node = node
+        self.error = error
+
+
+def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
+    if node.op == "load":
+        return leaf(node)
+    if node.op == "const":
+        return node.attr
+    if node.op == "select":
+        condition, body, orelse = args
+        chosen = _sound(body if _sound(condition) else orelse)
+        return chosen
+    if node.op == "host" and node.attr in ("and", "or", "chained comparison"):
+        first, second = args
+        decided = bool(_sound(first)) == (node.attr == "or")
+        return first if decided else _sound(second)
+    sound = [_sound(arg) for arg in args]
+    if node.op == "number":
+        return +sound[0]
+    if node.op == "host":
+        return LOGIC[node.attr](*sound) if node.attr in LOGIC else getattr(math, str(node.attr))(*sound)
+    result = PRIMITIVES[node.op].on_host(*sound)
+    if isinstance(result, complex):
+        raise ValueError("a complex number")
+    return result
+
+
+def _sound(value: Any) -> Any:
+    if isinstance(value, _Poisoned):
+        raise value
+    return value

@@ -1,0 +1,353 @@
+"""The primitives: one decorated function each. Its body is the meaning in PyTorch, its signature the arity, its
+docstring the documentation, and the decorator's argument the rule for kinds. A provider has one row for each of them.
+
+Called on tensors (or numbers) these are plain PyTorch; written in an epilogue they are parsed and never called.
+Every operand broadcasts by NumPy's rule. NaN behaves as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+Value: TypeAlias = Any
+"""A tensor or a number. In an epilogue: a value of the graph."""
+
+KindRule = Literal["arithmetic", "floating", "divide", "power", "same", "compare", "logic", "integer", "select"]
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One row: `meaning` on tensors, `on_host` on Python numbers, and how kinds combine."""
+
+    name: str
+    arity: int
+    rule: KindRule
+    meaning: Callable[..., Any]
+    on_host: Callable[..., Any]
+    commutative: bool
+    symbol: str | None
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def _on_numbers(meaning: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """The tensor meaning on Python numbers, in float64 (a bool stays a mask, an int an integer)."""
+
+    def host(*numbers: Any) -> Any:
+        return meaning(*(torch.tensor(n, dtype=torch.float64 if isinstance(n, float) else None) for n in numbers)).item()
+
+    return host
+
+
+def primitive(
+    rule: KindRule,
+    *,
+    host: Callable[..., Any] | None = None,
+    commutative: bool = False,
+    symbol: str | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a row. `host` is Python's own meaning for numbers, where it differs from PyTorch's on a 0-d tensor."""
+
+    def register(meaning: Callable[..., Any]) -> Callable[..., Any]:
+        on_host = host or _on_numbers(meaning)
+
+        @functools.wraps(meaning)
+        def function(*args: Any, **named: Any) -> Any:
+            values = (*args, *named.values())
+            if any(isinstance(value, torch.Tensor) for value in values):
+                return meaning(*args, **named)
+            return on_host(*args, **named)
+
+        name = meaning.__name__
+        arity = meaning.__code__.co_argcount
+        PRIMITIVES[name] = Primitive(name, arity, rule, meaning, on_host, commutative, symbol)
+        return function
+
+    return register
+
+
+def _tensors(*values: Any) -> tuple[torch.Tensor, ...]:
+    """Numbers become 0-d tensors of a dtype that does not widen the tensors beside them."""
+    like = next(value for value in values if isinstance(value, torch.Tensor))
+    return tuple(_as_tensor(value, like) for value in values)
+
+
+def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    widens = isinstance(value, float) and not like.dtype.is_floating_point
+    dtype = torch.get_default_dtype() if widens else like.dtype
+    if isinstance(value, int) and not isinstance(value, bool) and like.dtype == torch.bool:
+        dtype = torch.int64
+    return torch.tensor(value, dtype=dtype, device=like.device)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------
+
+
+@primitive("arithmetic", host=operator.add, commutative=True, symbol="+")
+def add(x: Value, y: Value) -> Value:
+    """x + y."""
+    return x + y
+
+
+@primitive("arithmetic", host=operator.sub, symbol="-")
+def sub(x: Value, y: Value) -> Value:
+    """x - y."""
+    return x - y
+
+
+@primitive("arithmetic", host=operator.mul, commutative=True, symbol="*")
+def mul(x: Value, y: Value) -> Value:
+    """x * y. A mask times a number keeps the number where the mask holds."""
+    return x * y
+
+
+@primitive("divide", host=operator.truediv, symbol="/")
+def div(x: Value, y: Value) -> Value:
+    """x / y, a float also for two integers."""
+    return x / y
+
+
+@primitive("integer", host=operator.floordiv, symbol="//")
+def floor_divide(x: Value, y: Value) -> Value:
+    """x // y for integers, rounded towards minus infinity."""
+    return x // y
+
+
+@primitive("integer", host=operator.mod, symbol="%")
+def remainder(x: Value, y: Value) -> Value:
+    """x % y for integers, with the sign of y."""
+    return x % y
+
+
+@primitive("power", host=operator.pow, symbol="**")
+def pow(x: Value, y: Value) -> Value:  # noqa: A001 - the field's name
+    """x ** y. An integer base takes a non-negative integer literal as exponent, or becomes a float."""
+    return x**y
+
+
+@primitive("arithmetic", host=operator.neg)
+def neg(x: Value) -> Value:
+    """-x."""
+    return -x
+
+
+@primitive("arithmetic", host=operator.abs)
+def abs(x: Value) -> Value:  # noqa: A001 - the field's name
+    """The absolute value."""
+    return torch.abs(x)
+
+
+@primitive("arithmetic")
+def sign(x: Value) -> Value:
+    """-1, 0 or 1; 0 for NaN."""
+    return torch.sign(x)
+
+
+@primitive("arithmetic")
+def multiply_add(x: Value, y: Value, z: Value) -> Value:
+    """x * y + z."""
+    return x * y + z
+
+
+@primitive("arithmetic", commutative=True)
+def maximum(x: Value, y: Value) -> Value:
+    """The larger of the two; NaN where either is NaN."""
+    return torch.maximum(*_same_dtype(x, y))
+
+
+@primitive("arithmetic", commutative=True)
+def minimum(x: Value, y: Value) -> Value:
+    """The smaller of the two; NaN where either is NaN."""
+    return torch.minimum(*_same_dtype(x, y))
+
+
+def _same_dtype(*values: Value) -> tuple[torch.Tensor, ...]:
+    tensors = _tensors(*values)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+@primitive("arithmetic")
+def clip(x: Value, min: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter names
+    """min(max(x, min), max); NaN where any of the three is NaN."""
+    return torch.clamp(*_same_dtype(x, min, max))
+
+
+# --- roots, exponentials, trigonometry -------------------------------------------------------------------------
+
+
+@primitive("floating")
+def sqrt(x: Value) -> Value:
+    """The square root; NaN below zero."""
+    return torch.sqrt(x)
+
+
+@primitive("floating")
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return torch.rsqrt(x)
+
+
+@primitive("floating")
+def reciprocal(x: Value) -> Value:
+    """1 / x."""
+    return torch.reciprocal(x)
+
+
+@primitive("floating")
+def exp(x: Value) -> Value:
+    """e to the x."""
+    return torch.exp(x)
+
+
+@primitive("floating")
+def exp2(x: Value) -> Value:
+    """2 to the x."""
+    return torch.exp2(x)
+
+
+@primitive("floating")
+def log(x: Value) -> Value:
+    """The natural logarithm; -inf at zero, NaN below."""
+    return torch.log(x)
+
+
+@primitive("floating")
+def log2(x: Value) -> Value:
+    """The logarithm to base two."""
+    return torch.log2(x)
+
+
+@primitive("floating")
+def log1p(x: Value) -> Value:
+    """log(1 + x), accurate near zero."""
+    return torch.log1p(x)
+
+
+@primitive("floating")
+def sin(x: Value) -> Value:
+    """The sine of x in radians."""
+    return torch.sin(x)
+
+
+@primitive("floating")
+def cos(x: Value) -> Value:
+    """The cosine of x in radians."""
+    return torch.cos(x)
+
+
+@primitive("floating")
+def tan(x: Value) -> Value:
+    """The tangent of x in radians."""
+    return torch.tan(x)
+
+
+@primitive("floating")
+def tanh(x: Value) -> Value:
+    """The hyperbolic tangent."""
+    return torch.tanh(x)
+
+
+@primitive("floating")
+def erf(x: Value) -> Value:
+    """The error function."""
+    return torch.erf(x)
+
+
+# --- rounding --------------------------------------------------------------------------------------------------
+
+
+@primitive("same", host=math.floor)
+def floor(x: Value) -> Value:
+    """The largest integer not above x, as a float."""
+    return torch.floor(x)
+
+
+@primitive("same", host=math.ceil)
+def ceil(x: Value) -> Value:
+    """The smallest integer not below x, as a float."""
+    return torch.ceil(x)
+
+
+@primitive("same", host=round)
+def round(x: Value) -> Value:  # noqa: A001 - the field's name
+    """The nearest integer as a float, halves to even."""
+    return torch.round(x)
+
+
+# --- comparisons and masks -------------------------------------------------------------------------------------
+
+
+@primitive("compare", host=operator.eq, commutative=True, symbol="==")
+def eq(x: Value, y: Value) -> Value:
+    """x == y, a mask."""
+    return x == y
+
+
+@primitive("compare", host=operator.ne, commutative=True, symbol="!=")
+def ne(x: Value, y: Value) -> Value:
+    """x != y, a mask."""
+    return x != y
+
+
+@primitive("compare", host=operator.lt, symbol="<")
+def lt(x: Value, y: Value) -> Value:
+    """x < y, a mask."""
+    return x < y
+
+
+@primitive("compare", host=operator.le, symbol="<=")
+def le(x: Value, y: Value) -> Value:
+    """x <= y, a mask."""
+    return x <= y
+
+
+@primitive("compare", host=operator.gt, symbol=">")
+def gt(x: Value, y: Value) -> Value:
+    """x > y, a mask."""
+    return x > y
+
+
+@primitive("compare", host=operator.ge, symbol=">=")
+def ge(x: Value, y: Value) -> Value:
+    """x >= y, a mask."""
+    return x >= y
+
+
+@primitive("logic", commutative=True, symbol="&")
+def logical_and(x: Value, y: Value) -> Value:
+    """Both masks hold; written x & y."""
+    return x & y
+
+
+@primitive("logic", commutative=True, symbol="|")
+def logical_or(x: Value, y: Value) -> Value:
+    """Either mask holds; written x | y."""
+    return x | y
+
+
+@primitive("logic")
+def logical_not(x: Value) -> Value:
+    """The mask does not hold; written ~x."""
+    return torch.logical_not(x)
+
+
+@primitive("select", host=lambda condition, x, y: x if condition else y)
+def where(condition: Value, x: Value, y: Value) -> Value:
+    """x where the mask holds, else y. The branch not taken is dropped, NaN included."""
+    if isinstance(condition, torch.Tensor):
+        return torch.where(condition, x, y)
+    return x if condition else y
+
+
+COMMUTATIVE = frozenset(name for name, row in PRIMITIVES.items() if row.commutative)

@@ -1,0 +1,123 @@
+"""Reductions: one decorated function each, plain PyTorch on tensors. `dim` counts over the value's own rank, as torch.
+
+Without `dim` a reduction gives one number for the whole result. Results are float32 for floats (float64 with a float64
+accumulator), int64 for sums of integers and masks, and are values that may be used again. `softmax` and `log_softmax`
+are written in the epilogue language on top of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from epifuse.fusion.primitives import Value, exp, log
+
+DimArgument = int | tuple[int, ...] | None
+KindRule = Literal["sum", "float", "ordered", "mask"]
+
+
+@dataclass(frozen=True)
+class Combine:
+    """One row: the meaning in torch, how kinds behave, and whether a reduction of nothing has a value."""
+
+    name: str
+    meaning: Callable[..., torch.Tensor]
+    rule: KindRule
+    has_identity: bool
+
+
+REDUCTIONS: dict[str, Combine] = {}
+
+
+def reduction(rule: KindRule, *, has_identity: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a row: `sum` widens integers to int64, `float` takes floats only, `ordered` keeps the kind."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        REDUCTIONS[name] = Combine(name, function, rule, has_identity)
+        return function
+
+    return register
+
+
+def _dims(x: torch.Tensor, dim: DimArgument) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(x.dim()))
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+@reduction("sum")
+def sum(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
+    """The sum."""
+    return torch.sum(x, _dims(x, dim), keepdim)
+
+
+@reduction("float")
+def mean(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The mean; NaN of nothing."""
+    return torch.mean(x, _dims(x, dim), keepdim)
+
+
+@reduction("ordered", has_identity=False)
+def amax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The maximum, NaN if any is NaN (torch.amax; what CUTLASS calls amax is `absmax`)."""
+    return torch.amax(x, _dims(x, dim), keepdim)
+
+
+@reduction("ordered", has_identity=False)
+def amin(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The minimum, NaN if any is NaN."""
+    return torch.amin(x, _dims(x, dim), keepdim)
+
+
+@reduction("ordered")
+def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The largest absolute value, 0 of nothing: what CUTLASS calls amax."""
+    if x.numel() == 0:
+        return torch.sum(torch.abs(x), _dims(x, dim), keepdim, dtype=x.dtype)
+    return torch.amax(torch.abs(x), _dims(x, dim), keepdim)
+
+
+@reduction("sum")
+def sum_of_squares(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The sum of x * x."""
+    return torch.sum(x * x, _dims(x, dim), keepdim)
+
+
+@reduction("float")
+def norm(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The Euclidean norm, sqrt(sum of x * x)."""
+    return torch.linalg.vector_norm(x, 2, _dims(x, dim), keepdim)
+
+
+@reduction("mask")
+def any(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
+    """True where any element is not zero."""
+    return torch.any(x, _dims(x, dim), keepdim)
+
+
+@reduction("mask")
+def all(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
+    """True where every element is not zero."""
+    return torch.all(x, _dims(x, dim), keepdim)
+
+
+@reduction("float")
+def logsumexp(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """log(sum(exp(x))) without overflow; -inf of nothing."""
+    return torch.logsumexp(x, _dims(x, dim), keepdim)
+
+
+def softmax(x: Value, dim: DimArgument = -1) -> Value:
+    """exp(x) / sum(exp(x)) along `dim`, without overflow."""
+    shifted = exp(x - amax(x, dim=dim, keepdim=True))
+    return shifted / sum(shifted, dim=dim, keepdim=True)
+
+
+def log_softmax(x: Value, dim: DimArgument = -1) -> Value:
+    """log(softmax(x, dim))."""
+    shifted = x - amax(x, dim=dim, keepdim=True)
+    return shifted - log(sum(exp(shifted), dim=dim, keepdim=True))

@@ -1,0 +1,147 @@
+"""Everything a person can call in an epilogue, by name and by object: ours, torch's, math's and the builtins we rebind."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from epifuse.fusion import activation, forms, primitives, reduction
+
+Group = Literal["primitive", "activation", "macro", "reduction", "form"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of the vocabulary. A macro is inlined when parsed; an activation becomes a call a provider may know."""
+
+    name: str
+    group: Group
+    function: Callable[..., Any]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Parameters as a person writes them."""
+        return inspect.signature(self.function)
+
+    @property
+    def summary(self) -> str:
+        """First paragraph of the docstring."""
+        return " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())
+
+
+def is_static(parameter: inspect.Parameter) -> bool:
+    """True for a parameter that is fixed when the epilogue is parsed: annotated, and not with `Value`."""
+    return parameter.annotation not in (inspect.Parameter.empty, "Value")
+
+
+def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The functions a module defines itself, in order of definition, private ones left out."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _entries() -> dict[str, Entry]:
+    entries = {name: Entry(name, "primitive", getattr(primitives, name)) for name in primitives.PRIMITIVES}
+    for name, function in public_functions(activation).items():
+        static = builtins.any(map(is_static, inspect.signature(function).parameters.values()))
+        entries[name] = Entry(name, "macro" if static else "activation", function)
+    for name in reduction.REDUCTIONS:
+        entries[name] = Entry(name, "reduction", getattr(reduction, name))
+    for name in ("softmax", "log_softmax"):
+        entries[name] = Entry(name, "macro", getattr(reduction, name))
+    for name, function in public_functions(forms).items():
+        entries[name] = Entry(name, "macro" if name in ("max", "min", "clamp") else "form", function)
+    return entries
+
+
+VOCABULARY: dict[str, Entry] = _entries()
+
+_TORCH_SPELLINGS = {
+    "absolute": "abs",
+    "negative": "neg",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "expit": "sigmoid",
+}
+"""torch names that differ from ours; torch's own gelu, clamp ... are found by the same name."""
+
+_TORCH_NAMESPACES: tuple[Any, ...] = (torch, F, torch.special)
+_NOT_TORCH = frozenset({"cast", "debug_print", "index_m", "index_n", "index_l", "clip"})
+
+METHODS: dict[str, str] = {
+    **{name: name for name in VOCABULARY if hasattr(torch.Tensor, name) and name not in _NOT_TORCH},
+    **{name: ours for name, ours in _TORCH_SPELLINGS.items() if ours and hasattr(torch.Tensor, name)},
+    "view": "reshape",
+    "clip": "clamp",
+}
+"""Tensor methods a person may write, and the vocabulary name each means."""
+
+CAST_METHODS: dict[str, torch.dtype] = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "int": torch.int32,
+    "bool": torch.bool,
+}
+
+BUILTINS: dict[Any, str] = {
+    getattr(builtins, name): name for name in ("max", "min", "sum", "abs", "round", "any", "all", "pow")
+}
+"""Builtins rebound to the vocabulary; `ef.reference` rebinds the same names."""
+
+MATH_FUNCTIONS: frozenset[Any] = frozenset(
+    value for name, value in vars(math).items() if callable(value) and not name.startswith("_")
+)
+
+
+def _torch_objects() -> dict[int, str]:
+    found: dict[int, str] = {}
+    spellings: Mapping[str, str] = {
+        **{name: name for name in VOCABULARY if name not in _NOT_TORCH},
+        **{name: ours for name, ours in _TORCH_SPELLINGS.items() if ours},
+        "clip": "clamp",
+    }
+    for namespace in _TORCH_NAMESPACES:
+        for name, ours in spellings.items():
+            if (function := getattr(namespace, name, None)) is not None:
+                found.setdefault(id(function), ours)
+    return found
+
+
+_TORCH_OBJECTS = _torch_objects()
+_OUR_OBJECTS: dict[int, str] = {id(entry.function): name for name, entry in VOCABULARY.items()}
+
+
+def ours(value: object) -> Entry | None:
+    """The entry that `value` is, if it is one of our own functions."""
+    name = _OUR_OBJECTS.get(id(value))
+    return VOCABULARY[name] if name else None
+
+
+def torchs(value: object) -> Entry | None:
+    """The entry that torch's function `value` means, if it means one."""
+    name = _TORCH_OBJECTS.get(id(value))
+    return VOCABULARY[name] if name else None
+
+
+REQUIRED_IN_TORCH: dict[str, str] = {"logsumexp": "dim", "softmax": "dim", "log_softmax": "dim"}
+"""Arguments torch's function of the same name demands though ours does not: accepted implies runnable."""

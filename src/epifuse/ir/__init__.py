@@ -1,0 +1,7 @@
+"""The intermediate representation: nodes, graphs, types. Knows no operation."""
+
+from epifuse.ir.graph import Graph, Load, Output, rewrite
+from epifuse.ir.node import Builder, Node
+from epifuse.ir.types import Dims, Factor, Kind, Type
+
+__all__ = ["Builder", "Dims", "Factor", "Graph", "Kind", "Load", "Node", "Output", "Type", "rewrite"]

@@ -1,0 +1,160 @@
+"""The graph: outputs and effects over interned nodes, with a printed form that is stable and a digest that is more so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from epifuse.errors import Loc
+from epifuse.ir.node import Builder, Node
+from epifuse.ir.types import Dims, Type, show_dims
+
+
+class Load(NamedTuple):
+    """The `attr` of a load: which operand, the layout operations written on it, and the dims it was aligned with.
+
+    `views` are ("permute", dims), ("reshape", shape) and ("unsqueeze", position) steps on the operand as handed in.
+    `dims` is None until types are inferred.
+    """
+
+    name: str
+    views: tuple[tuple[str, Any], ...] = ()
+    dims: Dims | None = None
+
+    def __str__(self) -> str:
+        steps = "".join(f".{op}({arg})" for op, arg in self.views)
+        return self.name + steps + (show_dims(self.dims) if self.dims is not None else "")
+
+
+class Output(NamedTuple):
+    """A value that leaves the epilogue: its name, its node, and (once types are inferred) its dims."""
+
+    name: str
+    node: Node
+    dims: Dims | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An epilogue. `inputs` are the operand names in the order of the signature, without `accum`.
+
+    `locs` keeps every place that wrote a node. `types` is filled by inference, `stages` by the stage pass; none of the
+    three is part of the digest. `hosts` maps the name of a scalar that the host computes to the nodes that compute it.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    effects: tuple[Node, ...] = ()
+    locs: Mapping[Node, tuple[Loc, ...]] = field(default_factory=dict, repr=False)
+    types: Mapping[Node, Type] = field(default_factory=dict, repr=False)
+    stages: Mapping[Node, Any] = field(default_factory=dict, repr=False)
+    hosts: Mapping[str, Node] = field(default_factory=dict, repr=False)
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """Everything that must be computed."""
+        return (*(output.node for output in self.outputs), *self.effects)
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node the roots need, arguments before users."""
+        return topological(self.roots)
+
+    def loc(self, node: Node) -> Loc | None:
+        """The first place that wrote `node`."""
+        return next(iter(self.locs.get(node, ())), None)
+
+    def loads(self) -> tuple[Node, ...]:
+        """The load nodes, in topological order."""
+        return tuple(node for node in self.nodes if node.op == "load")
+
+    def __str__(self) -> str:
+        numbers = {node: f"%{index}" for index, node in enumerate(self.nodes)}
+        lines = [f"epilogue({', '.join(('accum', *self.inputs))})"]
+        for name, root in self.hosts.items():
+            lines.append(f"  host {name} = {expression(root)}")
+        for node in self.nodes:
+            lines.append("  " + self._line(node, numbers))
+        for output in self.outputs:
+            dims = show_dims(output.dims) if output.dims is not None else ""
+            lines.append(f"  return {output.name}{dims} = {numbers[output.node]}")
+        return "\n".join(lines)
+
+    def _line(self, node: Node, numbers: Mapping[Node, str]) -> str:
+        attr = "" if node.attr is None else f" {show_attr(node.attr)}"
+        args = "".join(f" {numbers[arg]}" for arg in node.args)
+        typed = f" : {self.types[node]}" if node in self.types else ""
+        staged = f"  @{self.stages[node]}" if node in self.stages else ""
+        return f"{numbers[node]} = {node.op}{attr}{args}{typed}{staged}"
+
+    def with_roots(self, outputs: Iterable[Output], effects: Iterable[Node]) -> Graph:
+        """The same graph with other roots and no types or stages."""
+        return replace(self, outputs=tuple(outputs), effects=tuple(effects), types={}, stages={})
+
+
+def show_attr(attr: object) -> str:
+    """Stable text of an attribute; tuples of dims print as dims."""
+    if isinstance(attr, tuple) and not hasattr(attr, "_fields"):
+        return "(" + ", ".join(show_attr(item) for item in attr) + ")"
+    return str(attr)
+
+
+def expression(root: Node) -> str:
+    """One host expression as text; short by nature, since it is what a person wrote on a line or two."""
+    text: dict[Node, str] = {}
+    for node in topological((root,)):
+        attr = "" if node.attr is None else str(node.attr)
+        text[node] = attr if not node.args else f"{node.op}{attr and ':' + attr}({', '.join(text[a] for a in node.args)})"
+    return text[root]
+
+
+def topological(roots: Iterable[Node]) -> tuple[Node, ...]:
+    """Nodes under `roots`, arguments first; iterative, so that ten thousand statements do not overflow the stack."""
+    order: dict[Node, None] = {}
+    for root in roots:
+        stack: list[tuple[Node, int]] = [(root, 0)]
+        while stack:
+            node, position = stack.pop()
+            if node in order:
+                continue
+            if position < len(node.args):
+                stack.append((node, position + 1))
+                stack.append((node.args[position], 0))
+            else:
+                order[node] = None
+    return tuple(order)
+
+
+Rule = Callable[[Node, tuple[Node, ...], Builder], Node]
+
+
+def rewrite(graph: Graph, rule: Rule) -> Graph:
+    """Rebuild the graph bottom-up: `rule(old, new_args, builder)` gives the node that stands for `old`.
+
+    Places and types are carried over; a rule that makes further nodes gives their types to `builder.types`.
+    """
+    builder = Builder()
+    new: dict[Node, Node] = {}
+    for old in topological((*graph.roots, *graph.hosts.values())):
+        node = rule(old, tuple(new[arg] for arg in old.args), builder)
+        known = builder.locs.get(node, ())
+        builder.locs[node] = known + tuple(loc for loc in graph.locs.get(old, ()) if loc not in known)
+        if old in graph.types:
+            builder.types.setdefault(node, graph.types[old])
+        new[old] = node
+    return replace(
+        graph.with_roots(
+            (output._replace(node=new[output.node]) for output in graph.outputs),
+            (new[effect] for effect in graph.effects),
+        ),
+        locs=builder.locs,
+        types=builder.types,
+        hosts={name: new[node] for name, node in graph.hosts.items()},
+    )
+
+
+def keep(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+    """The rule that changes nothing."""
+    return builder.node(old.op, *args, attr=old.attr)

@@ -1,0 +1,49 @@
+"""One node class: pure structure, interned per graph. Edges are `args`, never names; places live in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from epifuse.errors import Loc
+from epifuse.ir.types import Type
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """`op` applied to `args`; `attr` is the op's compile-time part. Equality is identity: build through `Builder`."""
+
+    op: str
+    args: tuple[Node, ...] = ()
+    attr: Hashable = None
+
+    def __repr__(self) -> str:
+        # Short on purpose: printing the arguments would be exponential on a shared DAG.
+        return f"<{self.op} {self.attr!r}/{len(self.args)}>"
+
+
+def _identity(attr: Hashable) -> Hashable:
+    """0.0 == -0.0, 1 == True and nan != nan in Python; as constants they are three, two and one different things."""
+    if isinstance(attr, tuple):
+        return tuple(_identity(item) for item in attr)
+    return (type(attr), repr(attr)) if isinstance(attr, (bool, int, float)) else attr
+
+
+@dataclass
+class Builder:
+    """Makes nodes, the same one for the same structure, and remembers every place that wrote it and its type."""
+
+    locs: dict[Node, tuple[Loc, ...]] = field(default_factory=dict)
+    types: dict[Node, Type] = field(default_factory=dict)
+    _interned: dict[Hashable, Node] = field(default_factory=dict)
+
+    def node(self, op: str, *args: Node, attr: Hashable = None, locs: tuple[Loc, ...] = ()) -> Node:
+        """The node for this structure; `locs` are added to the places it already has."""
+        key = (op, args, _identity(attr))
+        node = self._interned.get(key)
+        if node is None:
+            node = self._interned[key] = Node(op, args, attr)
+        known = self.locs.get(node, ())
+        if fresh := tuple(loc for loc in locs if loc not in known):
+            self.locs[node] = known + fresh
+        return node

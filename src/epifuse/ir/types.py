@@ -1,0 +1,92 @@
+"""What a value is: a kind, and the axes it varies over. Symbolic: no extents but those the user's reshape wrote.
+
+A GEMM has three axes: l (batch), m (rows of A), n (columns of B). `reshape` may factor an axis, n = (h, 64);
+a `Factor` is one such piece. A *dim* is one dimension of a tensor as the user sees it: a tuple of factors, outermost
+first, empty where the extent is one. `permute` reorders dims and `reshape` regroups factors; neither moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["mask", "int32", "int64", "float"]
+RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "float": 3}
+"""Promotion takes the higher one, as torch's categories do."""
+
+AXES = ("l", "m", "n")
+
+
+class Factor(NamedTuple):
+    """The part of `axis` with the given `stride` (in elements along the axis); `extent` None means: the rest of it."""
+
+    axis: str
+    stride: int = 1
+    extent: int | None = None
+
+    def __str__(self) -> str:
+        if self.stride == 1 and self.extent is None:
+            return self.axis
+        if self.extent is None:
+            return f"{self.axis}/{self.stride}"
+        return f"{self.axis}/{self.stride}%{self.extent}" if self.stride > 1 else f"{self.axis}%{self.extent}"
+
+    def size(self, extents: Mapping[str, int]) -> int:
+        """Its extent in a problem with these axis extents."""
+        return extents[self.axis] // self.stride if self.extent is None else self.extent
+
+
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+
+
+def dim_size(dim: Dim, extents: Mapping[str, int]) -> int:
+    """Number of elements along one dim."""
+    size = 1
+    for factor in dim:
+        size *= factor.size(extents)
+    return size
+
+
+def shape_of(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape the user sees."""
+    return tuple(dim_size(dim, extents) for dim in dims)
+
+
+def factors_of(dims: Iterable[Dim]) -> tuple[Factor, ...]:
+    """Every factor in the dims, in canonical order: l, m, n, and the outer factor of an axis first."""
+    return canonical(factor for dim in dims for factor in dim)
+
+
+def canonical(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    """Sorted, without repeats."""
+    return tuple(sorted(set(factors), key=lambda f: (AXES.index(f.axis), -f.stride)))
+
+
+def show_dims(dims: Dims) -> str:
+    """Text such as `[m, n]` or `[m, n/64, n%64]`."""
+    return "[" + ", ".join("*".join(map(str, dim)) or "1" for dim in dims) + "]"
+
+
+@dataclass(frozen=True)
+class Type:
+    """Kind and factors of a value; `host` marks a number that lives on the host."""
+
+    kind: Kind
+    factors: tuple[Factor, ...] = ()
+    host: bool = False
+
+    def __str__(self) -> str:
+        name = {"mask": "mask", "int32": "s32", "int64": "s64", "float": "float"}[self.kind]
+        return f"host {name}" if self.host else name + "[" + ", ".join(map(str, self.factors)) + "]"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes it varies over."""
+        return frozenset(factor.axis for factor in self.factors)
+
+
+def promote(kinds: Iterable[Kind]) -> Kind:
+    """The kind torch's category promotion gives."""
+    return max(kinds, key=RANK.__getitem__)

@@ -1,0 +1,35 @@
+"""The middle of the arrow: a tuple of functions, each (graph, problem) -> graph, checked after every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from epifuse.config import CONFIG
+from epifuse.fusion.primitives import COMMUTATIVE
+from epifuse.ir import Graph
+from epifuse.ir.digest import Identity, identify
+from epifuse.passes.assign_stages import assign_stages
+from epifuse.passes.canonicalise import canonicalise
+from epifuse.passes.infer_types import infer_types
+from epifuse.passes.lower import lower
+from epifuse.passes.prune import prune
+from epifuse.passes.verify import verify
+from epifuse.problem import Problem
+
+Pass = Callable[[Graph, Problem], Graph]
+
+PIPELINE: tuple[Pass, ...] = (infer_types, canonicalise, prune, assign_stages)
+
+
+def run(graph: Graph, problem: Problem) -> Graph:
+    """Everything between parsing and planning. Raises `EpilogueTypeError` for what the epilogue cannot mean."""
+    for step in PIPELINE:
+        before, graph = graph, step(graph, problem)
+        if CONFIG.verify:
+            verify(step.__name__, before, graph)
+    return graph
+
+
+def identity(graph: Graph, problem: Problem) -> Identity:
+    """Identity of the computation: stable under renaming, statement order, commuted arguments, spelled-out activations."""
+    return identify(canonicalise(lower(graph, frozenset()), problem), COMMUTATIVE)

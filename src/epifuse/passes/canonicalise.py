@@ -1,0 +1,76 @@
+"""One spelling for one meaning, where the bits are the same: `x * 1.0` is x, `x ** 2` is `x * x`, `x / 4` is `x * 0.25`."""
+
+from __future__ import annotations
+
+import math
+
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.ir import Builder, Graph, Node, Type, rewrite
+from epifuse.ir.graph import keep
+from epifuse.ir.types import canonical
+from epifuse.passes.kinds import primitive_kind
+from epifuse.problem import Problem
+
+
+def canonicalise(graph: Graph, problem: Problem) -> Graph:
+    """Rewrite bottom-up, once: every rule's result is already in canonical form."""
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        if old.op not in PRIMITIVES or old not in graph.types or graph.types[old].host:
+            return keep(old, args, builder)
+        args = _float_constants(old, args, builder)
+        return _simplified(old, args, builder, graph.types[old]) or builder.node(old.op, *args, attr=old.attr)
+
+    return rewrite(graph, rule)
+
+
+def _float_constants(old: Node, args: tuple[Node, ...], builder: Builder) -> tuple[Node, ...]:
+    """`x * 2` and `x * 2.0` are one thing where x is a float: the literal is weak."""
+    values = args[1:] if old.op == "where" else args
+    if not any(builder.types[arg].kind == "float" for arg in values):
+        return args
+    return tuple(_as_float(arg, builder) if arg in values else arg for arg in args)
+
+
+def _as_float(arg: Node, builder: Builder) -> Node:
+    if arg.op != "const" or isinstance(arg.attr, float):
+        return arg
+    node = builder.node("const", attr=float(arg.attr))  # type: ignore[arg-type]  # a constant is a number
+    builder.types[node] = Type("float")
+    return node
+
+
+def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Type) -> Node | None:
+    same = builder.types[args[0]] == result
+    match old.op, args:
+        case ("mul" | "div" | "pow", (x, Node("const", (), 1 | 1.0))) if same:
+            return x
+        case ("mul", (Node("const", (), 1 | 1.0), x)) if builder.types[x] == result:
+            return x
+        # x - 0 keeps -0.0; x + 0 does not, and stays.
+        case ("sub", (x, Node("const", (), 0 | 0.0 as zero))) if same and math.copysign(1.0, zero) > 0:  # type: ignore[arg-type]
+            return x
+        case ("neg", (Node("neg", (x,)),)) | ("logical_not", (Node("logical_not", (x,)),)):
+            return x
+        case ("pow", (x, Node("const", (), 2 | 2.0))) if same:
+            return builder.node("mul", x, x)
+        case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(divisor):
+            inverse = builder.node("const", attr=1.0 / divisor)
+            builder.types[inverse] = Type("float")
+            return builder.node("mul", x, inverse)
+    return None
+
+
+def _is_power_of_two(value: float) -> bool:
+    # The bounds keep both the number and its inverse normal in float32, so that the product is exact.
+    return math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5 and 2.0**-100 < abs(value) < 2.0**100
+
+
+def typed(builder: Builder, op: str, args: tuple[Node, ...]) -> Node:
+    """An elementwise primitive with its type worked out from its arguments' types."""
+    node = builder.node(op, *args)
+    if node not in builder.types:
+        types = [builder.types[arg] for arg in args]
+        factors = canonical(factor for type_ in types for factor in type_.factors)
+        builder.types[node] = Type(primitive_kind(op, [type_.kind for type_ in types]), factors)
+    return node

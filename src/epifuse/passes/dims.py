@@ -1,0 +1,144 @@
+"""How dims combine: broadcasting, alignment of operands, permute and reshape. Extents are needed to check, not to store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
+
+Extents = Mapping[str, int]
+
+
+class DimsError(Exception):
+    """`key` and `values` of the catalogue's sentence; the caller knows the place."""
+
+    def __init__(self, key: str, **values: object) -> None:
+        super().__init__(key)
+        self.key = key
+        self.values = values
+
+
+def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
+    """NumPy's rule, right-aligned, on axes rather than extents: equal extents along different axes do not match."""
+    result: list[Dim] = []
+    for position in range(1, max(map(len, all_dims), default=0) + 1):
+        here = [dims for dims in all_dims if len(dims) >= position and dims[-position]]
+        for other in here[1:]:
+            if other[-position] != here[0][-position]:
+                left, right = shape_of(here[0], extents), shape_of(other, extents)
+                key = "dims_differ" if left[-position] == right[-position] else "shapes_differ"
+                raise DimsError(key, left=left, right=right)
+        result.append(here[0][-position] if here else ())
+    return tuple(reversed(result))
+
+
+def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) -> Dims | None:
+    """Dims of an operand of this shape beside a value with dims `partner`; None where it does not broadcast.
+
+    Where the partner does not vary, the operand counts against accum: that is what operands broadcast to.
+    """
+    result: list[Dim] = []
+    for position in range(1, len(shape) + 1):
+        want: Dim = partner[-position] if position <= len(partner) else ()
+        if not want and position <= len(accum):
+            want = accum[-position]
+        extent = shape[-position]
+        if extent == 1:
+            result.append(())
+        elif want and extent == dim_size(want, extents):
+            result.append(want)
+        else:
+            return None
+    return tuple(reversed(result))
+
+
+def normalise(dim: int, rank: int, shape: Sequence[int]) -> int:
+    """`dim` counted from the front."""
+    if not -rank <= dim < rank:
+        raise DimsError("dim_range", dim=dim, rank=rank, shape=tuple(shape))
+    return dim % rank
+
+
+def permuted(dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The permutation with negative dims counted from the front."""
+    order = tuple(dim % rank if rank and -rank <= dim < rank else dim for dim in dims)
+    if sorted(order) != list(range(rank)):
+        raise DimsError("permute_dims", dims=tuple(dims), rank=rank)
+    return order
+
+
+def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """`want` with its -1 filled in."""
+    size = _product(shape)
+    known = _product(extent for extent in want if extent != -1)
+    holes = [position for position, extent in enumerate(want) if extent == -1]
+    bad = DimsError("reshape_size", shape=tuple(shape), want=tuple(want))
+    if len(holes) > 1 or any(extent < -1 for extent in want) or (holes and (known == 0 or size % known)):
+        raise bad
+    filled = tuple(size // known if extent == -1 else extent for extent in want)
+    if _product(filled) != size:
+        raise bad
+    return filled
+
+
+def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
+    """`dims` with their factors split and merged to the extents `want`; raises where an extent cuts across factors."""
+    shape = shape_of(dims, extents)
+    if tuple(want) == shape:
+        return dims
+    pool = [factor for dim in dims for factor in dim if factor.size(extents) != 1]
+    result: list[Dim] = []
+    for extent in reversed(want):
+        taken: list[Factor] = []
+        while extent != 1:
+            if not pool or extent == 0:
+                raise DimsError("reshape_split", shape=shape, want=tuple(want))
+            factor = pool.pop()
+            size = factor.size(extents)
+            if size and extent % size == 0:
+                taken.append(factor)
+                extent //= size
+            elif size and size % extent == 0:
+                taken.append(Factor(factor.axis, factor.stride, extent))
+                outer = None if factor.extent is None else factor.extent // extent
+                pool.append(Factor(factor.axis, factor.stride * extent, outer))
+                extent = 1
+            else:
+                raise DimsError("reshape_split", shape=shape, want=tuple(want))
+        result.append(tuple(reversed(taken)))
+    return tuple(reversed(result))
+
+
+def _product(extents: Iterable[int]) -> int:
+    product = 1
+    for extent in extents:
+        product *= extent
+    return product
+
+
+def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:
+    """The strides at which each axis is cut, 1 first. Raises where two cuts do not nest."""
+    cuts: dict[str, set[int]] = {axis: {1} for axis in AXES}
+    for factor in factors:
+        cuts[factor.axis].add(factor.stride)
+        if factor.extent is not None:
+            cuts[factor.axis].add(factor.stride * factor.extent)
+    for axis, strides in cuts.items():
+        ordered = sorted(strides)
+        for inner, outer in zip(ordered, ordered[1:], strict=False):
+            if outer % inner:
+                raise DimsError("factors_differ", axis=axis, first=inner, second=outer)
+    return {axis: tuple(sorted(strides)) for axis, strides in cuts.items()}
+
+
+def expand(dim: Dim, cuts: Mapping[str, tuple[int, ...]]) -> Dim:
+    """`dim` in the finest factors that `cuts` (from `refine`) make of each axis, outermost first."""
+    result: list[Factor] = []
+    for factor in dim:
+        strides = [s for s in cuts[factor.axis] if s >= factor.stride]
+        if factor.extent is not None:
+            strides = [s for s in strides if s < factor.stride * factor.extent]
+        for stride in reversed(strides):
+            following = [s for s in cuts[factor.axis] if s > stride]
+            result.append(Factor(factor.axis, stride, following[0] // stride if following else None))
+    return tuple(result)

@@ -1,0 +1,400 @@
+"""Infer types: every value gets a kind and dims, operands are aligned, layout disappears, host arithmetic is hoisted.
+
+In goes the graph as written; out comes the graph as computed. A layout operation moves no data, so it changes only how a
+value is *presented*: dims live in `Typed` while inferring, and remain in loads, outputs and reductions, where they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from epifuse.dtypes import short
+from epifuse.errors import EpifuseError, fail
+from epifuse.fusion import host
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.ir import Builder, Dims, Graph, Kind, Load, Node, Output, Type
+from epifuse.ir.types import dim_size, factors_of, shape_of
+from epifuse.passes import kinds
+from epifuse.passes.dims import DimsError, align, broadcast, normalise, permuted, regroup, resolve_shape
+from epifuse.passes.kinds import KindError
+from epifuse.passes.refine import refined
+from epifuse.problem import HostNumber, Problem
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Floats that arithmetic can run in: PyTorch rounds after each operation, and so do we after an explicit cast."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value while inferring. `views` and `shape` are set for an operand that no computation has aligned yet."""
+
+    node: Node
+    kind: Kind
+    dims: Dims = ()
+    host: bool = False
+    narrow: torch.dtype | None = None
+    raw: Load | None = None
+    shape: tuple[int, ...] = ()
+
+
+def infer_types(graph: Graph, problem: Problem) -> Graph:
+    """The typed graph for `problem`. Raises `EpilogueTypeError` on the user's line."""
+    return _Inference(graph, problem).run()
+
+
+class _Inference:
+    def __init__(self, graph: Graph, problem: Problem) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.extents = problem.extents
+        self.builder = Builder()
+        self.types: dict[Node, Type] = {}
+        self.values: dict[Node, Typed] = {}
+        self.hosts: dict[Node, str] = {}
+        self.current: Node = Node("none")
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.current = node
+            try:
+                self.values[node] = self.infer(node, [self.values[arg] for arg in node.args])
+            except (KindError, DimsError) as error:
+                raise self.fail(error.key, **self.explained(error)) from None
+        outputs = tuple(self.output(output) for output in self.graph.outputs)
+        effects = tuple(self.values[effect].node for effect in self.graph.effects)
+        recipes = {name: node for node, name in self.hosts.items()}
+        inferred = replace(
+            self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=self.types, hosts=recipes
+        )
+        return refined(inferred)
+
+    # --- making nodes ----------------------------------------------------------------------------------------
+
+    def fail(self, key: str, **values: Any) -> EpifuseError:
+        return fail(key, self.graph.loc(self.current), **values)
+
+    def explained(self, error: KindError | DimsError) -> dict[str, Any]:
+        values: dict[str, Any] = dict(error.values)
+        if error.key in ("shapes_differ", "dims_differ"):
+            reduced = any(arg.op == "reduce" for arg in self.current.args)
+            permuted_ = any(arg.op in ("permute", "reshape") for arg in self.current.args)
+            values["op"] = self.current.attr if self.current.op == "call" else self.current.op
+            values["hint"] = (
+                "pass keepdim=True to the reduction, or index its result with [:, None]"
+                if reduced or not permuted_
+                else "permute or reshape both sides alike; another order needs another tile"
+            )
+        return values
+
+    def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
+        node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
+        self.types[node] = Type(kind, factors_of(dims), is_host)
+        return node
+
+    def device(self, value: Typed) -> Node:
+        """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""
+        if not value.host:
+            return value.node
+        if value.node.op == "const":
+            return self.emit("const", attr=value.node.attr, kind=value.kind)
+        if value.node.op == "load":
+            return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)  # type: ignore[union-attr]
+        if not any(node.op == "load" for node in _under(value.node)):
+            number = self.evaluate(value.node)
+            return self.emit("const", attr=number, kind=kinds.const_kind(number))
+        name = self.hosts.setdefault(value.node, f"#{len(self.hosts)}")
+        return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
+
+    def evaluate(self, node: Node) -> Any:
+        try:
+            return host.evaluate(node, lambda load: None)
+        except host.HostError as error:
+            raise self.fail("host_arithmetic", detail=str(error)) from None
+
+    def aligned(self, values: Sequence[Typed]) -> tuple[list[Node], Dims]:
+        """Device nodes of `values` and the dims they broadcast to; operands not yet aligned are aligned here."""
+        partner = broadcast([v.dims for v in values if v.raw is None and not v.host], self.extents)
+        settled = [self.settle(value, partner) for value in values]
+        dims = broadcast([value.dims for value in settled if not value.host], self.extents)
+        return [self.device(value) for value in settled], dims
+
+    def settle(self, value: Typed, partner: Dims = ()) -> Typed:
+        """An operand aligned with `partner`, and with accum where the partner does not vary."""
+        if value.raw is None:
+            return value
+        dims = align(value.shape, partner, self.problem.accum_dims, self.extents)
+        if dims is None:
+            raise self.fail(
+                "operand_shape",
+                name=value.raw.name,
+                shape=value.shape,
+                accum=shape_of(partner, self.extents) if partner else self.problem.accum_shape,
+                hint=_index_hint(value.raw.name, value.shape, self.problem),
+            )
+        node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
+        return Typed(node, value.kind, dims)
+
+    def result(self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None) -> Typed:
+        """An elementwise operation: aligned, and rounded to a narrow float where PyTorch would have computed in one."""
+        for value in values:
+            if value.narrow is not None and value.narrow not in NARROW:
+                raise self.fail("storage_only", dtype=short(value.narrow))
+        nodes, dims = self.aligned(values)
+        node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
+        narrow = _narrow_of(values) if kind == "float" else None
+        if narrow is not None:
+            node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)
+        return Typed(node, kind, dims, narrow=narrow)
+
+    # --- one rule per op -------------------------------------------------------------------------------------
+
+    def infer(self, node: Node, args: list[Typed]) -> Typed:
+        if node.op in PRIMITIVES:
+            return self.primitive(node, args)
+        rule: Callable[[Node, list[Typed]], Typed] = getattr(self, f"infer_{node.op}")
+        return rule(node, args)
+
+    def infer_accum(self, node: Node, args: list[Typed]) -> Typed:
+        kind: Kind = "float" if self.problem.accumulator.is_floating_point else "int32"
+        dims = self.problem.accum_dims
+        return Typed(self.emit("accum", kind=kind, dims=dims), kind, dims)
+
+    def infer_load(self, node: Node, args: list[Typed]) -> Typed:
+        load = node.attr
+        assert isinstance(load, Load)
+        operand = self.problem.by_name[load.name]
+        if isinstance(operand, HostNumber):
+            return Typed(self.emit("load", attr=load, kind=operand.kind, is_host=True), operand.kind, host=True)
+        return Typed(node, _load_kind(operand.dtype), raw=load, shape=operand.shape)
+
+    def infer_const(self, node: Node, args: list[Typed]) -> Typed:
+        kind = kinds.const_kind(node.attr)
+        return Typed(self.emit("const", attr=node.attr, kind=kind, is_host=True), kind, host=True)
+
+    def primitive(self, node: Node, args: list[Typed]) -> Typed:
+        if all(arg.host for arg in args):
+            if node.op == "logical_not":
+                raise self.fail("host_not")
+            exponent = args[1].node.attr if node.op == "pow" and args[1].node.op == "const" else None
+            kind = kinds.host_kind(node.op, node.attr, [arg.kind for arg in args], exponent)
+            return self.host_value(node, args, kind)
+        kind = kinds.primitive_kind(node.op, [arg.kind for arg in args])
+        if node.op == "pow" and kind != "float" and not _is_natural(args[1].node):
+            raise self.fail("negative_power")
+        return self.result(node.op, args, kind)
+
+    def host_value(self, node: Node, args: list[Typed], kind: Kind) -> Typed:
+        made = self.emit(node.op, *(arg.node for arg in args), attr=node.attr, kind=kind, is_host=True)
+        return Typed(made, kind, host=True)
+
+    def infer_host(self, node: Node, args: list[Typed]) -> Typed:
+        if not all(arg.host for arg in args):
+            raise self.fail("host_wanted", what=node.attr, hint=_HOST_HINTS.get(str(node.attr), "use the function of torch"))
+        return self.host_value(node, args, kinds.host_kind("host", node.attr, [arg.kind for arg in args]))
+
+    def infer_select(self, node: Node, args: list[Typed]) -> Typed:
+        if not args[0].host:
+            raise self.fail("host_wanted", what="if ... else", hint="use where(mask, a, b)")
+        if all(arg.host for arg in args):
+            return self.host_value(node, args, kinds.host_kind("select", None, [arg.kind for arg in args]))
+        condition = args[0]
+        if condition.kind != "mask":
+            zero = self.emit("const", attr=0, kind="int32", is_host=True)
+            condition = Typed(self.emit("ne", condition.node, zero, kind="mask", is_host=True), "mask", host=True)
+        return self.result("where", [condition, *args[1:]], kinds.promote([arg.kind for arg in args[1:]]))
+
+    def infer_number(self, node: Node, args: list[Typed]) -> Typed:
+        if args[0].kind == "mask":
+            raise self.fail("masks_in_arithmetic", op=node.attr)
+        return args[0]
+
+    def infer_tensor(self, node: Node, args: list[Typed]) -> Typed:
+        spelled, rank = node.attr  # type: ignore[misc]  # the front end writes (text, least rank)
+        if args[0].host:
+            raise self.fail("tensor_wanted", what=spelled)
+        shape = self.shape(args[0])
+        if len(shape) < rank:
+            raise self.fail("dim_range", dim=rank - 1, rank=len(shape), shape=shape)
+        return args[0]
+
+    def infer_call(self, node: Node, args: list[Typed]) -> Typed:
+        if all(arg.host for arg in args):
+            raise self.fail("tensor_wanted", what=node.attr)
+        kind = kinds.activation_kind(str(node.attr), tuple(arg.kind for arg in args))
+        return self.result("call", args, kind, attr=node.attr)
+
+    def infer_cast(self, node: Node, args: list[Typed]) -> Typed:
+        dtype, x = node.attr, self.settle(args[0])
+        assert isinstance(dtype, torch.dtype)
+        compute = self.problem.float_dtype
+        if dtype == compute:
+            if x.kind == "float":
+                return replace(x, narrow=None)
+            return Typed(self.emit("cast", x.node, attr=dtype, kind="float", dims=x.dims), "float", x.dims)
+        if dtype == torch.bool:
+            zero = self.emit("const", attr=0, kind="int32")
+            return Typed(self.emit("ne", x.node, zero, kind="mask", dims=x.dims), "mask", x.dims)
+        if dtype == torch.float64:
+            raise self.fail("cast_unsupported", dtype="float64", hint="the epilogue computes in float32; use a float64 GEMM")
+        kind: Kind = "float" if dtype.is_floating_point else "int64" if dtype == torch.int64 else "int32"
+        if dtype.is_complex:
+            raise self.fail("cast_unsupported", dtype=str(dtype), hint="an epilogue has real values")
+        made = self.emit("cast", x.node, attr=dtype, kind=kind, dims=x.dims)
+        return Typed(made, kind, x.dims, narrow=None if dtype == torch.int32 else dtype)
+
+    def infer_debug_print(self, node: Node, args: list[Typed]) -> Typed:
+        if args[0].host:
+            raise self.fail("tensor_wanted", what="debug_print")
+        x = self.settle(args[0])
+        return replace(x, node=self.emit("debug_print", x.node, attr=node.attr, kind=x.kind, dims=x.dims))
+
+    # --- reductions ------------------------------------------------------------------------------------------
+
+    def infer_reduce(self, node: Node, args: list[Typed]) -> Typed:
+        name, dim, keepdim = node.attr  # type: ignore[misc]  # the front end writes (name, dims, keepdim)
+        if args[0].host:
+            raise self.fail("tensor_wanted", what=name)
+        x = self.settle(args[0])
+        if x.narrow is not None and x.narrow not in NARROW:
+            raise self.fail("storage_only", dtype=short(x.narrow))
+        kind = self.reduced_kind(name, x.kind)
+        shape = shape_of(x.dims, self.extents)
+        chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
+        if len(set(chosen)) != len(chosen):
+            raise self.fail("dim_twice", dim=next(d for d in chosen if chosen.count(d) > 1))
+        gone = factors_of([x.dims[d] for d in chosen])
+        if not REDUCTIONS[name].has_identity and any(dim_size(x.dims[d], self.extents) == 0 for d in chosen):
+            raise self.fail("max_of_nothing", name=name)
+        kept = [(d if i not in chosen else ()) for i, d in enumerate(x.dims) if keepdim or i not in chosen]
+        dims: Dims = tuple(kept)
+        made = self.reduced(name, x, gone, kind, dims)
+        narrow = x.narrow if kind == "float" else None
+        if narrow is not None:
+            made = self.emit("cast", made, attr=narrow, kind="float", dims=dims)
+        return Typed(made, kind, dims, narrow=narrow)
+
+    def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
+        if gone:
+            return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
+        # A reduction over dims of extent one is elementwise.
+        if name == "sum_of_squares":
+            return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
+        if name in ("absmax", "norm"):
+            return self.emit("abs", x.node, kind=kind, dims=dims)
+        if name in ("any", "all"):
+            return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
+        if kind == "int64":
+            return self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
+        return x.node
+
+    def reduced_kind(self, name: str, kind: Kind) -> Kind:
+        rule = REDUCTIONS[name].rule
+        if rule == "mask":
+            return "mask"
+        if rule == "float" and kind != "float":
+            raise self.fail("float_wanted", op=name, kind=kinds.NAMES[kind])
+        if rule == "ordered" and kind == "mask":
+            raise self.fail("masks_in_arithmetic", op=name)
+        if rule == "sum" and name == "sum_of_squares" and kind == "mask":
+            raise self.fail("masks_in_arithmetic", op=name)
+        return "int64" if rule == "sum" and kind != "float" else kind
+
+    # --- layout and coordinates ------------------------------------------------------------------------------
+
+    def shape(self, value: Typed) -> tuple[int, ...]:
+        return value.shape if value.raw is not None else shape_of(value.dims, self.extents)
+
+    def infer_permute(self, node: Node, args: list[Typed]) -> Typed:
+        x, shape = args[0], self.shape(args[0])
+        order = permuted(node.attr, len(shape))  # type: ignore[arg-type]  # the front end writes a tuple of integers
+        if x.raw is not None:
+            return self.viewed(x, ("permute", order), tuple(shape[d] for d in order))
+        return replace(x, dims=tuple(x.dims[d] for d in order))
+
+    def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
+        x, shape = args[0], self.shape(args[0])
+        at = normalise(node.attr, len(shape) + 1, shape)  # type: ignore[arg-type]  # the front end writes an integer
+        if x.raw is not None:
+            return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
+        return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
+
+    def infer_reshape(self, node: Node, args: list[Typed]) -> Typed:
+        x, shape = args[0], self.shape(args[0])
+        want = resolve_shape(node.attr, shape)  # type: ignore[arg-type]  # the front end writes a tuple of integers
+        if x.raw is not None:
+            return self.viewed(x, ("reshape", want), want)
+        return replace(x, dims=regroup(x.dims, want, self.extents))
+
+    def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
+        assert x.raw is not None
+        return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
+
+    def infer_index(self, node: Node, args: list[Typed]) -> Typed:
+        x = self.settle(args[0])
+        position = {"n": 1, "m": 2, "l": 3}[str(node.attr)]
+        if len(x.dims) < position and not (node.attr == "l" and len(x.dims) == 2):
+            raise self.fail("index_rank", axis=node.attr, shape=shape_of(x.dims, self.extents))
+        dim = x.dims[-position] if len(x.dims) >= position else ()
+        rank = position if len(x.dims) >= position else 2
+        dims: Dims = (dim, *((),) * (rank - 1))
+        if not dim:
+            return Typed(self.emit("const", attr=0, kind="int32"), "int32", dims)
+        return Typed(self.emit("index", attr=dim, kind="int32", dims=dims), "int32", dims)
+
+    # --- roots -----------------------------------------------------------------------------------------------
+
+    def output(self, output: Output) -> Output:
+        self.current = output.node
+        value = self.settle(self.values[output.node])
+        if value.host:
+            raise self.fail("output_is_host", name=output.name)
+        return Output(output.name, value.node, value.dims)
+
+
+_HOST_HINTS = {
+    "and": "combine masks with &",
+    "or": "combine masks with |",
+    "not": "invert a mask with ~",
+    "chained comparison": "write (a < x) & (x < b)",
+}
+
+
+def _load_kind(dtype: torch.dtype) -> Kind:
+    if dtype.is_floating_point:
+        return "float"
+    return "mask" if dtype == torch.bool else "int32"
+
+
+def _is_natural(node: Node) -> bool:
+    return node.op == "const" and isinstance(node.attr, int) and node.attr >= 0
+
+
+def _narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
+    """float16 or bfloat16 if every float tensor among the values is of it; numbers and integers do not widen."""
+    found = {value.narrow for value in values if value.kind == "float" and not value.host}
+    return found.pop() if len(found) == 1 else None
+
+
+def _index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
+    e = problem.extents
+    if len(shape) == 1 and shape[0] == e["m"]:
+        return f"a column vector has the shape (M, 1): write {name}[:, None]"
+    if len(shape) == 2 and problem.batched and shape[0] == e["l"]:
+        return f"write {name}[:, None, :] for one row a batch, or {name}[:, :, None] for one column a batch"
+    return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
+
+
+def _under(root: Node) -> list[Node]:
+    seen: dict[Node, None] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen[node] = None
+            stack.extend(node.args)
+    return list(seen)

@@ -1,0 +1,140 @@
+"""How kinds combine: one function a rule named in the primitive's row. Each rule is torch's, less what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from epifuse.frontend import activation_body
+from epifuse.fusion.primitives import PRIMITIVES, Primitive
+from epifuse.ir import Kind
+from epifuse.ir.types import promote
+
+NAMES: dict[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
+
+
+class KindError(Exception):
+    """`key` and `values` of the catalogue's sentence; the caller knows the place."""
+
+    def __init__(self, key: str, **values: str) -> None:
+        super().__init__(key)
+        self.key = key
+        self.values = values
+
+
+def _arithmetic(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    if all(kind == "mask" for kind in kinds):
+        raise KindError("masks_in_arithmetic", op=row.name)
+    return promote(kinds)
+
+
+def _floating(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    _arithmetic(row, kinds)
+    return "float"
+
+
+def _power(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    # An integer power of an integer is refused by the caller unless the exponent is a literal >= 0.
+    return _arithmetic(row, kinds)
+
+
+def _same(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    return _arithmetic(row, kinds)
+
+
+def _compare(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    return "mask"
+
+
+def _logic(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    for kind in kinds:
+        if kind != "mask":
+            raise KindError("mask_wanted", op=row.symbol or "~", kind=NAMES[kind])
+    return "mask"
+
+
+def _integer(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    for kind in kinds:
+        if kind not in ("int32", "int64"):
+            raise KindError("integers_wanted", op=row.symbol or row.name, kind=NAMES[kind])
+    return promote(kinds)
+
+
+def _select(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    if kinds[0] != "mask":
+        raise KindError("mask_wanted", op=row.name, kind=NAMES[kinds[0]])
+    return promote(kinds[1:])
+
+
+_RULES: dict[str, Callable[[Primitive, Sequence[Kind]], Kind]] = {
+    "arithmetic": _arithmetic,
+    "floating": _floating,
+    "divide": _floating,
+    "power": _power,
+    "same": _same,
+    "compare": _compare,
+    "logic": _logic,
+    "integer": _integer,
+    "select": _select,
+}
+
+
+def primitive_kind(name: str, kinds: Sequence[Kind]) -> Kind:
+    """Kind of a primitive's result. Raises `KindError`."""
+    row = PRIMITIVES[name]
+    return _RULES[row.rule](row, kinds)
+
+
+@lru_cache(maxsize=None)
+def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
+    """Kind of an activation's result: the rules applied to its body. Raises `KindError`."""
+    body = activation_body(name)
+    given = dict(zip(body.inputs, kinds, strict=True))
+    found: dict[object, Kind] = {}
+    for node in body.nodes:
+        args = tuple(found[arg] for arg in node.args)
+        if node.op == "load":
+            found[node] = given[node.attr.name]  # type: ignore[union-attr]  # a load's attr is a Load
+        elif node.op == "const":
+            found[node] = const_kind(node.attr)
+        elif node.op == "call":
+            found[node] = activation_kind(str(node.attr), args)
+        else:
+            found[node] = primitive_kind(node.op, args)
+    return found[body.outputs[0].node]
+
+
+def const_kind(value: object) -> Kind:
+    """Kind of a Python number."""
+    return "mask" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float"
+
+
+_INTEGER_MATH = frozenset({"floor", "ceil", "trunc", "gcd", "lcm", "comb", "perm", "factorial", "isqrt"})
+_TRUTH_MATH = frozenset({"isnan", "isinf", "isfinite", "isclose", "not", "chained comparison"})
+
+
+def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = None) -> Kind:
+    """Kind of a host expression: what Python's arithmetic gives."""
+    if op == "host":
+        if attr in _TRUTH_MATH:
+            return "mask"
+        if attr in ("and", "or"):
+            return promote(kinds)
+        return "int32" if attr in _INTEGER_MATH else "float"
+    if op == "select":
+        return promote(kinds[1:])
+    if op in ("floor", "ceil", "round"):
+        return "int32"
+    if op == "pow":
+        exact = "float" not in kinds and isinstance(exponent, int) and exponent >= 0
+        return "int32" if exact else "float"
+    if op == "number":
+        return promote([*kinds, "int32"])
+    row = PRIMITIVES[op]
+    if row.rule in ("compare", "logic"):
+        return "mask"
+    if row.rule in ("floating", "divide"):
+        return "float"
+    if row.rule == "select":
+        return promote(kinds[1:])
+    return promote([*kinds, "int32"])

@@ -1,0 +1,49 @@
+"""Refine: where a reshape has factored an axis, every value speaks of the same finest factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from epifuse.errors import fail
+from epifuse.ir import Builder, Dims, Graph, Load, Node, Type, rewrite
+from epifuse.ir.types import canonical, factors_of
+from epifuse.passes.dims import DimsError, expand, refine
+
+Cuts = Mapping[str, tuple[int, ...]]
+
+
+def refined(graph: Graph) -> Graph:
+    """The graph over the finest factors; itself where no axis is factored. Raises where two reshapes do not nest."""
+    factors = canonical(factor for type_ in graph.types.values() for factor in type_.factors)
+    dims = [factor for output in graph.outputs for factor in factors_of(output.dims or ())]
+    try:
+        cuts = refine([*factors, *dims])
+    except DimsError as error:
+        raise fail(error.key, None, **error.values) from None
+    if all(strides == (1,) for strides in cuts.values()):
+        return graph
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        node = builder.node(old.op, *args, attr=_attr(old, cuts))  # type: ignore[arg-type]  # attributes are hashable
+        type_ = graph.types[old]
+        builder.types[node] = Type(type_.kind, canonical(expand(type_.factors, cuts)), type_.host)
+        return node
+
+    outputs = [output._replace(dims=_dims(output.dims or (), cuts)) for output in graph.outputs]
+    return rewrite(replace(graph, outputs=tuple(outputs)), rule)
+
+
+def _dims(dims: Dims, cuts: Cuts) -> Dims:
+    return tuple(expand(dim, cuts) for dim in dims)
+
+
+def _attr(node: Node, cuts: Cuts) -> object:
+    if isinstance(node.attr, Load) and node.attr.dims is not None:
+        return node.attr._replace(dims=_dims(node.attr.dims, cuts))
+    if node.op == "index":
+        return expand(node.attr, cuts)  # type: ignore[arg-type]  # a coordinate's attr is a dim
+    if node.op == "reduce":
+        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        return name, canonical(expand(gone, cuts))
+    return node.attr

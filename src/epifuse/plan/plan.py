@@ -1,0 +1,101 @@
+"""The plan: everything decided, nothing built. Frozen, hashable, and its text answers "why this kernel?"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epifuse.dtypes import short
+from epifuse.ir import Graph, Load
+from epifuse.ir.types import show_dims
+from epifuse.passes.accesses import access_class
+from epifuse.passes.assign_stages import Stage, sweeps
+from epifuse.passes.prune import unused_operands
+from epifuse.plan.spec import KernelSpec
+from epifuse.problem import Problem
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a provider decided for a problem it supports. `notes` are sentences for people; the lowest `cost` is best."""
+
+    tile: tuple[int, int]
+    cost: float = 0.0
+    workspace_bytes: int = 0
+    transports: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a kernel cannot run a problem, in the user's terms."""
+
+    kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run one problem.
+
+    `binding` holds operand and output names in the order the digest numbers them: with the digest it determines the
+    graph, which therefore takes no part in equality.
+    """
+
+    spec: KernelSpec
+    problem: Problem
+    digest: str
+    binding: tuple[str, ...]
+    allocation: Allocation
+    graph: Graph = field(compare=False, repr=False)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages in the order they run."""
+        found = {(stage.sweep, ("tile", "row", "finish").index(stage.kind)): str(stage) for stage in _stages(self.graph)}
+        return tuple(found[key] for key in sorted(found))
+
+    def __str__(self) -> str:
+        tile = " x ".join(map(str, self.allocation.tile))
+        lines = [
+            f"plan {self.digest[:12]}: {self.spec.name} ({self.spec.summary})",
+            f"  problem  {self.problem.describe()}",
+            f"  tile     {tile}, stages: {', '.join(self.stages)}",
+        ]
+        lines += [f"  load     {line}" for line in self._loads()]
+        lines += [f"  store    {line}" for line in self._stores()]
+        lines += [f"  note     {note}" for note in self.allocation.notes]
+        if (count := sweeps(self.graph)) > 1:
+            lines.append(f"  note     {count} sweeps: the product is computed {count} times")
+        for name in unused_operands(self.graph):
+            lines.append(f"  note     operand '{name}' is not used and not loaded")
+        return "\n".join(lines)
+
+    def _loads(self) -> list[str]:
+        by_name = self.problem.by_name
+        transports = dict(self.allocation.transports)
+        lines = []
+        for node in self.graph.loads():
+            load = node.attr
+            assert isinstance(load, Load)
+            type_ = self.graph.types[node]
+            source = str(by_name[load.name]) if load.name in by_name else "computed on the host"
+            via = f", {transports[load.name]}" if load.name in transports else ""
+            lines.append(f"{load.name}: {access_class(type_)}, {source}{via}")
+        return lines
+
+    def _stores(self) -> list[str]:
+        dtypes = dict(self.problem.dtypes)
+        transports = dict(self.allocation.transports)
+        lines = []
+        for output in self.graph.outputs:
+            access = access_class(self.graph.types[output.node])
+            via = f", {transports[output.name]}" if output.name in transports else ""
+            lines.append(f"{output.name}: {access}, {short(dtypes[output.name])}{show_dims(output.dims or ())}{via}")
+        return lines
+
+
+def _stages(graph: Graph) -> list[Stage]:
+    return [graph.stages[node] for node in graph.nodes if node.op not in ("const", "load")]

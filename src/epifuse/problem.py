@@ -1,0 +1,121 @@
+"""What is to be computed, as a value: shapes, strides and dtypes of A, B, operands and destinations, and constraints.
+
+Nothing here holds a tensor, so a `Problem` can be a cache key; FakeTensors and meta tensors give the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from epifuse.dtypes import short
+from epifuse.ir.types import Dims, Factor, Kind
+from epifuse.target import Target
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor without its data."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    def __str__(self) -> str:
+        return f"{short(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+def info(tensor: torch.Tensor) -> TensorInfo:
+    """Shape, strides (in elements), dtype and device of `tensor`."""
+    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device))
+
+
+@dataclass(frozen=True)
+class HostNumber:
+    """A run-time number; only its kind is known when planning."""
+
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"host {self.kind}"
+
+
+OperandInfo = TensorInfo | HostNumber
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the caller asks of the kernel. `select` honours or refuses every field."""
+
+    tile: tuple[int, int] | None = None
+    cluster: tuple[int, int] | None = None
+    schedule: str | None = None
+    deterministic: bool = True
+    fast_math: bool = False
+    precision: str | None = None
+    allow_recompute: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
+
+    An output's info is None where the library is to allocate it; `dtypes` then says as what.
+    """
+
+    a: TensorInfo
+    b: TensorInfo
+    accumulator: torch.dtype
+    target: Target
+    operands: tuple[tuple[str, OperandInfo], ...] = ()
+    outputs: tuple[tuple[str, TensorInfo | None], ...] = ()
+    dtypes: tuple[tuple[str, torch.dtype], ...] = ()
+    transports: tuple[tuple[str, str], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    constraints: Constraints = field(default_factory=Constraints)
+
+    @property
+    def batched(self) -> bool:
+        """True if accum has three dims."""
+        return len(self.a.shape) == 3 or len(self.b.shape) == 3
+
+    @cached_property
+    def extents(self) -> Mapping[str, int]:
+        """Extents of the axes l, m, n and of k."""
+        batches = [info.shape[0] for info in (self.a, self.b) if len(info.shape) == 3]
+        l = next((extent for extent in batches if extent != 1), 1)  # noqa: E741 - the field's name
+        return {"l": l, "m": self.a.shape[-2], "n": self.b.shape[-1], "k": self.a.shape[-1]}
+
+    @property
+    def accum_dims(self) -> Dims:
+        """accum as the user sees it: (l, m, n), or (m, n) without a batch."""
+        return tuple((Factor(axis),) for axis in ("lmn" if self.batched else "mn"))
+
+    @property
+    def accum_shape(self) -> tuple[int, ...]:
+        """Shape of accum."""
+        return tuple(self.extents[axis] for axis in ("lmn" if self.batched else "mn"))
+
+    @property
+    def float_dtype(self) -> torch.dtype:
+        """The dtype of the epilogue's floats: float64 iff the accumulator is."""
+        return torch.float64 if self.accumulator == torch.float64 else torch.float32
+
+    @cached_property
+    def by_name(self) -> Mapping[str, OperandInfo]:
+        """Operands by name."""
+        return dict(self.operands)
+
+    def describe(self) -> str:
+        """One line for people."""
+        e: Any = self.extents
+        batch = f"L={e['l']} " if self.batched else ""
+        return (
+            f"{batch}M={e['m']} N={e['n']} K={e['k']}, A {short(self.a.dtype)}, B {short(self.b.dtype)}, "
+            f"accumulator {short(self.accumulator)}, on {self.target.name}"
+        )

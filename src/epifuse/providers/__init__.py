@@ -1,0 +1,21 @@
+"""The providers, by name. Each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from epifuse.providers.base import Provider, Runner
+
+NAMES: tuple[str, ...] = ("cpu",)
+
+__all__ = ["NAMES", "Provider", "Runner", "load"]
+
+
+@lru_cache(maxsize=None)
+def load(name: str) -> Provider:
+    """The provider called `name`, one of `NAMES`."""
+    if name == "cpu":
+        from epifuse.providers.cpu import CpuProvider
+
+        return CpuProvider()
+    raise LookupError(name)

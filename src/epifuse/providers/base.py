@@ -1,0 +1,33 @@
+"""What a provider is: four functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from epifuse.ir import Graph
+from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.problem import Problem
+
+Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], None]
+"""Launches: A, B, operands (tensors and numbers) by name, destinations by name."""
+
+
+class Provider(Protocol):
+    """A family of kernels."""
+
+    name: str
+
+    def available(self) -> str | None:
+        """None where the provider can plan, else what is missing and how to install it."""
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """Its kernels."""
+
+    def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
+        """Pure; needs neither the toolchain nor the device."""
+
+    def build(self, plan: Plan) -> Runner:
+        """Compile."""

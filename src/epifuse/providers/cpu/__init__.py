@@ -1,0 +1,66 @@
+"""The CPU provider: one kernel, fused by cache-sized panels; also the oracle of the test suite."""
+
+from __future__ import annotations
+
+from epifuse.config import CONFIG
+from epifuse.ir import Graph
+from epifuse.passes.assign_stages import has_row_stage
+from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.problem import Problem
+from epifuse.providers.base import Runner
+from epifuse.providers.cpu.kernel import CpuKernel
+from epifuse.providers.cpu.space import Space
+
+_SPEC = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
+_ROWS = 128  # rows of a panel where the columns allow: below, torch's GEMM packs B more often than it pays
+_COLUMNS = 4096  # measured best beside 128 rows on a core with 1 MiB of L2, M = N = 4096, K = 256
+
+
+class CpuProvider:
+    """See `providers.base.Provider`."""
+
+    name = "cpu"
+
+    def available(self) -> str | None:
+        """Always there."""
+        return None
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """One kernel."""
+        return (_SPEC,)
+
+    def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
+        """Everything the language can say; only pinned designs and transports of other hardware are refused."""
+        constraints = problem.constraints
+        for field in ("cluster", "schedule"):
+            if getattr(constraints, field) is not None:
+                return Refusal(spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for")
+        for name, via in problem.transports:
+            if via != "tma":
+                return Refusal(spec.name, f"'{name}' cannot travel by {via} on the CPU")
+        rows, columns = constraints.tile or _panel(graph, problem)
+        inner = Space.of(graph, problem.extents).inner
+        whole_rows = has_row_stage(graph) or inner["n"] > 1
+        if whole_rows and columns < problem.extents["n"]:
+            return Refusal(spec.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
+        if rows % inner["m"] or rows < 1 or columns < 1:
+            return Refusal(spec.name, f"a tile needs a multiple of {inner['m']} rows and at least one column")
+        notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
+        if whole_rows:
+            notes.append("whole rows, because a value needs its row")
+        return Allocation((rows, columns), workspace_bytes=0, notes=tuple(notes))
+
+    def build(self, plan: Plan) -> Runner:
+        """Compile the tile programs."""
+        return CpuKernel(plan)
+
+
+def _panel(graph: Graph, problem: Problem) -> tuple[int, int]:
+    """Rows and columns of a panel, about twice `config.panel_bytes` of float32 in all."""
+    elements = CONFIG.panel_bytes // 2
+    n = max(problem.extents["n"], 1)
+    inner = Space.of(graph, problem.extents).inner
+    whole_rows = has_row_stage(graph) or inner["n"] > 1
+    columns = n if whole_rows else min(n, _COLUMNS)
+    wanted = max(elements // columns, 1) if whole_rows else max(elements // columns, _ROWS)
+    return max(wanted // inner["m"], 1) * inner["m"], columns

@@ -1,0 +1,90 @@
+"""The CPU's table: one row a primitive, `row(*tensors, out=...)`. Numbers come as 0-d tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from epifuse.fusion.primitives import PRIMITIVES
+
+Row = Callable[..., Any]
+
+
+def _multiply_add(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(z, x, y, out=out)
+
+
+PRIMITIVE_ROWS: Mapping[str, Row] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "floor_divide": torch.floor_divide,
+    "remainder": torch.remainder,
+    "pow": torch.pow,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "multiply_add": _multiply_add,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "clip": torch.clamp,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_not": torch.logical_not,
+    "where": torch.where,
+}
+
+_aten = torch.ops.aten
+
+
+def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.clamp_min(x, 0, out=out)
+
+
+def _gelu_tanh(x: torch.Tensor, *, out: torch.Tensor) -> Any:
+    return _aten.gelu.out(x, approximate="tanh", out=out)
+
+
+FAST: Mapping[str, Row] = {
+    "relu": _relu,
+    "sigmoid": torch.sigmoid,
+    "silu": _aten.silu.out,
+    "gelu_erf": _aten.gelu.out,
+    "gelu_tanh": _gelu_tanh,
+    "hardswish": _aten.hardswish.out,
+    "hardsigmoid": _aten.hardsigmoid.out,
+    "mish": _aten.mish.out,
+    "expm1": torch.expm1,
+    "square": torch.square,
+}
+"""Activations that are one torch call: one pass over the panel instead of one for each step of the body."""
+
+
+def missing_rows() -> tuple[str, ...]:
+    """Primitives of the language without a row here."""
+    return tuple(name for name in PRIMITIVES if name not in PRIMITIVE_ROWS)

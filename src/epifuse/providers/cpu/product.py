@@ -1,0 +1,43 @@
+"""The product of one panel: rows of A times columns of B, in the accumulator's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(rows of A, prepared B, accumulator of the same rows): writes the accumulator."""
+
+
+def prepare(b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    """B in the dtype the product runs in: once a launch, K x N elements."""
+    return b.to(torch.float64 if accumulator == torch.float64 else torch.float32)
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> None:
+    """accum = a @ b for 2-D a and accum; `b` is prepared. `integers` is the largest product of two integer elements."""
+    a = a.to(b.dtype)
+    if integers is None:
+        if accum.dtype == b.dtype:
+            torch.mm(a, b, out=accum)
+        else:
+            accum.copy_(torch.mm(a, b))
+        return
+    # float32 adds integers exactly below 2**24: a chunk of K that stays below is exact, and chunks add up in int32.
+    chunk = max((1 << 24) // max(integers, 1), 1)
+    accum.zero_()
+    for start in range(0, a.shape[1], chunk):
+        accum += torch.mm(a[:, start : start + chunk], b[start : start + chunk]).to(torch.int32)
+
+
+def largest_product(a: torch.dtype, b: torch.dtype) -> int | None:
+    """The largest |x * y| of two integer dtypes; None for floats."""
+    if a.is_floating_point:
+        return None
+    return max(abs(v) for v in _limits(a)) * max(abs(v) for v in _limits(b))
+
+
+def _limits(dtype: torch.dtype) -> tuple[int, int]:
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max

@@ -1,0 +1,203 @@
+"""A tile program: the steps of one sweep, compiled from the graph once, run for every tile over reused buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.ir import Graph, Node
+from epifuse.passes.assign_stages import Stage
+from epifuse.providers.cpu import reduce
+from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS
+from epifuse.providers.cpu.space import Space
+
+Values = dict[Node, torch.Tensor]
+BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
+
+
+def per_tile(stage: Stage) -> bool:
+    """True for values that exist tile by tile only."""
+    return stage.kind == "row" or stage.sweep >= 0 and stage.kind == "tile"
+
+
+def dtype_of(kind: str, compute: torch.dtype) -> torch.dtype:
+    """What a kind is held in."""
+    return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64, "float": compute}[kind]
+
+
+@dataclass(frozen=True)
+class Step:
+    """`run(*arguments, out=buffer)` for `node`; `buffer` None means the step makes its own result."""
+
+    node: Node
+    arguments: tuple[Node, ...]
+    run: Callable[..., Any]
+    buffer: BufferKey | None
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """Steps in order, and the sources each tile must supply first."""
+
+    steps: tuple[Step, ...]
+    sources: tuple[Node, ...]
+
+
+@dataclass
+class _Allocator:
+    """Linear scan: a value's buffer is free again after its last use, and an elementwise result may take over an
+    argument's."""
+
+    free: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
+    count: int = 0
+    held: dict[Node, BufferKey] = field(default_factory=dict)
+
+    def take(self, node: Node, dtype: torch.dtype, factors: tuple[Any, ...], dying: Iterable[Node]) -> BufferKey:
+        for arg in dying:
+            key = self.held.get(arg)
+            if key is not None and key[:2] == (dtype, factors):
+                del self.held[arg]
+                self.held[node] = key
+                return key
+        pool = self.free.setdefault((dtype, factors), [])
+        if pool:
+            key = (dtype, factors, pool.pop())
+        else:
+            key = (dtype, factors, self.count)
+            self.count += 1
+        self.held[node] = key
+        return key
+
+    def release(self, node: Node) -> None:
+        key = self.held.pop(node, None)
+        if key is not None:
+            self.free[key[:2]].append(key[2])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every step needs to know. `converted` holds the loads whose operand is not of the compute dtype."""
+
+    graph: Graph
+    space: Space
+    compute: torch.dtype
+    converted: frozenset[Node]
+
+
+def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TileProgram:
+    """The program that computes `roots` of one sweep. What was finished before the sweep is a source."""
+    graph = context.graph
+    order, sources = _needed(graph, tuple(roots), sweep)
+    last = {arg: position for position, node in enumerate(order) for arg in node.args}
+    kept = set(roots)
+    allocator = _Allocator()
+    steps = []
+    for position, node in enumerate(order):
+        dying = [arg for arg in dict.fromkeys(node.args) if last[arg] == position and arg not in kept]
+        steps.append(_step(context, node, dying, allocator))
+        for arg in dying:
+            allocator.release(arg)
+        if node not in last and node not in kept:
+            allocator.release(node)
+    return TileProgram(tuple(steps), tuple(sources))
+
+
+def _needed(graph: Graph, roots: tuple[Node, ...], sweep: int) -> tuple[list[Node], list[Node]]:
+    """Nodes to compute in the tile, in order, and the sources among those below."""
+    wanted: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in wanted:
+            wanted.add(node)
+            if not is_source(graph, node, sweep):
+                stack.extend(node.args)
+    ordered = [node for node in graph.nodes if node in wanted]
+    return (
+        [node for node in ordered if not is_source(graph, node, sweep)],
+        [node for node in ordered if is_source(graph, node, sweep)],
+    )
+
+
+def is_source(graph: Graph, node: Node, sweep: int) -> bool:
+    """True for a value that is whole before this sweep starts: operands' vectors, finished reductions, numbers."""
+    stage = graph.stages[node]
+    return node.op in ("const", "index") or (not per_tile(stage) and stage.sweep < sweep)
+
+
+def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator) -> Step:
+    type_ = context.graph.types[node]
+    dtype = dtype_of(type_.kind, context.compute)
+    if node.op == "load" and node not in context.converted:
+        return Step(node, (), _unused, None)
+    if node.op in ("load", "accum"):
+        return Step(node, (), _unused, allocator.take(node, dtype, type_.factors, ()))
+    if node.op in ("reduce", "debug_print", "cast"):
+        return Step(node, node.args, operation(context, node), None)
+    return Step(node, node.args, operation(context, node), allocator.take(node, dtype, type_.factors, dying))
+
+
+def operation(context: Context, node: Node) -> Callable[..., Any]:
+    """What `node` does to tensors; primitives and activations take `out`."""
+    if node.op == "reduce":
+        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        dims = context.space.dimensions(gone)
+        return lambda x: reduce.in_tile(name, x, dims)
+    if node.op == "debug_print":
+        return _printer(str(node.attr))
+    if node.op == "cast":
+        return _cast(node.attr, dtype_of(context.graph.types[node].kind, context.compute))
+    row = FAST[str(node.attr)] if node.op == "call" else PRIMITIVE_ROWS[node.op]
+    return _with_float_arguments(row, context.graph, node, context.compute)
+
+
+def evaluate_small(context: Context, node: Node, args: list[torch.Tensor]) -> torch.Tensor | None:
+    """One vector or scalar, whole."""
+    run = operation(context, node)
+    if node.op in ("reduce", "debug_print", "cast"):
+        return run(*args)  # type: ignore[no-any-return]  # a tensor, or None for a print
+    type_ = context.graph.types[node]
+    shape = torch.broadcast_shapes(*(arg.shape for arg in args))
+    out = torch.empty(shape, dtype=dtype_of(type_.kind, context.compute))
+    return run(*args, out=out)  # type: ignore[no-any-return]
+
+
+def _unused(*args: Any, **named: Any) -> None:
+    """The product and the loads are written by the kernel."""
+
+
+def _cast(to: Any, held: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.to(to).to(held)
+
+
+def _printer(fmt: str) -> Callable[[torch.Tensor], None]:
+    return lambda x: print(fmt.format(x))
+
+
+def _with_float_arguments(row: Callable[..., Any], graph: Graph, node: Node, compute: torch.dtype) -> Callable[..., Any]:
+    """Integers and masks beside floats are converted first: torch would pick float32 also where we compute in float64."""
+    rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
+    positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float"]
+    if rule == "select":
+        positions = [i for i in positions if i > 0]
+    compares_floats = rule == "compare" and len(positions) < len(node.args)
+    if not positions or not (graph.types[node].kind == "float" or compares_floats):
+        return row
+
+    def convert(*args: torch.Tensor, out: torch.Tensor) -> Any:
+        return row(*(arg.to(compute) if i in positions else arg for i, arg in enumerate(args)), out=out)
+
+    return convert
+
+
+def constants(graph: Graph, compute: torch.dtype) -> Mapping[Node, torch.Tensor]:
+    """Literals as 0-d tensors, made once."""
+    return {
+        node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute))  # type: ignore[arg-type]
+        for node in graph.nodes
+        if node.op == "const"
+    }

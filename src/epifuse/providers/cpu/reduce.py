@@ -1,0 +1,116 @@
+"""Reductions across tiles: partials merge in the order of the tiles, sums in float64, so results are the same each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from epifuse.fusion.reduction import REDUCTIONS
+
+_SUMS = ("sum", "mean", "sum_of_squares", "norm")
+
+
+def in_tile(name: str, x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The whole reduction of a tile that holds everything it needs; kept dims have extent one."""
+    return REDUCTIONS[name].meaning(x, tuple(dims), True)
+
+
+class Accumulator:
+    """One reduction's running value over the whole space."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], kind: str, compute: torch.dtype, count: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.compute = compute
+        self.count = count
+        self.largest: torch.Tensor | None = None
+        if name in _SUMS:
+            self.value = torch.zeros(shape, dtype=torch.int64 if kind == "int64" else torch.float64)
+        elif name in ("any", "all"):
+            self.value = torch.full(shape, name == "all")
+        elif name == "logsumexp":
+            self.value = torch.zeros(shape, dtype=torch.float64)
+            self.largest = torch.full(shape, -torch.inf, dtype=compute)
+        else:
+            dtype = compute if kind == "float" else torch.int32
+            self.value = torch.full(shape, _identity(name, dtype), dtype=dtype)
+
+    def add(self, x: torch.Tensor, dims: list[int], index: tuple[slice, ...]) -> None:
+        """Merge one tile of the reduced value."""
+        value = self.value[index]
+        if self.name == "logsumexp":
+            assert self.largest is not None
+            _add_exponentials(x, dims, value, self.largest[index])
+        else:
+            _MERGE[self.name](value, x, dims)
+
+    def assign(self, x: torch.Tensor, index: tuple[slice, ...]) -> None:
+        """Take over a tile's finished result."""
+        self.value[index].copy_(x)
+        self.name = "finished"
+
+    def result(self) -> torch.Tensor:
+        """The reduction, in the kind's dtype."""
+        value = self.value
+        if self.name == "mean":
+            value = value / self.count
+        elif self.name == "norm":
+            value = torch.sqrt(value)
+        elif self.name == "logsumexp":
+            assert self.largest is not None
+            finite = torch.where(torch.isfinite(self.largest), self.largest, 0.0)
+            value = torch.where(self.largest == torch.inf, torch.inf, torch.log(value) + finite)
+        return value.to(self.compute) if self.kind == "float" else value
+
+
+def _identity(name: str, dtype: torch.dtype) -> float | int:
+    if name == "absmax":
+        return 0
+    low, high = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return low if name == "amax" else high
+
+
+def _add_sum(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
+    value += torch.sum(x, dims, keepdim=True, dtype=torch.int64 if value.dtype == torch.int64 else None)
+
+
+def _add_squares(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
+    wide = x.to(torch.int64) if value.dtype == torch.int64 else x
+    value += torch.sum(wide * wide, dims, keepdim=True)
+
+
+def _merge_with(
+    combine: Callable[..., torch.Tensor], reduce: Callable[..., torch.Tensor]
+) -> Callable[[torch.Tensor, torch.Tensor, list[int]], None]:
+    def merge(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
+        combine(value, reduce(x, dims, keepdim=True), out=value)
+
+    return merge
+
+
+def _absmax(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    return torch.amax(torch.abs(x), dims, keepdim=keepdim)
+
+
+_MERGE: dict[str, Callable[[torch.Tensor, torch.Tensor, list[int]], None]] = {
+    "sum": _add_sum,
+    "mean": _add_sum,
+    "sum_of_squares": _add_squares,
+    "norm": _add_squares,
+    "amax": _merge_with(torch.maximum, torch.amax),
+    "amin": _merge_with(torch.minimum, torch.amin),
+    "absmax": _merge_with(torch.maximum, _absmax),
+    "any": _merge_with(torch.logical_or, lambda x, dims, keepdim: torch.any(x, dims, keepdim=keepdim)),
+    "all": _merge_with(torch.logical_and, lambda x, dims, keepdim: torch.all(x, dims, keepdim=keepdim)),
+}
+
+
+def _add_exponentials(x: torch.Tensor, dims: list[int], value: torch.Tensor, largest: torch.Tensor) -> None:
+    """Online logsumexp: `value` is the sum of exp(x - largest) so far. Infinities do not turn into NaN."""
+    new = torch.maximum(largest, torch.amax(x, dims, keepdim=True))
+    shift = torch.where(torch.isfinite(new), new, 0.0)
+    value *= torch.exp(torch.where(torch.isfinite(largest), largest - shift, -torch.inf)).to(value.dtype)
+    value += torch.sum(torch.exp(x - shift), dims, keepdim=True)
+    # NaN in x makes `new` and with it every later sum NaN; +inf makes the sum inf, which log keeps.
+    largest.copy_(new)

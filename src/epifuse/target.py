@@ -1,0 +1,34 @@
+"""One row an architecture: data, no code. A kernel asks `target.has_tma`, never `if sm == 90`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a kernel runs. `cc` is the compute capability times ten (90 = Hopper), 0 for the CPU."""
+
+    name: str
+    cc: int
+    device: str
+    shared_memory: int = 0
+    has_tma: bool = False
+    has_wgmma: bool = False
+
+
+CPU = Target("cpu", 0, "cpu")
+
+TARGETS: dict[int, Target] = {
+    target.cc: target
+    for target in (
+        CPU,
+        Target("sm_80", 80, "cuda", shared_memory=163 << 10),
+        Target("sm_86", 86, "cuda", shared_memory=99 << 10),
+        Target("sm_89", 89, "cuda", shared_memory=99 << 10),
+        Target("sm_90a", 90, "cuda", shared_memory=227 << 10, has_tma=True, has_wgmma=True),
+        Target("sm_100a", 100, "cuda", shared_memory=227 << 10, has_tma=True),
+        Target("sm_103a", 103, "cuda", shared_memory=227 << 10, has_tma=True),
+        Target("sm_120a", 120, "cuda", shared_memory=99 << 10, has_tma=True),
+    )
+}

@@ -1,0 +1,26 @@
+"""Questions about the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from epifuse.errors import UnsupportedError
+from epifuse.kernel import Status
+
+
+def is_device_cc_supported(ccs: Iterable[int]) -> Status:
+    """Whether the current device is one of these compute capabilities (ten times, 90 = Hopper; 0 is the CPU).
+
+    A machine without a GPU is a CPU: `is_device_cc_supported({0, 90})` holds on it.
+    """
+    wanted = set(ccs)
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        current = major * 10 + minor
+    else:
+        current = 0
+    if current in wanted:
+        return Status()
+    return Status(UnsupportedError(f"compute capability {current} is not one of {sorted(wanted)}"))

@@ -1,0 +1,74 @@
+"""What every test file may use: `golden`, `seed`, and the rule for GPU tests."""
+
+import functools
+import os
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+GOLDEN = Path(__file__).parent / "golden"
+NO_GPU = "no CUDA device"
+
+# A time limit per example would fail on a busy machine, not on a slow function.
+settings.register_profile("epifuse", deadline=None, print_blob=True)
+settings.load_profile("epifuse")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew")
+
+
+def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # the workers share the cores already
+
+
+@functools.cache
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not has_gpu():
+        pytest.skip(NO_GPU)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(str(report.longrepr[-1]).endswith(NO_GPU) for report in skipped)
+    if count:
+        terminalreporter.write_line(f"{count} gpu tests skipped: {NO_GPU}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """The same random numbers for a test whatever ran before it; the value, for a generator."""
+    value = zlib.crc32(request.node.nodeid.encode())
+    torch.manual_seed(value)
+    np.random.seed(value)
+    return value
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """`golden(text)` compares with tests/golden/<file>/<test>.txt; --update-golden writes it."""
+    test = ".".join(request.node.nodeid.split("::")[1:])
+    path = GOLDEN / request.node.path.stem / (re.sub(r"[^\w.-]+", "_", test).strip("_") + ".txt")
+
+    def compare(text: str) -> None:
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists():
+            pytest.fail(f"{path} is missing; pytest --update-golden writes it", pytrace=False)
+        else:
+            assert text == path.read_text(encoding="utf-8"), f"differs from {path}"
+
+    return compare
