@@ -146,11 +146,6 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
         raise AttributeError(f"no output named {name!r}; there are {', '.join(self.names)}")
 
 
-_OPTIONS = frozenset(
-    "epilogue out out_dtypes operands accumulator_type precision deterministic fast_math fallback".split()
-)
-
-
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -201,7 +196,7 @@ def linear(
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
 
     The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Leading dims
-    of x are flattened to M for the product and restored on outputs and operands of x's rows. Everything else is `gemm`'s.
+    of x are flattened to M for the product, and restored on outputs that have x's rows. The rest is `gemm`'s.
     """
     for name, tensor in (("x", x), ("weight", weight)):
         if not isinstance(tensor, torch.Tensor):
@@ -245,7 +240,9 @@ def _with_bias(parsed: Parsed) -> Parsed:
         return builder.node("add", builder.node("accum"), builder.node("load", attr=ir.Load("bias")))
 
     graph = rewrite(parsed.graph, rule)
-    return replace(parsed, graph=replace(graph, inputs=("bias", *graph.inputs)), parameters=("bias", *parsed.parameters))
+    return replace(
+        parsed, graph=replace(graph, inputs=("bias", *graph.inputs)), parameters=("bias", *parsed.parameters)
+    )
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
@@ -278,9 +275,7 @@ class _Options:
         return Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
 
 
-def _given(
-    parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any
-) -> dict[str, Any]:
+def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
     """Operands and destinations by name."""
     names = tuple(output.name for output in parsed.graph.outputs)
     for name in parsed.parameters:

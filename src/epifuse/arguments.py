@@ -1,4 +1,4 @@
-"""What a person hands over: GEMM and epilogue arguments, transport hints. Validated here, before anything is written."""
+"""What a person hands over: GEMM and epilogue arguments, transport hints. Validated before anything is written."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ class GemmArguments:
 
     def __init__(
         self,
-        A: torch.Tensor,  # noqa: N803 - the field's name
-        B: torch.Tensor,  # noqa: N803 - the field's name
+        A: torch.Tensor,
+        B: torch.Tensor,
         out: torch.Tensor | None = None,
         accumulator_type: torch.dtype | None = None,
         epilogue: EpilogueArguments | None = None,
@@ -177,7 +177,13 @@ class GemmArguments:
         constraints: Constraints | None = None,
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
-            raise fail("wrong_arguments", None, function="GemmArguments", want="EpilogueArguments", type=type(epilogue).__name__)
+            raise fail(
+                "wrong_arguments",
+                None,
+                function="GemmArguments",
+                want="EpilogueArguments",
+                type=type(epilogue).__name__,
+            )
         self.A, self.B, self.out = A, B, out
         given = {} if out is None else {"D": out}
         self.epilogue = epilogue or EpilogueArguments.partial(_PLAIN, given)
@@ -227,7 +233,11 @@ class GemmArguments:
             given = tensors.get(output.name)
             if given is not None:
                 check_output(output, given, self.graph, self.problem)
-            chosen = given.dtype if given is not None else out_dtypes.get(output.name, _default(output, self.graph, self.problem))
+            chosen = (
+                given.dtype
+                if given is not None
+                else out_dtypes.get(output.name, _default(output, self.graph, self.problem))
+            )
             dtypes.append((output.name, chosen))
             infos.append((output.name, None if given is None else info(given)))
         destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}

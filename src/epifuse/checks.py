@@ -1,4 +1,4 @@
-"""Checks of what a person hands over: tensors, dtypes, devices, memory that overlaps. Each raises before anything runs."""
+"""Checks of what a person hands over: tensors, dtypes, devices, overlap. Each raises before anything runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
         raise fail("tensor_type", None, name=name, type=type(tensor).__name__)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or _is_wrapped(tensor):
         raise fail("tensor_subclass", None, name=name, type=type(tensor).__name__)
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex() and name in ("A", "B"):
+    if tensor.layout is not torch.strided or tensor.is_quantized or (tensor.is_complex() and name in ("A", "B")):
         raise fail("tensor_layout", None, name=name)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise fail("requires_grad", None, name=name)
@@ -82,7 +82,9 @@ def check_product(a: Any, b: Any, accumulator: torch.dtype | None) -> None:
     for name, tensor in (("A", a), ("B", b)):
         if tensor.dtype not in ACCUMULATORS:
             raise fail("gemm_dtype", None, name=name, dtype=tensor.dtype)
-    if a.dtype != b.dtype and not (a.dtype.itemsize == b.dtype.itemsize == 1 and a.is_floating_point() == b.is_floating_point()):
+    if a.dtype != b.dtype and not (
+        a.dtype.itemsize == b.dtype.itemsize == 1 and a.is_floating_point() == b.is_floating_point()
+    ):
         raise fail("gemm_dtypes", None, a=a.dtype, b=b.dtype)
     allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
     if accumulator is not None and accumulator not in allowed:
@@ -172,6 +174,9 @@ def _same_elements(name: str, tensor: torch.Tensor, other: str, value: torch.Ten
     )
 
 
+_WORK: Any = 100_000  # NumPy's stubs allow -1 and 0 only; its documentation any number
+
+
 def _touch(x: torch.Tensor, y: torch.Tensor) -> bool:
     """True if two tensors share an address; exact where NumPy can tell in reasonable time, else careful."""
     if x.numel() == 0 or y.numel() == 0 or not (_has_memory(x) and _has_memory(y)) or x.device != y.device:
@@ -180,7 +185,7 @@ def _touch(x: torch.Tensor, y: torch.Tensor) -> bool:
     if first[1] <= second[0] or second[1] <= first[0]:
         return False
     try:
-        return bool(np.shares_memory(_addresses(x), _addresses(y), max_work=100_000))
+        return bool(np.shares_memory(_addresses(x), _addresses(y), max_work=_WORK))
     except np.exceptions.TooHardError:
         return True
 

@@ -117,7 +117,9 @@ _S, _T, _A, _AT, _U = EpilogueSyntaxError, EpilogueTypeError, ArgumentError, Arg
 CATALOGUE: dict[str, Sentence] = {
     # --- finding and reading the source
     "not_python": Sentence(_S, "this is not Python: {detail}"),
-    "too_deep": Sentence(_S, "the source is nested too deeply for Python's own parser", "split it into several statements"),
+    "too_deep": Sentence(
+        _S, "the source is nested too deeply for Python's own parser", "split it into several statements"
+    ),
     "string_not_a_function": Sentence(
         _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
     ),
@@ -133,7 +135,9 @@ CATALOGUE: dict[str, Sentence] = {
     "unsupported_literal": Sentence(_S, "a literal of type {type} is not supported", "use int, float or bool"),
     "unsupported_operator": Sentence(_S, "the operator {operator} is not supported here", "{hint}"),
     "unsupported_subscript": Sentence(
-        _S, "an index may only insert dims, as in x[:, None]", "use index_m(x), index_n(x) with where to select elements"
+        _S,
+        "an index may only insert dims, as in x[:, None]",
+        "use index_m(x), index_n(x) with where to select elements",
     ),
     "defined_twice": Sentence(
         _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"
@@ -143,7 +147,9 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
     "assignment_target": Sentence(_S, "cannot assign to a {syntax} in an epilogue", "assign to a plain name"),
-    "cannot_unpack": Sentence(_S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"),
+    "cannot_unpack": Sentence(
+        _S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"
+    ),
     "unpack_count": Sentence(_S, "cannot unpack {have} values into {want} names"),
     "result_unused": Sentence(_S, "the result of this call is not used", "assign it to a name, or remove the line"),
     "printed_value": Sentence(_S, "debug_print has no result", "write it on a line of its own"),
@@ -161,7 +167,9 @@ CATALOGUE: dict[str, Sentence] = {
     "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
     "accum_not_first": Sentence(_S, "accum must be the first positional parameter"),
     "star_parameters": Sentence(_S, "the parameter *{name} is not supported", "name each operand"),
-    "star_in_helper": Sentence(_S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"),
+    "star_in_helper": Sentence(
+        _S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"
+    ),
     "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number"),
     "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default of type {value} is not supported"),
     # --- names
@@ -195,45 +203,55 @@ CATALOGUE: dict[str, Sentence] = {
     "norm_order": Sentence(_S, "only the Euclidean norm is supported", "write norm(x, dim=..., keepdim=...)"),
     # --- kinds
     "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
-    "tensor_wanted": Sentence(_T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"),
+    "tensor_wanted": Sentence(
+        _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
+    ),
     "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
     "masks_in_arithmetic": Sentence(
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
     "integers_wanted": Sentence(
-        _T, "{op} takes integers, and this is {kind}", "a number handed as an operand is a float; write .to(torch.int32)"
+        _T,
+        "{op} takes integers, and this is {kind}",
+        "a number handed as an operand is a float; write .to(torch.int32)",
     ),
     "float_wanted": Sentence(_T, "{op} takes floats, and this is {kind}", "write .float() first"),
     "negative_power": Sentence(
         _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"
     ),
-    "storage_only": Sentence(_T, "a {dtype} value can be stored or cast, but not computed with", "write .float() first"),
+    "storage_only": Sentence(
+        _T, "a {dtype} value can be stored or cast, but not computed with", "write .float() first"
+    ),
     "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
-    "output_is_host": Sentence(_T, "the output '{name}' is a host number", "an output must depend on accum or an operand"),
+    "output_is_host": Sentence(
+        _T, "the output '{name}' is a host number", "an output must depend on accum or an operand"
+    ),
     # --- shapes inside the epilogue
-    "operand_shape": Sentence(
-        _T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"
-    ),
+    "operand_shape": Sentence(_T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"),
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
-    "dims_differ": Sentence(
-        _T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"
-    ),
+    "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
     "dim_range": Sentence(_T, "dim {dim} is out of range for a value of {rank} dims, shape {shape}"),
     "dim_twice": Sentence(_T, "dim {dim} is named twice"),
     "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),
     "reshape_size": Sentence(_T, "cannot reshape {shape} to {want}"),
     "reshape_split": Sentence(
-        _T, "reshape of {shape} to {want} would cut across an axis", "split or merge whole dims: (M, N) to (M, N/64, 64)"
+        _T,
+        "reshape of {shape} to {want} would cut across an axis",
+        "split or merge whole dims: (M, N) to (M, N/64, 64)",
     ),
     "factors_differ": Sentence(
-        _T, "two reshapes split the axis {axis} in ways that do not nest, by {first} and by {second}", "it needs another tile"
+        _T,
+        "two reshapes split the axis {axis} in ways that do not nest, by {first} and by {second}",
+        "it needs another tile",
     ),
     "index_rank": Sentence(_T, "index_{axis} needs a value with that dim; this one has shape {shape}"),
     "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
     # --- arguments
-    "missing_operand": Sentence(_A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor"),
+    "missing_operand": Sentence(
+        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor"
+    ),
     "extra_operand": Sentence(
         _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
     ),
@@ -243,16 +261,26 @@ CATALOGUE: dict[str, Sentence] = {
     "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not a {type}"),
     "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not a {type}"),
     "tensor_subclass": Sentence(_AT, "{name} is a {type}; tensor subclasses are not supported", "pass a plain tensor"),
-    "requires_grad": Sentence(_A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"),
+    "requires_grad": Sentence(
+        _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
+    ),
     "tensor_layout": Sentence(_A, "{name} is not a dense strided tensor"),
     "host_number": Sentence(_A, "the scalar '{name}' is {value}, which a float32 cannot hold"),
-    "rank": Sentence(_A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"),
+    "rank": Sentence(
+        _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
+    ),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
     "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
     "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
-    "gemm_dtype": Sentence(_A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"),
-    "gemm_dtypes": Sentence(_A, "A is {a} and B is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"),
-    "accumulator": Sentence(_A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"),
+    "gemm_dtype": Sentence(
+        _A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"
+    ),
+    "gemm_dtypes": Sentence(
+        _A, "A is {a} and B is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
+    ),
+    "accumulator": Sentence(
+        _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
+    ),
     "operand_dtype": Sentence(_A, "operand '{name}' has dtype {dtype}, which an epilogue cannot load"),
     "operand_float64": Sentence(
         _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
@@ -286,5 +314,7 @@ CATALOGUE: dict[str, Sentence] = {
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}"),
     # --- ours
-    "verify": Sentence(InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"),
+    "verify": Sentence(
+        InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"
+    ),
 }

@@ -68,7 +68,9 @@ class Kernel:
         """Name, provider, target and design."""
         plan = self.plan
         tile = plan.allocation.tile
-        return Metadata(self.spec.name, self.spec.provider, plan.problem.target.name, self.spec.ccs[0], tile, plan.digest)
+        return Metadata(
+            self.spec.name, self.spec.provider, plan.problem.target.name, self.spec.ccs[0], tile, plan.digest
+        )
 
     def plan_for(self, args: GemmArguments) -> Plan | Refusal:
         """This kernel's plan for `args`, or why it has none."""

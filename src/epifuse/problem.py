@@ -88,7 +88,7 @@ class Problem:
     def extents(self) -> Mapping[str, int]:
         """Extents of the axes l, m, n and of k."""
         batches = [info.shape[0] for info in (self.a, self.b) if len(info.shape) == 3]
-        l = next((extent for extent in batches if extent != 1), 1)  # noqa: E741 - the field's name
+        l = next((extent for extent in batches if extent != 1), 1)
         return {"l": l, "m": self.a.shape[-2], "n": self.b.shape[-1], "k": self.a.shape[-1]}
 
     @property

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from epifuse.arguments import GemmArguments
-from epifuse.fusion.vocabulary import BUILTINS, VOCABULARY
+from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import BUILTINS, VOCABULARY
 from epifuse.ir import Graph, Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.passes.lower import lower
@@ -28,7 +29,8 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
     outputs are stored. Helpers the function calls are rebound too. The function itself is not changed.
     """
-    return _rebound(getattr(function, "__epifuse_function__", function), {})
+    rebound: Callable[..., Any] = _rebound(getattr(function, "__epifuse_function__", function), {})
+    return rebound
 
 
 _REBOUND = {name: VOCABULARY[name].function for name in BUILTINS.values()}
@@ -40,7 +42,9 @@ def _rebound(function: Any, done: dict[int, Any]) -> Any:
     if id(function) in done:
         return done[id(function)]
     namespace: dict[str, Any] = dict(function.__globals__)
-    made = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, _cells(function, done))
+    made = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, _cells(function, done)
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     done[id(function)] = functools.wraps(function)(made)
     for name in function.__code__.co_names:
@@ -56,7 +60,9 @@ def _cells(function: types.FunctionType, done: dict[int, Any]) -> tuple[types.Ce
     if function.__closure__ is None:
         return None
     return tuple(
-        types.CellType(_rebound(cell.cell_contents, done)) if isinstance(cell.cell_contents, types.FunctionType) else cell
+        types.CellType(_rebound(cell.cell_contents, done))
+        if isinstance(cell.cell_contents, types.FunctionType)
+        else cell
         for cell in function.__closure__
     )
 
@@ -69,7 +75,9 @@ def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         operands = [values[arg] for arg in node.args]
-        values[node] = _LEAVES[node.op](node, args, graph, space, numbers) if not operands else _apply(node, operands, space)
+        values[node] = (
+            _LEAVES[node.op](node, args, graph, space, numbers) if not operands else _apply(node, operands, space)
+        )
     for output in graph.outputs:
         shape = shape_of(output.dims or (), args.problem.extents)
         destination = space.view(outputs[output.name].view(shape), output.dims or ())
@@ -78,12 +86,12 @@ def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
 
 def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
     if node.op == "reduce":
-        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        name, gone = node.attr
         return REDUCTIONS[name].meaning(operands[0], tuple(space.dimensions(gone)), True)
     if node.op == "cast":
-        return operands[0].to(node.attr)  # type: ignore[call-overload]  # a cast's attr is a dtype
+        return operands[0].to(node.attr)
     if node.op == "debug_print":
-        return print(str(node.attr).format(operands[0]))
+        return debug_print(node.attr, operands[0])
     return PRIMITIVES[node.op].meaning(*operands)
 
 
@@ -108,7 +116,7 @@ def _load(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: 
 def _const(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:
     value = node.attr
     dtype = args.problem.float_dtype if isinstance(value, float) else None
-    return torch.tensor(value, dtype=dtype, device=args.A.device)  # type: ignore[arg-type]  # a number
+    return torch.tensor(value, dtype=dtype, device=args.A.device)
 
 
 def _index(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:

@@ -101,7 +101,12 @@ def _returned(source: Source) -> ast.expr:
 
 
 def bind(
-    parser: Parser, function: Callable[..., Any], source: Source, positional: list[Any], named: dict[str, Any], at: ast.AST
+    parser: Parser,
+    function: Callable[..., Any],
+    source: Source,
+    positional: list[Any],
+    named: dict[str, Any],
+    at: ast.AST,
 ) -> dict[str, Any]:
     """Arguments of a helper or macro by parameter name."""
     for star in (source.parameters.vararg, source.parameters.kwarg):
@@ -203,9 +208,7 @@ def _packed(items: list[Any]) -> Any:
 
 def _emit(parser: Parser, entry: Entry, spelled: str, bound: dict[str, Any], at: ast.AST) -> Node:
     parameters = entry.signature.parameters
-    fixed = {
-        name: static(parser, bound[name], spelled, name, at) for name, p in parameters.items() if is_static(p)
-    }
+    fixed = {name: static(parser, bound[name], spelled, name, at) for name, p in parameters.items() if is_static(p)}
     values = [parser.value(bound[name], at) for name, p in parameters.items() if not is_static(p)]
     if entry.group == "primitive":
         return parser.emit(entry.name, *values, at=at)
@@ -307,10 +310,7 @@ def _as_torch(
         raise parser.fail("missing_argument", at, function=spelled, name=required, want="(x, dim)")
     if entry.name not in _NUMBERS_FIRST_IN_TORCH:
         count = len(positional) if entry.name in _ALL_TENSORS_IN_TORCH else 1
-        positional = [
-            parser.tensor(item, spelled, at) if i < count else item
-            for i, item in enumerate(positional)
-        ]
+        positional = [parser.tensor(item, spelled, at) if i < count else item for i, item in enumerate(positional)]
     return positional, named
 
 

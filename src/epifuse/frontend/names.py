@@ -174,5 +174,3 @@ def unknown_function_hint(spelled: str) -> str:
 
     near = difflib.get_close_matches(spelled.rsplit(".", 1)[-1], VOCABULARY, n=3)
     return f"did you mean {', '.join(near)}?" if near else "docs/language.md lists the vocabulary"
-
-

@@ -9,7 +9,7 @@ import ast
 import types
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from epifuse.errors import Loc, fail
@@ -194,7 +194,9 @@ class Parser:
     def visit_BinOp(self, node: ast.BinOp) -> Visit:
         op = BINARY.get(type(node.op))
         if op is None:
-            raise self.fail("unsupported_operator", node, operator=type(node.op).__name__, hint=_hint_for(type(node.op)))
+            raise self.fail(
+                "unsupported_operator", node, operator=type(node.op).__name__, hint=_hint_for(type(node.op))
+            )
         left = self.value((yield self.expression(node.left)), node.left)
         right = self.value((yield self.expression(node.right)), node.right)
         return self.emit(op, left, right, at=node)
@@ -211,7 +213,7 @@ class Parser:
         if isinstance(node.op, ast.UAdd):
             return self.emit("number", value, attr="unary +", at=node)
         if value.op == "const" and not isinstance(value.attr, bool):
-            return self.emit("const", attr=-value.attr, at=node)  # type: ignore[operator]  # a number, as just tested
+            return self.emit("const", attr=-value.attr, at=node)
         return self.emit("neg", value, at=node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Visit:
@@ -236,9 +238,7 @@ class Parser:
         result: Node | None = None
         for op, left, right, at in zip(node.ops, items, items[1:], node.comparators, strict=False):
             if type(op) not in COMPARE:
-                raise self.fail(
-                    "unsupported_operator", node, operator=type(op).__name__, hint=_hint_for(type(op))
-                )
+                raise self.fail("unsupported_operator", node, operator=type(op).__name__, hint=_hint_for(type(op)))
             part = self.emit(COMPARE[type(op)], self.value(left, node), self.value(right, at), at=node)
             result = part if result is None else self.emit("host", result, part, attr="chained comparison", at=node)
         return result
@@ -482,9 +482,7 @@ def parse(function: Callable[..., Any] | str, *, reassign: bool = False) -> Pars
         tuple(parser.effects),
         parser.builder.locs,
     )
-    return Parsed(
-        source.name, graph, parameters, defaults, parser.captures, tuple(parser.guards), source, function
-    )
+    return Parsed(source.name, graph, parameters, defaults, parser.captures, tuple(parser.guards), source, function)
 
 
 def _wrap_vocabulary(function: Any) -> Any:
@@ -495,12 +493,12 @@ def _wrap_vocabulary(function: Any) -> Any:
     return function
 
 
-@lru_cache(maxsize=None)
+@cache
 def _applied(name: str) -> str:
     return f"def {name}_epilogue(accum): return {name}(accum)"
 
 
-@lru_cache(maxsize=None)
+@cache
 def activation_body(name: str) -> Graph:
     """The body of an activation over loads named after its parameters; its one output is the result."""
     function = VOCABULARY[name].function

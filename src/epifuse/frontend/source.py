@@ -142,4 +142,3 @@ def _same_position(node: Definition, code: types.CodeType) -> bool:
         (body.lineno, body.col_offset) <= span <= (body.end_lineno or body.lineno, body.end_col_offset or 0)
         for span in spans
     )
-

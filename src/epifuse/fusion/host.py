@@ -41,17 +41,17 @@ def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:
     for node in topological((root,)):
         try:
             values[node] = _step(node, [values[arg] for arg in node.args], leaf)
-        except _Poisoned as poison:
+        except _PoisonedError as poison:
             values[node] = poison
         except (ArithmeticError, ValueError, TypeError) as error:
-            values[node] = _Poisoned(node, error)
+            values[node] = _PoisonedError(node, error)
     result = values[root]
-    if isinstance(result, _Poisoned):
+    if isinstance(result, _PoisonedError):
         raise HostError(result.node, result.error)
     return result
 
 
-class _Poisoned(Exception):
+class _PoisonedError(Exception):
     """A failed value; an error only where it is used."""
 
     def __init__(self, node: Node, error: Exception) -> None:
@@ -85,6 +85,6 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
 
 
 def _sound(value: Any) -> Any:
-    if isinstance(value, _Poisoned):
+    if isinstance(value, _PoisonedError):
         raise value
     return value

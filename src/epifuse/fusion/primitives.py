@@ -42,7 +42,9 @@ def _on_numbers(meaning: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """The tensor meaning on Python numbers, in float64 (a bool stays a mask, an int an integer)."""
 
     def host(*numbers: Any) -> Any:
-        return meaning(*(torch.tensor(n, dtype=torch.float64 if isinstance(n, float) else None) for n in numbers)).item()
+        return meaning(
+            *(torch.tensor(n, dtype=torch.float64 if isinstance(n, float) else None) for n in numbers)
+        ).item()
 
     return host
 

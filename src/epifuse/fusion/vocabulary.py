@@ -1,4 +1,4 @@
-"""Everything a person can call in an epilogue, by name and by object: ours, torch's, math's and the builtins we rebind."""
+"""Everything a person can call in an epilogue, by name and by object: ours, torch's, math's, rebound builtins."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ def _ordered_arguments(
     return order
 
 
-def _topological_in(
-    root: Node, order: Mapping[Node, tuple[Node, ...]], done: Mapping[Node, int]
-) -> list[Node]:
+def _topological_in(root: Node, order: Mapping[Node, tuple[Node, ...]], done: Mapping[Node, int]) -> list[Node]:
     found: dict[Node, None] = {}
     stack: list[tuple[Node, int]] = [(root, 0)]
     while stack:

@@ -1,4 +1,4 @@
-"""The graph: outputs and effects over interned nodes, with a printed form that is stable and a digest that is more so."""
+"""The graph: outputs and effects over interned nodes, and its printed form."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def expression(root: Node) -> str:
     text: dict[Node, str] = {}
     for node in topological((root,)):
         attr = "" if node.attr is None else str(node.attr)
-        text[node] = attr if not node.args else f"{node.op}{attr and ':' + attr}({', '.join(text[a] for a in node.args)})"
+        text[node] = (
+            attr if not node.args else f"{node.op}{attr and ':' + attr}({', '.join(text[a] for a in node.args)})"
+        )
     return text[root]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from epifuse.errors import Loc
 from epifuse.ir.types import Type
@@ -11,11 +12,15 @@ from epifuse.ir.types import Type
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """`op` applied to `args`; `attr` is the op's compile-time part. Equality is identity: build through `Builder`."""
+    """`op` applied to `args`. Equality is identity: build through `Builder`.
+
+    `attr` is the op's compile-time part, hashable: a `Load`, a number, a dtype, a format, a dim, (combine, factors).
+    `passes.verify` says which op has which.
+    """
 
     op: str
     args: tuple[Node, ...] = ()
-    attr: Hashable = None
+    attr: Any = None
 
     def __repr__(self) -> str:
         # Short on purpose: printing the arguments would be exponential on a shared DAG.

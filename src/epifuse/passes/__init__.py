@@ -31,5 +31,5 @@ def run(graph: Graph, problem: Problem) -> Graph:
 
 
 def identity(graph: Graph, problem: Problem) -> Identity:
-    """Identity of the computation: stable under renaming, statement order, commuted arguments, spelled-out activations."""
+    """Identity of the computation, stable under renaming, statement order, commuted arguments, inlined activations."""
     return identify(canonicalise(lower(graph, frozenset()), problem), COMMUTATIVE)

@@ -68,7 +68,7 @@ def _elementwise(node: Node, args: list[_Fact], graph: Graph) -> _Fact:
 
 
 def _reduction(node: Node, arg: _Fact, graph: Graph) -> _Fact:
-    along_rows = all(factor.axis == "n" for factor in node.attr[1])  # type: ignore[index]  # (name, factors)
+    along_rows = all(factor.axis == "n" for factor in node.attr[1])
     bulk = _spans_tile(node, graph)
     return _Fact(bulk, arg.sweep, True, arg.bulk and along_rows, bulk)
 

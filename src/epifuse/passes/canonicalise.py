@@ -1,4 +1,4 @@
-"""One spelling for one meaning, where the bits are the same: `x * 1.0` is x, `x ** 2` is `x * x`, `x / 4` is `x * 0.25`."""
+"""One spelling for one meaning, where the bits are the same: `x * 1` is x, `x ** 2` is `x * x`, `x / 4` `x * .25`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _float_constants(old: Node, args: tuple[Node, ...], builder: Builder) -> tup
 def _as_float(arg: Node, builder: Builder) -> Node:
     if arg.op != "const" or isinstance(arg.attr, float):
         return arg
-    node = builder.node("const", attr=float(arg.attr))  # type: ignore[arg-type]  # a constant is a number
+    node = builder.node("const", attr=float(arg.attr))
     builder.types[node] = Type("float")
     return node
 
@@ -48,13 +48,15 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
         case ("mul", (Node("const", (), 1 | 1.0), x)) if builder.types[x] == result:
             return x
         # x - 0 keeps -0.0; x + 0 does not, and stays.
-        case ("sub", (x, Node("const", (), 0 | 0.0 as zero))) if same and math.copysign(1.0, zero) > 0:  # type: ignore[arg-type]
+        case ("sub", (x, Node("const", (), 0 | 0.0 as zero))) if same and math.copysign(1.0, zero) > 0:
             return x
         case ("neg", (Node("neg", (x,)),)) | ("logical_not", (Node("logical_not", (x,)),)):
             return x
         case ("pow", (x, Node("const", (), 2 | 2.0))) if same:
             return builder.node("mul", x, x)
-        case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(divisor):
+        case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(
+            divisor
+        ):
             inverse = builder.node("const", attr=1.0 / divisor)
             builder.types[inverse] = Type("float")
             return builder.node("mul", x, inverse)

@@ -1,8 +1,9 @@
-"""How dims combine: broadcasting, alignment of operands, permute and reshape. Extents are needed to check, not to store."""
+"""How dims combine: broadcasting, alignment of operands, permute and reshape. Extents serve to check only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
 
@@ -125,7 +126,7 @@ def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:
             cuts[factor.axis].add(factor.stride * factor.extent)
     for axis, strides in cuts.items():
         ordered = sorted(strides)
-        for inner, outer in zip(ordered, ordered[1:], strict=False):
+        for inner, outer in pairwise(ordered):
             if outer % inner:
                 raise DimsError("factors_differ", axis=axis, first=inner, second=outer)
     return {axis: tuple(sorted(strides)) for axis, strides in cuts.items()}

@@ -1,7 +1,7 @@
-"""Infer types: every value gets a kind and dims, operands are aligned, layout disappears, host arithmetic is hoisted.
+"""Infer types: values get kinds and dims, operands are aligned, layout disappears, host arithmetic is hoisted.
 
-In goes the graph as written; out comes the graph as computed. A layout operation moves no data, so it changes only how a
-value is *presented*: dims live in `Typed` while inferring, and remain in loads, outputs and reductions, where they matter.
+In goes the graph as written; out comes the graph as computed. A layout operation moves no data, so it changes only
+how a value is *presented*: dims live in `Typed` while inferring, and remain in loads and outputs, where they matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Dims, Graph, Kind, Load, Node, Output, Type
-from epifuse.ir.types import dim_size, factors_of, shape_of
+from epifuse.ir.types import dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds
 from epifuse.passes.dims import DimsError, align, broadcast, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
@@ -103,7 +103,7 @@ class _Inference:
         if value.node.op == "const":
             return self.emit("const", attr=value.node.attr, kind=value.kind)
         if value.node.op == "load":
-            return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)  # type: ignore[union-attr]
+            return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
         if not any(node.op == "load" for node in _under(value.node)):
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
@@ -194,7 +194,9 @@ class _Inference:
 
     def infer_host(self, node: Node, args: list[Typed]) -> Typed:
         if not all(arg.host for arg in args):
-            raise self.fail("host_wanted", what=node.attr, hint=_HOST_HINTS.get(str(node.attr), "use the function of torch"))
+            raise self.fail(
+                "host_wanted", what=node.attr, hint=_HOST_HINTS.get(str(node.attr), "use the function of torch")
+            )
         return self.host_value(node, args, kinds.host_kind("host", node.attr, [arg.kind for arg in args]))
 
     def infer_select(self, node: Node, args: list[Typed]) -> Typed:
@@ -206,7 +208,7 @@ class _Inference:
         if condition.kind != "mask":
             zero = self.emit("const", attr=0, kind="int32", is_host=True)
             condition = Typed(self.emit("ne", condition.node, zero, kind="mask", is_host=True), "mask", host=True)
-        return self.result("where", [condition, *args[1:]], kinds.promote([arg.kind for arg in args[1:]]))
+        return self.result("where", [condition, *args[1:]], promote([arg.kind for arg in args[1:]]))
 
     def infer_number(self, node: Node, args: list[Typed]) -> Typed:
         if args[0].kind == "mask":
@@ -214,7 +216,7 @@ class _Inference:
         return args[0]
 
     def infer_tensor(self, node: Node, args: list[Typed]) -> Typed:
-        spelled, rank = node.attr  # type: ignore[misc]  # the front end writes (text, least rank)
+        spelled, rank = node.attr
         if args[0].host:
             raise self.fail("tensor_wanted", what=spelled)
         shape = self.shape(args[0])
@@ -240,7 +242,9 @@ class _Inference:
             zero = self.emit("const", attr=0, kind="int32")
             return Typed(self.emit("ne", x.node, zero, kind="mask", dims=x.dims), "mask", x.dims)
         if dtype == torch.float64:
-            raise self.fail("cast_unsupported", dtype="float64", hint="the epilogue computes in float32; use a float64 GEMM")
+            raise self.fail(
+                "cast_unsupported", dtype="float64", hint="the epilogue computes in float32; use a float64 GEMM"
+            )
         kind: Kind = "float" if dtype.is_floating_point else "int64" if dtype == torch.int64 else "int32"
         if dtype.is_complex:
             raise self.fail("cast_unsupported", dtype=str(dtype), hint="an epilogue has real values")
@@ -256,7 +260,7 @@ class _Inference:
     # --- reductions ------------------------------------------------------------------------------------------
 
     def infer_reduce(self, node: Node, args: list[Typed]) -> Typed:
-        name, dim, keepdim = node.attr  # type: ignore[misc]  # the front end writes (name, dims, keepdim)
+        name, dim, keepdim = node.attr
         if args[0].host:
             raise self.fail("tensor_wanted", what=name)
         x = self.settle(args[0])
@@ -311,21 +315,21 @@ class _Inference:
 
     def infer_permute(self, node: Node, args: list[Typed]) -> Typed:
         x, shape = args[0], self.shape(args[0])
-        order = permuted(node.attr, len(shape))  # type: ignore[arg-type]  # the front end writes a tuple of integers
+        order = permuted(node.attr, len(shape))
         if x.raw is not None:
             return self.viewed(x, ("permute", order), tuple(shape[d] for d in order))
         return replace(x, dims=tuple(x.dims[d] for d in order))
 
     def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
         x, shape = args[0], self.shape(args[0])
-        at = normalise(node.attr, len(shape) + 1, shape)  # type: ignore[arg-type]  # the front end writes an integer
+        at = normalise(node.attr, len(shape) + 1, shape)
         if x.raw is not None:
             return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
         return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
 
     def infer_reshape(self, node: Node, args: list[Typed]) -> Typed:
         x, shape = args[0], self.shape(args[0])
-        want = resolve_shape(node.attr, shape)  # type: ignore[arg-type]  # the front end writes a tuple of integers
+        want = resolve_shape(node.attr, shape)
         if x.raw is not None:
             return self.viewed(x, ("reshape", want), want)
         return replace(x, dims=regroup(x.dims, want, self.extents))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
@@ -85,7 +85,7 @@ def primitive_kind(name: str, kinds: Sequence[Kind]) -> Kind:
     return _RULES[row.rule](row, kinds)
 
 
-@lru_cache(maxsize=None)
+@cache
 def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
     """Kind of an activation's result: the rules applied to its body. Raises `KindError`."""
     body = activation_body(name)
@@ -94,7 +94,7 @@ def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
     for node in body.nodes:
         args = tuple(found[arg] for arg in node.args)
         if node.op == "load":
-            found[node] = given[node.attr.name]  # type: ignore[union-attr]  # a load's attr is a Load
+            found[node] = given[node.attr.name]
         elif node.op == "const":
             found[node] = const_kind(node.attr)
         elif node.op == "call":

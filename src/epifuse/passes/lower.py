@@ -40,7 +40,7 @@ def _inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozen
     for node in body.nodes:
         operands = tuple(made[arg] for arg in node.args)
         if node.op == "load":
-            made[node] = given[node.attr.name]  # type: ignore[union-attr]  # a load's attr is a Load
+            made[node] = given[node.attr.name]
         elif node.op == "const":
             made[node] = builder.node("const", attr=node.attr)
             builder.types.setdefault(made[node], Type(const_kind(node.attr)))

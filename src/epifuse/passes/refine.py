@@ -25,7 +25,7 @@ def refined(graph: Graph) -> Graph:
         return graph
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
-        node = builder.node(old.op, *args, attr=_attr(old, cuts))  # type: ignore[arg-type]  # attributes are hashable
+        node = builder.node(old.op, *args, attr=_attr(old, cuts))
         type_ = graph.types[old]
         builder.types[node] = Type(type_.kind, canonical(expand(type_.factors, cuts)), type_.host)
         return node
@@ -42,8 +42,8 @@ def _attr(node: Node, cuts: Cuts) -> object:
     if isinstance(node.attr, Load) and node.attr.dims is not None:
         return node.attr._replace(dims=_dims(node.attr.dims, cuts))
     if node.op == "index":
-        return expand(node.attr, cuts)  # type: ignore[arg-type]  # a coordinate's attr is a dim
+        return expand(node.attr, cuts)
     if node.op == "reduce":
-        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        name, gone = node.attr
         return name, canonical(expand(gone, cuts))
     return node.attr

@@ -48,7 +48,7 @@ def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
         if not isinstance(node.attr, Load) or node.attr.dims is None or factors_of(node.attr.dims) != factors:
             yield f"{node} does not say how it is read"
     elif node.op == "reduce":
-        gone = set(node.attr[1])  # type: ignore[index]  # (name, factors)
+        gone = set(node.attr[1])
         if not gone <= set(given) or set(factors) != set(given) - gone:
             yield f"{node} reduces {gone} of {given} to {factors}"
     elif node.args and factors != given:

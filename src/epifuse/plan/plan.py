@@ -16,7 +16,7 @@ from epifuse.problem import Problem
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a provider decided for a problem it supports. `notes` are sentences for people; the lowest `cost` is best."""
+    """What a provider decided for a problem it supports. `notes` are for people; the lowest `cost` is best."""
 
     tile: tuple[int, int]
     cost: float = 0.0
@@ -54,7 +54,9 @@ class Plan:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages in the order they run."""
-        found = {(stage.sweep, ("tile", "row", "finish").index(stage.kind)): str(stage) for stage in _stages(self.graph)}
+        found = {
+            (stage.sweep, ("tile", "row", "finish").index(stage.kind)): str(stage) for stage in _stages(self.graph)
+        }
         return tuple(found[key] for key in sorted(found))
 
     def __str__(self) -> str:

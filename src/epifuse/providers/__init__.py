@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from epifuse.providers.base import Provider, Runner
 
@@ -11,7 +11,7 @@ NAMES: tuple[str, ...] = ("cpu",)
 __all__ = ["NAMES", "Provider", "Runner", "load"]
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(name: str) -> Provider:
     """The provider called `name`, one of `NAMES`."""
     if name == "cpu":

@@ -49,9 +49,7 @@ def _converted(name: str, value: Any, kind: str) -> Any:
     return int(value)
 
 
-def launch(
-    runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]
-) -> None:
+def launch(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
     """Run once. Raises `ArgumentError` for tensors that have no data, before anything is written."""
     prepare(runner, args, outputs)()
 

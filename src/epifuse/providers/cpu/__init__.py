@@ -34,7 +34,9 @@ class CpuProvider:
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
             if getattr(constraints, field) is not None:
-                return Refusal(spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for")
+                return Refusal(
+                    spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for"
+                )
         for name, via in problem.transports:
             if via != "tma":
                 return Refusal(spec.name, f"'{name}' cannot travel by {via} on the CPU")

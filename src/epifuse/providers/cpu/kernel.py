@@ -32,7 +32,7 @@ from epifuse.providers.cpu.program import (
     per_tile,
 )
 from epifuse.providers.cpu.reduce import Accumulator
-from epifuse.providers.cpu.space import Index, Space, Tile, tiles, viewed
+from epifuse.providers.cpu.space import Space, Tile, tiles, viewed
 from epifuse.providers.cpu.store import store
 
 
@@ -80,13 +80,14 @@ class CpuKernel:
         found = []
         for node in self.graph.loads():
             held = dtype_of(self.graph.types[node].kind, self.compute)
-            operand = self.problem.by_name.get(node.attr.name)  # type: ignore[union-attr]  # a load's attr is a Load
+            operand = self.problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype != held:
                 found.append(node)
         return frozenset(found)
 
     def _sweep_of(self, node: Node) -> int:
-        return max(self.graph.stages[node].sweep, 0)
+        sweep: int = self.graph.stages[node].sweep
+        return max(sweep, 0)
 
     def _is_merged(self, node: Node) -> bool:
         stages = self.graph.stages
@@ -100,7 +101,9 @@ class CpuKernel:
         for node in reversed(self.graph.nodes):
             if per_tile(stages[node]) or node in read:
                 read.update(
-                    arg for arg in node.args if stages[arg].kind == "finish" and stages[arg].sweep == self._sweep_of(node)
+                    arg
+                    for arg in node.args
+                    if stages[arg].kind == "finish" and stages[arg].sweep == self._sweep_of(node)
                 )
         return frozenset(read)
 
@@ -109,7 +112,7 @@ class CpuKernel:
 
     def _store_sweep(self, name: str) -> int:
         """An output that shares storage with an operand is written in the last sweep that reads the operand."""
-        own = self.graph.stages[self.outputs[name].node].sweep
+        own: int = self.graph.stages[self.outputs[name].node].sweep
         operand = dict(self.problem.aliases).get(name)
         readers = [
             self.graph.stages[node].sweep
@@ -175,8 +178,8 @@ class _Launch:
 
     def _index(self, node: Node) -> torch.Tensor:
         dim = node.attr
-        count = dim_size(dim, self.kernel.problem.extents)  # type: ignore[arg-type]  # a coordinate's attr is a dim
-        return self.space.view(torch.arange(count, dtype=torch.int32), (dim,))  # type: ignore[arg-type]
+        count = dim_size(dim, self.kernel.problem.extents)
+        return self.space.view(torch.arange(count, dtype=torch.int32), (dim,))
 
     # --- between sweeps ----------------------------------------------------------------------------------------
 
@@ -212,7 +215,7 @@ class _Launch:
             self._run_tile(sweep, tile, buffers, flat)
 
     def _accumulator(self, node: Node) -> Accumulator:
-        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        name, gone = node.attr
         count = dim_size(gone, self.kernel.problem.extents)
         type_ = self.graph.types[node]
         return Accumulator(name, self.space.shape(type_.factors), type_.kind, self.kernel.compute, count)
@@ -256,7 +259,7 @@ class _Launch:
         if node in values:
             accumulator.assign(x, index)
         else:
-            _, gone = node.attr  # type: ignore[misc]  # (name, factors)
+            _, gone = node.attr
             accumulator.add(x, self.space.dimensions(gone), index)
 
     def _cut(self, whole: torch.Tensor, tile: Tile) -> torch.Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
-from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS
+from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS, Row
 from epifuse.providers.cpu.space import Space
 
 Values = dict[Node, torch.Tensor]
@@ -21,7 +22,7 @@ BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
 
 def per_tile(stage: Stage) -> bool:
     """True for values that exist tile by tile only."""
-    return stage.kind == "row" or stage.sweep >= 0 and stage.kind == "tile"
+    return stage.kind == "row" or (stage.sweep >= 0 and stage.kind == "tile")
 
 
 def dtype_of(kind: str, compute: torch.dtype) -> torch.dtype:
@@ -144,7 +145,7 @@ def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator
 def operation(context: Context, node: Node) -> Callable[..., Any]:
     """What `node` does to tensors; primitives and activations take `out`."""
     if node.op == "reduce":
-        name, gone = node.attr  # type: ignore[misc]  # (name, factors)
+        name, gone = node.attr
         dims = context.space.dimensions(gone)
         return lambda x: reduce.in_tile(name, x, dims)
     if node.op == "debug_print":
@@ -161,7 +162,7 @@ def evaluate_small(context: Context, node: Node, args: list[torch.Tensor]) -> to
     if node.op in ("reduce", "debug_print", "cast"):
         return run(*args)  # type: ignore[no-any-return]  # a tensor, or None for a print
     type_ = context.graph.types[node]
-    shape = torch.broadcast_shapes(*(arg.shape for arg in args))
+    shape = torch.broadcast_tensors(*args)[0].shape  # type: ignore[no-untyped-call]  # torch leaves it untyped
     out = torch.empty(shape, dtype=dtype_of(type_.kind, context.compute))
     return run(*args, out=out)  # type: ignore[no-any-return]
 
@@ -175,10 +176,12 @@ def _cast(to: Any, held: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _printer(fmt: str) -> Callable[[torch.Tensor], None]:
-    return lambda x: print(fmt.format(x))
+    return lambda x: debug_print(fmt, x)
 
 
-def _with_float_arguments(row: Callable[..., Any], graph: Graph, node: Node, compute: torch.dtype) -> Callable[..., Any]:
+def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
+    row: Callable[..., Any], graph: Graph, node: Node, compute: torch.dtype
+) -> Callable[..., Any]:
     """Integers and masks beside floats are converted first: torch would pick float32 also where we compute in float64."""
     rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
     positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float"]
@@ -197,7 +200,7 @@ def _with_float_arguments(row: Callable[..., Any], graph: Graph, node: Node, com
 def constants(graph: Graph, compute: torch.dtype) -> Mapping[Node, torch.Tensor]:
     """Literals as 0-d tensors, made once."""
     return {
-        node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute))  # type: ignore[arg-type]
+        node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute))
         for node in graph.nodes
         if node.op == "const"
     }

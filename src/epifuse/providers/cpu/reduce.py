@@ -1,4 +1,4 @@
-"""Reductions across tiles: partials merge in the order of the tiles, sums in float64, so results are the same each run."""
+"""Reductions across tiles: partials merge in the order of the tiles, sums in float64: the same result each run."""
 
 from __future__ import annotations
 

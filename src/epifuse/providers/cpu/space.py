@@ -1,4 +1,4 @@
-"""The iteration space of a graph on the CPU: every value as a strided view with one dimension a factor, l before m before n."""
+"""The iteration space on the CPU: every value is a strided view with one dimension a factor, l before m before n."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Index = tuple[slice, ...]
 class Tile(NamedTuple):
     """Half-open ranges of the three axes."""
 
-    l: tuple[int, int]  # noqa: E741 - the axis' name
+    l: tuple[int, int]
     m: tuple[int, int]
     n: tuple[int, int]
 
@@ -98,7 +98,7 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
 
 def tiles(extents: Mapping[str, int], rows: int, columns: int) -> Iterator[Tile]:
     """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small."""
-    l, m, n = extents["l"], extents["m"], extents["n"]  # noqa: E741 - the axis' name
+    l, m, n = extents["l"], extents["m"], extents["n"]
     if 0 in (l, m, n):
         return
     batches = max(rows // m, 1)

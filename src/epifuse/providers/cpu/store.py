@@ -1,4 +1,4 @@
-"""The store rule: float to integer rounds to nearest even and saturates, NaN becomes 0; fp8 saturates, infinities too."""
+"""The store rule: float to integer rounds to nearest even, saturates, NaN is 0; fp8 saturates, infinities too."""
 
 from __future__ import annotations
 
