@@ -275,6 +275,9 @@ class _Options:
         return Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
 
 
+_OPTIONS = frozenset(_Options.__dataclass_fields__) | {"epilogue", "out", "operands"}
+
+
 def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
     """Operands and destinations by name."""
     names = tuple(output.name for output in parsed.graph.outputs)

@@ -180,9 +180,7 @@ def _printer(fmt: str) -> Callable[[torch.Tensor], None]:
 
 
 def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
-    row: Callable[..., Any], graph: Graph, node: Node, compute: torch.dtype
-) -> Callable[..., Any]:
-    """Integers and masks beside floats are converted first: torch would pick float32 also where we compute in float64."""
+    """Integers and masks beside floats are converted first: torch would pick float32 also beside a float64 scalar."""
     rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
     positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float"]
     if rule == "select":
