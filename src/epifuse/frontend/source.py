@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import textwrap
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from epifuse.errors import Loc, fail
+from epifuse.errors import EpifuseError, Loc, fail
 
-Definition = ast.FunctionDef | ast.Lambda
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _STRING_FILE = "<epilogue>"
 
 
@@ -35,50 +38,75 @@ class Source:
         """The parameters as written."""
         return self.definition.args
 
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """Names the body assigns: local in all of it, as Python has it."""
+        body = self.definition.body
+        trees = body if isinstance(body, list) else [body]
+        found = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
+        return frozenset(node.id for node in found if isinstance(node.ctx, ast.Store))
+
     def loc(self, node: ast.AST) -> Loc:
         """Where `node` stands."""
-        line = getattr(node, "lineno", self.definition.lineno)
-        column = getattr(node, "col_offset", self.definition.col_offset)
-        end = getattr(node, "end_col_offset", None) if getattr(node, "end_lineno", line) == line else None
-        text = self.lines[line - 1] if line <= len(self.lines) else ""
-        # ast counts bytes of UTF-8, people count characters.
-        start = len(text.encode()[:column].decode(errors="ignore"))
-        stop = len(text.encode()[:end].decode(errors="ignore")) if end is not None else len(text.rstrip())
-        return Loc(self.file, line, start, max(stop - start, 1), text.rstrip("\n"))
+        return _loc(self.file, self.lines, node, self.definition)
 
 
-def parse_module(text: str, file: str) -> ast.Module:
-    """`ast.parse`, with what it may throw at a person turned into our errors."""
+def _loc(file: str, lines: tuple[str, ...], node: ast.AST, otherwise: ast.AST | None = None) -> Loc:
+    place: Any = node if hasattr(node, "lineno") else otherwise
+    text = lines[place.lineno - 1] if place.lineno <= len(lines) else ""
+    end = place.end_col_offset if place.end_lineno == place.lineno else len(text.rstrip().encode())
+    start, stop = _characters(text, place.col_offset), _characters(text, end)
+    return Loc(file, place.lineno, start, max(stop - start, 1), text)
+
+
+def _characters(text: str, offset: int) -> int:
+    """ast counts bytes of UTF-8, people count characters."""
+    return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    # Python's own line ends; str.splitlines also cuts at form feeds and the like.
+    return tuple(re.split(r"\r\n|\r|\n", text))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, file: str) -> tuple[ast.Module, types.CodeType]:
+    """Tree and code of a module. Compiling runs nothing, and finds what the grammar alone lets pass: `f(x, a=1, a=2)`."""
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python has given them already, or would for a function
+            module = ast.parse(text)
+            return module, compile(module, file, "exec", dont_inherit=True)
     except SyntaxError as error:
-        lines = text.splitlines()
-        line = min(error.lineno or 1, max(len(lines), 1))
-        quoted = lines[line - 1] if lines else ""
+        lines = _lines(text)
+        line = min(error.lineno or 1, len(lines))
+        quoted = lines[line - 1]
         column = min(max((error.offset or 1) - 1, 0), len(quoted))
         raise fail("not_python", Loc(file, line, column, 1, quoted), detail=error.msg) from None
     except (RecursionError, MemoryError):
-        raise fail("too_deep", Loc(file, 1, 0, 1, text.splitlines()[0][:80])) from None
-    except ValueError as error:
-        raise fail("not_python", Loc(file, 1, 0, 1, repr(text)[:80]), detail=str(error)) from None
+        raise fail("too_deep", Loc(file, 1, 0, 1, _lines(text)[0])) from None
+    except ValueError as error:  # null bytes, lone surrogates
+        raise fail("not_python", Loc(file, 1, 0, 1, repr(text[:80])), detail=str(error)) from None
 
 
 def from_string(text: str) -> Source:
     """A `def` or a `lambda` in a string; the notebook's one-line form `def f(...): a = ...; return a` too."""
     dedented = textwrap.dedent(text).strip("\n")
-    module = parse_module(dedented, _STRING_FILE)
-    lines = tuple(dedented.splitlines())
+    module, _ = _parsed(dedented, _STRING_FILE)
+    lines = _lines(dedented)
     if len(module.body) == 1:
         statement = module.body[0]
-        if isinstance(statement, ast.FunctionDef):
-            return Source(statement, _STRING_FILE, lines)
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return _checked(Source(statement, _STRING_FILE, lines))
         value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
         if isinstance(value, ast.Lambda):
             return Source(value, _STRING_FILE, lines)
     culprit = module.body[1] if len(module.body) > 1 else module.body[0] if module.body else None
-    first = Loc(_STRING_FILE, 1, 0, 1, lines[0] if lines else "")
-    loc = Source(ast.Lambda(), _STRING_FILE, lines).loc(culprit) if culprit is not None else first
-    raise fail("string_not_a_function", loc)
+    first = Loc(_STRING_FILE, 1, 0, 1, lines[0])
+    raise fail("string_not_a_function", first if culprit is None else _loc(_STRING_FILE, lines, culprit))
+
+
+_SOURCES: WeakKeyDictionary[types.CodeType, Source] = WeakKeyDictionary()
 
 
 def from_function(function: Callable[..., Any]) -> Source:
@@ -86,29 +114,47 @@ def from_function(function: Callable[..., Any]) -> Source:
     if not isinstance(function, types.FunctionType):
         raise fail("not_a_function", None, value=_describe(function))
     code = function.__code__
-    lines = linecache.getlines(code.co_filename, function.__globals__)
-    if not lines:
-        raise fail("no_source", None, name=function.__qualname__, file=code.co_filename)
-    found = [node for node in _definitions("".join(lines), code.co_filename) if _matches(node, function)]
+    known = _SOURCES.get(code)
+    # Code objects are equal by content: a copy in another file is another source.
+    if known is None or known.file != code.co_filename:
+        known = _SOURCES[code] = _checked(_find(function))
+    return known
+
+
+def _find(function: types.FunctionType) -> Source:
+    code, missing = function.__code__, {"name": function.__qualname__, "file": function.__code__.co_filename}
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    if not text:
+        raise fail("no_source", None, **missing)
+    try:
+        module, compiled = _parsed(text, code.co_filename)
+    except EpifuseError as error:
+        if error.key == "too_deep":
+            raise
+        raise fail("stale_source", None, **missing) from None
+    if code not in _codes(compiled):
+        raise fail("stale_source", None, **missing)
+    found = [node for node in _definitions(module) if _matches(node, code)]
     if len(found) > 1:
-        found = [node for node in found if _same_position(node, code)] or found
-    if not found:
-        raise fail("no_source", None, name=function.__qualname__, file=code.co_filename)
-    if len(found) > 1:
-        raise fail("lambdas_share_a_line", Source(found[0], code.co_filename, tuple(lines)).loc(found[0]))
-    return Source(found[0], code.co_filename, tuple(lines))
+        found = _same_position(found, code) or found
+    lines = _lines(text)
+    if len({ast.dump(node) for node in found}) > 1:
+        raise fail("lambdas_share_a_line", _loc(code.co_filename, lines, found[0]))
+    return Source(found[0], code.co_filename, lines)
+
+
+def _checked(source: Source) -> Source:
+    if isinstance(source.definition, ast.AsyncFunctionDef):
+        raise fail("async_function", source.loc(source.definition), name=source.name)
+    return source
 
 
 def _describe(value: object) -> str:
     return f"{type(value).__name__} {getattr(value, '__qualname__', '')}".strip()
 
 
-@lru_cache(maxsize=64)
-def _definitions(text: str, file: str) -> tuple[Definition | ast.AsyncFunctionDef, ...]:
-    return tuple(_walk(parse_module(text, file)))
-
-
-def _walk(tree: ast.AST) -> Iterator[Definition | ast.AsyncFunctionDef]:
+def _definitions(tree: ast.AST) -> Iterator[Definition]:
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -117,10 +163,17 @@ def _walk(tree: ast.AST) -> Iterator[Definition | ast.AsyncFunctionDef]:
         stack.extend(ast.iter_child_nodes(node))
 
 
-def _matches(node: Definition | ast.AsyncFunctionDef, function: types.FunctionType) -> bool:
-    code = function.__code__
-    if isinstance(node, ast.AsyncFunctionDef):
-        return False
+@lru_cache(maxsize=64)
+def _codes(module: types.CodeType) -> frozenset[types.CodeType]:
+    """Every code object in a module: a function whose own is not among them was compiled from another text."""
+    found, stack = [], [module]
+    while stack:
+        found.append(stack.pop())
+        stack.extend(constant for constant in found[-1].co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found)
+
+
+def _matches(node: Definition, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         first, name = node.lineno, "<lambda>"
     else:
@@ -131,14 +184,20 @@ def _matches(node: Definition | ast.AsyncFunctionDef, function: types.FunctionTy
     return declared == list(code.co_varnames[: len(declared)])
 
 
-def _same_position(node: Definition, code: types.CodeType) -> bool:
-    """Two lambdas on one line: the first instruction that has a column tells which (Python 3.11 and newer)."""
+def _same_position(nodes: list[Definition], code: types.CodeType) -> list[Definition]:
+    """Several lambdas on one line: the smallest body around the code's columns (Python 3.11 and newer have them)."""
     positions = getattr(code, "co_positions", None)
-    if positions is None or not isinstance(node, ast.Lambda):
-        return False
-    body = node.body
-    spans = [(line, column) for line, _, column, _ in positions() if line is not None and column]
-    return bool(spans) and all(
-        (body.lineno, body.col_offset) <= span <= (body.end_lineno or body.lineno, body.end_col_offset or 0)
-        for span in spans
-    )
+    spans = [(line, column) for line, _, column, _ in positions() if line and column] if positions else []
+    around = [node for node in nodes if spans and all(_start(node) <= span <= _end(node) for span in spans)]
+    around.sort(key=lambda node: _end(node)[1] - _start(node)[1])
+    return around[:1]
+
+
+def _start(node: Definition) -> tuple[int, int]:
+    body: Any = node.body[0] if isinstance(node.body, list) else node.body
+    return body.lineno, body.col_offset
+
+
+def _end(node: Definition) -> tuple[int, int]:
+    body: Any = node.body[-1] if isinstance(node.body, list) else node.body
+    return body.end_lineno, body.end_col_offset

@@ -6,7 +6,7 @@ No full-size intermediate exists: a value that needs a finished reduction is com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -135,6 +135,21 @@ class CpuKernel:
             launch.finish(sweep.number)
 
 
+# Rows of a product that is written straight to its destination: torch's GEMM packs B anew for each call, and below
+# this many rows that costs more than the accumulator's way through the L3 cache (M = N = 4096, K = 256).
+_PRODUCT_ROWS = 1024
+
+
+@dataclass
+class _Memory:
+    """What the tiles of one sweep write to: destinations, buffer views by tile shape, and the buffers themselves."""
+
+    direct: Values
+    home: torch.Tensor | None
+    views: dict[tuple[int, ...], Values] = field(default_factory=dict)
+    flat: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+
 class _Launch:
     """The state of one launch."""
 
@@ -209,10 +224,10 @@ class _Launch:
             self.accumulators[node] = self._accumulator(node)
         if not (sweep.stored or sweep.merged or sweep.program.steps):
             return
-        buffers: dict[tuple[int, ...], Values] = {}
-        flat: dict[Any, torch.Tensor] = {}
+        direct = self._direct(sweep)
+        memory = _Memory(direct, self._home(sweep, direct))
         for tile in tiles(self.kernel.problem.extents, self.kernel.rows, self.kernel.columns):
-            self._run_tile(sweep, tile, buffers, flat)
+            self._run_tile(sweep, tile, memory)
 
     def _accumulator(self, node: Node) -> Accumulator:
         name, gone = node.attr
@@ -220,21 +235,46 @@ class _Launch:
         type_ = self.graph.types[node]
         return Accumulator(name, self.space.shape(type_.factors), type_.kind, self.kernel.compute, count)
 
-    def _run_tile(self, sweep: Sweep, tile: Tile, buffers: dict[tuple[int, ...], Values], flat: dict[Any, Any]) -> None:
+    def _direct(self, sweep: Sweep) -> Values:
+        """Values computed where they are stored: the destination has their dtype, whole rows, and no operand in it."""
+        computed = {step.node for step in sweep.program.steps if step.buffer and step.arguments}
+        aliased = dict(self.kernel.problem.aliases)
+        found: Values = {}
+        for name, node in sweep.stored:
+            destination = self.outputs[name]
+            same = destination.dtype == dtype_of(self.graph.types[node].kind, self.kernel.compute)
+            if node in computed and same and name not in aliased and destination.stride(-1) == 1:
+                found.setdefault(node, destination)
+        return found
+
+    def _home(self, sweep: Sweep, direct: Values) -> torch.Tensor | None:
+        """A destination that can hold the accumulator until the epilogue overwrites it, so that torch's GEMM runs on
+        larger panels than the epilogue: nobody may read the accumulator after the destination's value is computed."""
+        order = [step.node for step in sweep.program.steps]
+        reads = [i for i, step in enumerate(sweep.program.steps) for arg in step.arguments if arg.op == "accum"]
+        for name, node in sweep.stored:
+            destination = self.outputs[name]
+            plain = node.op == "accum" and name not in dict(self.kernel.problem.aliases)
+            overwritten = direct.get(node) is destination and max(reads, default=0) <= order.index(node)
+            whole = tuple(destination.shape) == tuple(self.kernel.problem.extents[axis] for axis in "lmn")
+            same = destination.dtype == self.kernel.problem.accumulator
+            if (plain or overwritten) and whole and same and destination.stride(-1) == 1:
+                return destination
+        return None
+
+    def _run_tile(self, sweep: Sweep, tile: Tile, memory: _Memory) -> None:
         values: Values = {}
         for node in sweep.program.sources:
             values[node] = self._cut(self.whole[node], tile)
         shape = tuple(stop - start for start, stop in tile)
-        held = buffers.get(shape)
+        held = memory.views.get(shape)
         if held is None:
-            held = buffers[shape] = self._buffers(sweep, tile, flat)
+            held = memory.views[shape] = self._buffers(sweep, tile, memory)
         for step in sweep.program.steps:
             node = step.node
-            out = held.get(node)
+            out = self._cut(memory.direct[node], tile) if node in memory.direct else held.get(node)
             if node.op == "accum":
-                assert out is not None
-                self._product(tile, out)
-                values[node] = out
+                values[node] = self._accumulator_tile(tile, out, memory.home)
             elif node.op == "load":
                 source = self._cut(self.whole[node], tile)
                 values[node] = source if out is None else out.copy_(source)
@@ -245,8 +285,22 @@ class _Launch:
         for node in sweep.merged:
             self._merge(node, values, tile)
         for name, node in sweep.stored:
-            destination = self._cut(self.outputs[name], tile)
-            store(values[node].expand(destination.shape), destination)
+            written = memory.home if node.op == "accum" else memory.direct.get(node)
+            if written is not self.outputs[name]:
+                destination = self._cut(self.outputs[name], tile)
+                store(values[node].expand(destination.shape), destination)
+
+    def _accumulator_tile(self, tile: Tile, buffer: torch.Tensor | None, home: torch.Tensor | None) -> torch.Tensor:
+        if home is None:
+            assert buffer is not None
+            self._product(tile, buffer)
+            return buffer
+        first, last = tile.m
+        rows = self.kernel.rows * max(_PRODUCT_ROWS // self.kernel.rows, 1)
+        if first % rows == 0:
+            panel = tile._replace(m=(first, min(first + rows, self.kernel.problem.extents["m"])))
+            self._product(panel, self._cut(home, panel))
+        return self._cut(home, tile)
 
     def _merge(self, node: Node, values: Values, tile: Tile) -> None:
         accumulator = self.accumulators[node]
@@ -265,28 +319,28 @@ class _Launch:
     def _cut(self, whole: torch.Tensor, tile: Tile) -> torch.Tensor:
         return whole[self.space.index(tile, whole.shape)] if whole.dim() else whole
 
-    def _buffers(self, sweep: Sweep, tile: Tile, flat: dict[Any, torch.Tensor]) -> Values:
+    def _buffers(self, sweep: Sweep, tile: Tile, memory: _Memory) -> Values:
         """Buffers of this tile's shape: views of flat memory that all tiles share."""
         views: Values = {}
         for step in sweep.program.steps:
-            if step.buffer is None:
+            if step.buffer is None or step.node in memory.direct or (step.node.op == "accum" and memory.home is not None):
                 continue
             dtype, factors, _ = step.buffer
             shape = self.space.shape(factors, tile)
             size = 1
             for extent in shape:
                 size *= extent
-            memory = flat.get(step.buffer)
-            if memory is None or memory.numel() < size:
-                memory = flat[step.buffer] = torch.empty(size, dtype=dtype)
-            views[step.node] = memory[:size].view(shape)
+            flat = memory.flat.get(step.buffer)
+            if flat is None or flat.numel() < size:
+                flat = memory.flat[step.buffer] = torch.empty(size, dtype=dtype)
+            views[step.node] = flat[:size].view(shape)
         return views
 
     def _product(self, tile: Tile, out: torch.Tensor) -> None:
         problem = self.kernel.problem
         (l0, l1), (m0, m1), (n0, n1) = tile
         integers = product.largest_product(problem.a.dtype, problem.b.dtype)
-        panel = out.view(l1 - l0, m1 - m0, n1 - n0)
+        panel = out if out.dim() == 3 else out.view(l1 - l0, m1 - m0, n1 - n0)
         for batch in range(l0, l1):
             a, b = self.a[batch, m0:m1], self.b[batch, :, n0:n1]
             product.multiply(a, b, panel[batch - l0], integers)

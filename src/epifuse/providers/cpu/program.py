@@ -13,6 +13,7 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
+from epifuse.providers.cpu.fuse import Fused, fuse
 from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS, Row
 from epifuse.providers.cpu.space import Space
 
@@ -92,14 +93,18 @@ class Context:
 def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TileProgram:
     """The program that computes `roots` of one sweep. What was finished before the sweep is a source."""
     graph = context.graph
-    order, sources = _needed(graph, tuple(roots), sweep)
-    last = {arg: position for position, node in enumerate(order) for arg in node.args}
     kept = set(roots)
+    order, sources = _needed(graph, tuple(kept), sweep)
+    fused = fuse(graph, order, kept)
+    absorbed = {arg for node in fused for arg in node.args} - {arg for form in fused.values() for arg in form.arguments}
+    order = [node for node in order if node not in absorbed]
+    reads = {node: fused[node].arguments if node in fused else node.args for node in order}
+    last = {arg: position for position, node in enumerate(order) for arg in reads[node]}
     allocator = _Allocator()
     steps = []
     for position, node in enumerate(order):
-        dying = [arg for arg in dict.fromkeys(node.args) if last[arg] == position and arg not in kept]
-        steps.append(_step(context, node, dying, allocator))
+        dying = [arg for arg in dict.fromkeys(reads[node]) if last[arg] == position and arg not in kept]
+        steps.append(_step(context, node, fused.get(node), dying, allocator))
         for arg in dying:
             allocator.release(arg)
         if node not in last and node not in kept:
@@ -130,7 +135,7 @@ def is_source(graph: Graph, node: Node, sweep: int) -> bool:
     return node.op in ("const", "index") or (not per_tile(stage) and stage.sweep < sweep)
 
 
-def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator) -> Step:
+def _step(context: Context, node: Node, fused: Fused | None, dying: list[Node], allocator: _Allocator) -> Step:
     type_ = context.graph.types[node]
     dtype = dtype_of(type_.kind, context.compute)
     if node.op == "load" and node not in context.converted:
@@ -139,7 +144,8 @@ def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator
         return Step(node, (), _unused, allocator.take(node, dtype, type_.factors, ()))
     if node.op in ("reduce", "debug_print", "cast"):
         return Step(node, node.args, operation(context, node), None)
-    return Step(node, node.args, operation(context, node), allocator.take(node, dtype, type_.factors, dying))
+    arguments, run = fused or (node.args, operation(context, node))
+    return Step(node, arguments, run, allocator.take(node, dtype, type_.factors, dying))
 
 
 def operation(context: Context, node: Node) -> Callable[..., Any]:

@@ -1,0 +1,91 @@
+"""CPU speed and memory of fused epilogues beside eager PyTorch and torch.compile, in one interleaved run.
+
+    python benchmarks/cpu_epilogue.py [--rounds 21] [--save benchmarks/results/cpu_epilogue.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import interleave, machine, paired_ratio, save
+
+import epifuse as ef
+
+M = N = 4096
+K = 256
+
+
+def four_operations(accum, C, E):
+    """Four elementwise operations on two full operands."""
+    return (accum * 2.0 + C) * E - 1.0
+
+
+def eight_operations(accum, C, E):
+    """Eight elementwise operations, two of them activations, on two full operands."""
+    t = accum * 1.5 + C * 0.5
+    u = ef.relu(t) * E
+    return ef.sigmoid(u) + t * 0.25
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """Peak bytes of what torch allocates while `run` runs, its result included."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = run()
+    del result
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """One epilogue in one dtype: seconds, paired ratios, peak bytes."""
+    torch.manual_seed(0)
+    a, b = torch.randn(M, K, dtype=dtype), torch.randn(K, N, dtype=dtype)
+    c, e = torch.randn(M, N, dtype=dtype), torch.randn(M, N, dtype=dtype)
+    function = ef.reference(epilogue)
+    compiled = torch.compile(lambda a, b, c, e: function(a @ b, c, e))
+    variants: dict[str, Callable[[], Any]] = {
+        "eager": lambda: function(a @ b, c, e),
+        "torch.compile": lambda: compiled(a, b, c, e),
+        "epifuse": lambda: ef.gemm(a, b, epilogue=epilogue, C=c, E=e),
+        "product alone": lambda: a @ b,
+    }
+    seconds = interleave(variants, rounds)
+    result_bytes = M * N * a.element_size()
+    # The result itself is no intermediate; eager's include the accumulator, which is one.
+    intermediates = {name: peak_bytes(variants[name]) - result_bytes for name in ("eager", "epifuse")}
+    return {
+        "epilogue": epilogue.__name__,
+        "dtype": str(dtype).removeprefix("torch."),
+        "milliseconds": {name: round(statistics.median(times) * 1e3, 2) for name, times in seconds.items()},
+        "ratio to eager": [round(x, 3) for x in paired_ratio(seconds, "epifuse", "eager")],
+        "ratio to torch.compile": [round(x, 3) for x in paired_ratio(seconds, "epifuse", "torch.compile")],
+        "intermediate megabytes": {name: round(size / 1e6, 2) for name, size in intermediates.items()},
+    }
+
+
+def main() -> None:
+    """Measure and print; save where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for epilogue in (four_operations, eight_operations):
+            rows.append(measure(epilogue, dtype, options.rounds))
+            print(rows[-1], flush=True)
+    if options.save:
+        save(options.save, {"machine": machine(), "problem": {"M": M, "N": N, "K": K}, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Paired, interleaved timing: every round runs each variant once, ratios are taken within a round."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import epifuse
+
+
+def interleave(variants: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, list[float]]:
+    """Seconds of each variant in each round. Results are dropped outside the timed span."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for round_ in range(warmup + rounds):
+        for name, run in variants.items():
+            start = time.perf_counter()
+            result = run()
+            elapsed = time.perf_counter() - start
+            del result
+            if round_ >= warmup:
+                seconds[name].append(elapsed)
+    return seconds
+
+
+def paired_ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> tuple[float, float, float]:
+    """Median of the per-round ratios name / base, and a 95 % interval for it from the order statistics."""
+    ratios = sorted(x / y for x, y in zip(seconds[name], seconds[base], strict=True))
+    count = len(ratios)
+    # Binomial bounds of the median, normal approximation: ranks n/2 -+ 0.98 sqrt(n).
+    low = max(int(count / 2 - 0.98 * count**0.5), 0)
+    high = min(int(count / 2 + 0.98 * count**0.5), count - 1)
+    return statistics.median(ratios), ratios[low], ratios[high]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "epifuse": epifuse.__version__,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def save(path: Path, results: Mapping[str, Any]) -> None:
+    """Write results as committed data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
