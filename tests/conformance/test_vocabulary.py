@@ -1,0 +1,186 @@
+"""Every row of the vocabulary, fused by every provider, beside PyTorch: drawn from the registries.
+
+A new primitive, activation or reduction is tested here without a line of test. Each row meets every access class, every
+dtype, every layout and every ragged shape; over all rows every pair of those meets too.
+"""
+
+import importlib
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse import providers
+from epifuse.dtypes import BY_TORCH
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.passes.accesses import CLASSES
+
+ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
+DTYPES = [row.torch for row in BY_TORCH.values() if row.loads_as is not None]
+ACCESSES = list(CLASSES)
+SHAPES = [(2, 5, 7, 3), (1, 1, 1, 1), (3, 1, 9, 2), (2, 19, 1, 4), (2, 9, 37, 5)]  # L, M, N, K
+TILE = (4, 8)  # several ragged panels on all but the smallest shapes
+
+Shape = tuple[int, ...]
+
+
+# --- layouts: the same elements, at other addresses ---------------------------------------------------------------
+
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous()
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous().mT if x.dim() > 1 else x
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1] + 1, dtype=x.dtype)[..., 1::2]
+    return wide.copy_(x)
+
+
+def offset(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:1], x])[1:]
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    return x[:1].expand(x.shape)
+
+
+LAYOUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [contiguous, transposed, strided, offset, expanded]
+
+
+# --- cases ------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """How the operands of one run lie in memory."""
+
+    access: frozenset[str]
+    dtype: torch.dtype
+    layout: Callable[[torch.Tensor], torch.Tensor]
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{CLASSES[self.access]}, {self.dtype}, {self.layout.__name__}, L M N K = {self.shape}"
+
+
+LISTS: list[list[Any]] = [ACCESSES, DTYPES, LAYOUTS, SHAPES]
+
+
+def cases(row: int) -> Iterator[Case]:
+    """Each list in an order of this row's own, again and again: every entry of each meets the row."""
+    order = random.Random(row)
+    turns = [itertools.cycle(order.sample(entries, len(entries))) for entries in LISTS]
+    return itertools.islice(map(Case, *turns), max(map(len, LISTS)) + 4)
+
+
+def test_over_all_rows_every_pair_meets() -> None:
+    met = [case for row in range(len(ELEMENTWISE)) for case in cases(row)]
+    for first, second in itertools.combinations(range(4), 2):
+        pairs = {(case[first], case[second]) for case in met}
+        assert len(pairs) == len(LISTS[first]) * len(LISTS[second])
+
+
+def operand(case: Case, kind: str) -> torch.Tensor:
+    """Multiples of 1/4, exact in every dtype wide enough, with NaN, infinities and -0 in the larger ones."""
+    L, M, N, _ = case.shape
+    shape = [extent if axis in case.access else 1 for axis, extent in zip("lmn", (L, M, N), strict=True)]
+    x = torch.randint(-16, 17, shape) / 4
+    if kind == "mask":
+        return case.layout(x > 0)
+    if kind == "int32":  # no zeros: torch refuses to divide integers by them
+        integer = torch.int32 if case.dtype.is_floating_point or case.dtype == torch.bool else case.dtype
+        return case.layout(torch.where(x == 0, 3, x * 4).to(integer))
+    if case.dtype == torch.bool or (kind == "exponent" and not case.dtype.is_floating_point):
+        return case.layout(x)
+    if x.numel() > 8:
+        x.view(-1)[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
+    return case.layout(x.to(case.dtype))
+
+
+def loaded(x: torch.Tensor, compute: torch.dtype) -> torch.Tensor:
+    """What the kernel sees of an operand."""
+    kind = BY_TORCH[x.dtype].loads_as
+    return x if kind == "mask" else x.to(torch.int32 if kind == "int32" else compute)
+
+
+def kinds_of(name: str, count: int) -> list[str]:
+    """Kinds a row takes everywhere: the rest is test_kinds' matter."""
+    rule = PRIMITIVES[name].rule if name in PRIMITIVES else "floating"
+    return {
+        "logic": ["mask"] * count,
+        "integer": ["int32"] * count,
+        "select": ["mask", *["float"] * (count - 1)],
+        "power": ["float", "exponent"],
+    }.get(rule, ["float"] * count)
+
+
+def values_of(name: str) -> list[str]:
+    return [p.name for p in VOCABULARY[name].signature.parameters.values() if not is_static(p)]
+
+
+def product_for(case: Case, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B whose product is exact; the accumulator's kind is `kind`, and a mask comes of comparing it."""
+    L, M, N, K = case.shape
+    if kind == "int32":
+        return torch.randint(1, 6, (L, M, K), dtype=torch.int8), torch.randint(1, 6, (L, K, N), dtype=torch.int8)
+    return torch.randint(-3, 4, (L, M, K)).to(dtype) / 2, torch.randint(-3, 4, (L, K, N)).to(dtype) / 2
+
+
+def run(provider: str, source: str, a: torch.Tensor, b: torch.Tensor, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The outputs; None where every kernel of the provider refused by name."""
+    epilogue = ef.EpilogueArguments.partial(source, inputs)
+    args = ef.GemmArguments(a, b, epilogue=epilogue, constraints=ef.Constraints(tile=TILE))
+    kernels = ef.get_kernels(args, providers=[provider])
+    if kernels:
+        return kernels[0].run(args)
+    assert ef.explain(args).refusals, f"neither run nor refused: {source}"
+    assert all(refusal.reason for refusal in ef.explain(args).refusals)
+    return None
+
+
+@pytest.mark.parametrize("provider", providers.NAMES)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_row(name: str, provider: str) -> None:
+    """The fused row against the function itself, which is plain PyTorch on tensors."""
+    names = values_of(name)
+    kinds = kinds_of(name, len(names))
+    ran = 0
+    for number, case in enumerate(cases(ELEMENTWISE.index(name))):
+        place = number % (len(names) + 1)  # which argument is the accumulator; the last turn has operands alone
+        compute = torch.float64 if case.dtype == torch.float64 else torch.float32
+        a, b = product_for(case, kinds[min(place, len(names) - 1)], compute)
+        inputs = {f"x{i}": operand(case, kind) for i, kind in enumerate(kinds) if i != place}
+        accum = "accum > 0" if place < len(names) and kinds[place] == "mask" else "accum"
+        written = ", ".join(accum if i == place else f"x{i}" for i in range(len(names)))
+        outputs = run(
+            provider, f"def epi({', '.join(['accum', *inputs])}): D = {name}({written}); return D", a, b, inputs
+        )
+        if outputs is None:
+            continue
+        ran += 1
+        exact = (a.double() @ b.double()).to(compute if a.dtype != torch.int8 else torch.int32)
+        given = [
+            (exact > 0 if accum != "accum" else exact) if i == place else loaded(inputs[f"x{i}"], compute)
+            for i in range(len(names))
+        ]
+        want = VOCABULARY[name].function(*given)
+        torch.testing.assert_close(
+            outputs["D"], want.reshape(outputs["D"].shape), equal_nan=True, msg=lambda text, c=case: f"{c}\n{text}"
+        )
+    assert ran or provider != "cpu", "the CPU carries the whole language"
+
+
+@pytest.mark.parametrize("provider", providers.NAMES)
+def test_every_primitive_has_a_row(provider: str) -> None:
+    table = importlib.import_module(f"epifuse.providers.{provider}.primitives")
+    assert table.missing_rows() == (), f"primitives without a row in providers/{provider}/primitives.py"
+    assert set(table.PRIMITIVE_ROWS) <= set(PRIMITIVES), "rows for primitives that do not exist"
+    assert set(table.FAST) <= set(VOCABULARY), "fast forms of activations that do not exist"
