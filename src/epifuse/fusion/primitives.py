@@ -19,7 +19,9 @@ import torch
 Value: TypeAlias = Any
 """A tensor or a number. In an epilogue: a value of the graph."""
 
-KindRule = Literal["arithmetic", "floating", "divide", "power", "same", "compare", "logic", "integer", "select"]
+KindRule = Literal[
+    "arithmetic", "subtract", "floating", "divide", "power", "same", "compare", "logic", "integer", "select"
+]
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ def add(x: Value, y: Value) -> Value:
     return x + y
 
 
-@primitive("arithmetic", host=operator.sub, symbol="-")
+@primitive("subtract", host=operator.sub, symbol="-")
 def sub(x: Value, y: Value) -> Value:
-    """x - y."""
+    """x - y; a mask is refused on either side, as by PyTorch."""
     return x - y
 
 

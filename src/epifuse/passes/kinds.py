@@ -28,6 +28,12 @@ def _arithmetic(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     return promote(kinds)
 
 
+def _subtract(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    if "mask" in kinds:
+        raise KindError("masks_in_arithmetic", op=row.name)
+    return promote(kinds)
+
+
 def _floating(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     _arithmetic(row, kinds)
     return "float"
@@ -68,6 +74,7 @@ def _select(row: Primitive, kinds: Sequence[Kind]) -> Kind:
 
 _RULES: dict[str, Callable[[Primitive, Sequence[Kind]], Kind]] = {
     "arithmetic": _arithmetic,
+    "subtract": _subtract,
     "floating": _floating,
     "divide": _floating,
     "power": _power,

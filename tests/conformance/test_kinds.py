@@ -1,0 +1,115 @@
+"""Kinds: for every row and every combination of mask, int32 and float, our result has the dtype PyTorch's has, or the
+combination is refused by name. What PyTorch refuses, we refuse."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import VOCABULARY, is_static
+
+ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
+DTYPES = {"mask": torch.bool, "int32": torch.int32, "float": torch.float32}
+REFUSALS = {"masks_in_arithmetic", "mask_wanted", "integers_wanted", "float_wanted", "negative_power"}
+A, B = torch.ones(3, 2), torch.ones(2, 5)
+
+
+def values_of(name: str) -> list[str]:
+    return [p.name for p in VOCABULARY[name].signature.parameters.values() if not is_static(p)]
+
+
+def operand(kind: str, like: int) -> torch.Tensor:
+    x = torch.arange(15).reshape(3, 5).roll(like) % 4 + 1
+    return x > 2 if kind == "mask" else x.to(DTYPES[kind])
+
+
+def meaning(name: str, args: list[Any]) -> torch.Tensor | None:
+    try:
+        result = VOCABULARY[name].function(*args)
+    except (RuntimeError, TypeError):
+        return None
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def fused(source: str, inputs: dict[str, Any]) -> torch.Tensor | str:
+    """The result, or the sentence it was refused with."""
+    try:
+        return ef.gemm(A, B, epilogue=source, operands=inputs)  # type: ignore[no-any-return]
+    except ef.errors.EpilogueTypeError as error:
+        return error.key
+
+
+def compare(got: torch.Tensor | str, want: torch.Tensor | None, *, exactly: bool = False) -> None:
+    if isinstance(got, str):
+        assert got in REFUSALS
+        return
+    assert want is not None, f"accepted, and gives {got.dtype}, but PyTorch refuses"
+    # A mask beside a Python integer is int64 in PyTorch; our only other integer is int32, and values agree.
+    assert got.dtype == (torch.int32 if want.dtype == torch.int64 and not exactly else want.dtype)
+    torch.testing.assert_close(got, want.expand(got.shape).to(got.dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name: str) -> None:
+    names = values_of(name)
+    for kinds in itertools.product(DTYPES, repeat=len(names)):
+        args = [operand(kind, i) for i, kind in enumerate(kinds)]
+        inputs = {f"x{i}": arg for i, arg in enumerate(args)}
+        source = f"def epi(accum, {', '.join(inputs)}): D = {name}({', '.join(inputs)}); return D"
+        try:
+            compare(fused(source, inputs), meaning(name, args))
+        except AssertionError as error:
+            raise AssertionError(f"{name} of {', '.join(kinds)}: {error}") from error
+
+
+@pytest.mark.parametrize("number", [True, 2, 2.0, -3])
+@pytest.mark.parametrize("name", [n for n, row in PRIMITIVES.items() if row.arity == 2])
+def test_literals_are_weak(name: str, number: float) -> None:
+    """`x * 2` keeps int32, `x * 2.0` makes a float; on either side."""
+    for kind in DTYPES:
+        x = operand(kind, 0)
+        for left in (True, False):
+            args = [x, number] if left else [number, x]
+            written = f"x, {number}" if left else f"{number}, x"
+            compare(fused(f"def epi(accum, x): D = {name}({written}); return D", {"x": x}), meaning(name, args))
+
+
+@pytest.mark.parametrize("number", [True, 2, 2.0])
+@pytest.mark.parametrize("op", ["add", "mul", "maximum"])
+def test_numbers_handed_over_are_floats(op: str, number: float) -> None:
+    """A number's Python type does not show in a signature, so an operand counts as float; a bool stays a mask."""
+    got = fused(f"def epi(accum, x, y): D = {op}(x, y); return D", {"x": operand("int32", 0), "y": number})
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype == (torch.int32 if number is True else torch.float32)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_reductions(name: str, kind: str) -> None:
+    x = operand(kind, 0)
+    got = fused(f"def epi(accum, x): D = {name}(x, dim=1); return D", {"x": x})
+    want = meaning(name, [x, 1])
+    if isinstance(got, torch.Tensor) and want is not None and want.dtype == torch.uint8:
+        want = want.bool()
+    compare(got, want, exactly=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_load_as_int32(dtype: torch.dtype) -> None:
+    x = operand("int32", 0).to(dtype)
+    got = fused("def epi(accum, x): D = x * 3 - 5; return D", {"x": x})
+    compare(got, x.to(torch.int32) * 3 - 5)
+
+
+def test_an_int32_accumulator_is_exact() -> None:
+    a = torch.full((3, 300), 127, dtype=torch.int8)
+    b = torch.full((300, 5), 127, dtype=torch.int8)
+    b[:, 1] = 126
+    D = ef.gemm(a, b, epilogue="def epi(accum): D = accum - 1; return D")
+    assert D.dtype == torch.int32
+    assert torch.equal(D, (a.double() @ b.double()).to(torch.int32) - 1)

@@ -1,0 +1,150 @@
+"""What the vocabulary means, as plain functions: beside PyTorch's, float64, autograd and fast forms."""
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from epifuse import providers
+from epifuse.fusion.activation import __name__ as activations
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import VOCABULARY, is_static
+
+SPECIAL = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, 20.0, 88.0, -88.0, 1e4, -1e4])
+BROKEN = torch.tensor([torch.nan, torch.inf, -torch.inf])
+
+# PyTorch's function takes other arguments than a value for each of ours.
+OTHER_SIGNATURE = {"max", "min", "clamp", "permute", "reshape", "unsqueeze", "norm", "prelu", "any", "all", "threshold"}
+
+# On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes; its scalar tail, its float64 and the formula give inf.
+INF_IS_NAN_IN_PYTORCH = {"gelu", "gelu_erf"}
+
+ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.function.__module__ == activations]
+
+
+def grid(dtype: torch.dtype) -> torch.Tensor:
+    """A dense line, the awkward values, infinities and NaN."""
+    return torch.cat([torch.linspace(-12, 12, 4001), SPECIAL, BROKEN]).to(dtype)
+
+
+def others(count: int, like: torch.Tensor) -> list[torch.Tensor]:
+    """Further arguments: the same values in other orders."""
+    return [like.roll(17 * (i + 1)) for i in range(count)]
+
+
+def required(name: str) -> int:
+    """How many values a row cannot do without."""
+    parameters = VOCABULARY[name].signature.parameters.values()
+    return sum(p.default is inspect.Parameter.empty and not is_static(p) for p in parameters)
+
+
+def namesake(name: str) -> Callable[..., Any] | None:
+    """PyTorch's function of the same name."""
+    found = next((getattr(space, name) for space in (F, torch, torch.special) if hasattr(space, name)), None)
+    return None if name in OTHER_SIGNATURE else found
+
+
+def arguments_for(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    x = grid(dtype)
+    rule = PRIMITIVES[name].rule if name in PRIMITIVES else ""
+    if rule == "integer":
+        whole = torch.arange(-40, 41, dtype=torch.int32)
+        return [whole, torch.where(whole.roll(7) == 0, 5, whole.roll(7))]
+    if rule == "logic":
+        return [x > 0, *(y > 0 for y in others(required(name) - 1, x))]
+    if rule == "select":
+        return [x > 0, *others(2, x)]
+    return [x, *others(required(name) - 1, x)]
+
+
+def without_inf(name: str, args: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [arg[arg != torch.inf] for arg in args] if name in INF_IS_NAN_IN_PYTORCH else args
+
+
+def equal(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [n for n in VOCABULARY if n not in REDUCTIONS and namesake(n) is not None])
+def test_a_name_of_pytorchs_means_what_pytorch_means(name: str, dtype: torch.dtype) -> None:
+    function = namesake(name)
+    assert function is not None
+    args = without_inf(name, arguments_for(name, dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of torch's names are deprecated, and mean what they meant
+        if name in ("softmax", "log_softmax"):
+            equal(VOCABULARY[name].function(args[0][:4001], dim=-1), function(args[0][:4001], dim=-1))
+        else:
+            equal(VOCABULARY[name].function(*args), function(*args))
+
+
+def test_most_of_the_vocabulary_has_a_namesake() -> None:
+    """Else the test above could pass over nothing."""
+    missing = {name for name in VOCABULARY if name not in REDUCTIONS and namesake(name) is None}
+    assert len(VOCABULARY) - len(missing) > 2 * len(missing)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_float32_agrees_with_float64(name: str) -> None:
+    """No formula loses its digits to cancellation or overflow."""
+    args = arguments_for(name, torch.float32)
+    narrow = VOCABULARY[name].function(*args)
+    wide = VOCABULARY[name].function(*(arg.double() for arg in args))
+    equal(narrow, wide.float())
+
+
+@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith("d") and n[1:] in VOCABULARY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_derivative(name: str, dtype: torch.dtype) -> None:
+    x = grid(dtype)[: -len(BROKEN)].requires_grad_()
+    dy = others(1, grid(dtype)[: -len(BROKEN)])[0]
+    # PyTorch's own derivative where it has one: the body's steps may overflow where their product does not.
+    (namesake(name[1:]) or VOCABULARY[name[1:]].function)(x).backward(dy)
+    smooth = x.detach() != 0 if name == "drelu" else torch.ones_like(x, dtype=torch.bool)
+    equal(VOCABULARY[name].function(dy, x.detach())[smooth], x.grad[smooth])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_derivative_of_gelu(approximate: str) -> None:
+    x = grid(torch.float64)[: -len(BROKEN)].requires_grad_()
+    F.gelu(x, approximate=approximate).backward(torch.ones_like(x))
+    equal(VOCABULARY["dgelu"].function(torch.ones_like(x), x.detach(), approximate), x.grad)
+    equal(VOCABULARY["gelu"].function(x.detach(), approximate), F.gelu(x.detach(), approximate=approximate))
+
+
+def fast_forms() -> list[tuple[str, str]]:
+    tables = {name: importlib.import_module(f"epifuse.providers.{name}.primitives") for name in providers.NAMES}
+    return [(provider, name) for provider, table in tables.items() for name in table.FAST]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("provider", "name"), fast_forms())
+def test_a_fast_form_means_what_the_body_means(provider: str, name: str, dtype: torch.dtype) -> None:
+    if provider != "cpu":
+        pytest.skip("its rows work on fragments; test_vocabulary runs them")
+    table = importlib.import_module(f"epifuse.providers.{provider}.primitives")
+    args = without_inf(name, arguments_for(name, dtype))
+    equal(table.FAST[name](*args, out=torch.empty_like(args[0])), VOCABULARY[name].function(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_with_defaults(dtype: torch.dtype) -> None:
+    x = grid(dtype)
+    equal(VOCABULARY["leaky_relu"].function(x, 0.2), F.leaky_relu(x, 0.2))
+    equal(VOCABULARY["elu"].function(x, 1.5), F.elu(x, 1.5))
+    equal(VOCABULARY["hardtanh"].function(x, -0.5, 2.0), F.hardtanh(x, -0.5, 2.0))
+    equal(VOCABULARY["softplus"].function(x, 2.0, 10.0), F.softplus(x, 2.0, 10.0))
+    equal(VOCABULARY["threshold"].function(x, 0.1, 20.0), F.threshold(x, 0.1, 20.0))
+    equal(VOCABULARY["clamp"].function(x, -1.0, 2.0), torch.clamp(x, -1.0, 2.0))
+    equal(VOCABULARY["clamp"].function(x, max=2.0), torch.clamp(x, max=2.0))
+    rows = x.repeat(3, 1).T.contiguous()
+    slopes = torch.tensor([0.1, 0.2, -0.3], dtype=dtype)
+    equal(VOCABULARY["prelu"].function(rows, slopes), F.prelu(rows, slopes))
+    equal(VOCABULARY["snake"].function(x, 2.0)[:4001], (x + torch.sin(2.0 * x) ** 2 / 2.0)[:4001])
