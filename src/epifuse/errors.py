@@ -129,6 +129,12 @@ CATALOGUE: dict[str, Sentence] = {
         "the source of {name} ({file}) cannot be found",
         "pass the source as a string: functions made in a REPL, by exec or in C have none",
     ),
+    "stale_source": Sentence(
+        _S,
+        "the source of {name} ({file}) is not what the function was compiled from",
+        "reload its module, or pass the source as a string",
+    ),
+    "async_function": Sentence(_S, "{name} is an async function", "write a plain def"),
     "lambdas_share_a_line": Sentence(_S, "several lambdas stand on this line", "put each on a line of its own"),
     # --- statements
     "unsupported_syntax": Sentence(_S, "{syntax} is not supported in an epilogue", "{hint}"),
@@ -143,7 +149,9 @@ CATALOGUE: dict[str, Sentence] = {
         _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"
     ),
     "augmented_assignment": Sentence(
-        _S, "Variable '{name}' cannot be defined twice: an augmented assignment redefines it", "assign to a new name"
+        _S,
+        "Variable '{name}' cannot be defined twice: an augmented assignment redefines it, in place in PyTorch",
+        "assign to a new name",
     ),
     "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
     "assignment_target": Sentence(_S, "cannot assign to a {syntax} in an epilogue", "assign to a plain name"),
@@ -163,6 +171,9 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "returned_twice": Sentence(_S, "'{name}' is returned twice"),
     "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
+    "unnamed_clash": Sentence(
+        _S, "the unnamed result is called D, and so is an operand", "assign it to another name, or rename the operand"
+    ),
     # --- the signature
     "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
     "accum_not_first": Sentence(_S, "accum must be the first positional parameter"),
@@ -173,9 +184,9 @@ CATALOGUE: dict[str, Sentence] = {
     "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number"),
     "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default of type {value} is not supported"),
     # --- names
-    "undefined": Sentence(_S, "the name '{name}' is not defined", "docs/language.md lists the vocabulary"),
+    "undefined": Sentence(_S, "the name '{name}' is not defined", "{near}"),
     "used_before_assignment": Sentence(_S, "'{name}' is used before it is assigned"),
-    "no_attribute": Sentence(_S, "{module} has no '{name}'"),
+    "no_attribute": Sentence(_S, "{module} has no '{name}'", "{near}"),
     "unknown_function": Sentence(_S, "{name} is not in the epilogue vocabulary", "{near}"),
     "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
     "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
@@ -185,14 +196,19 @@ CATALOGUE: dict[str, Sentence] = {
         _S, "'{name}' is a {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
     ),
     "not_a_value": Sentence(_S, "{what} cannot be used as a value here"),
+    "identity": Sentence(_S, "`is` compares with None only", "use =="),
     # --- calls
     "not_callable": Sentence(_S, "{what} cannot be called"),
     "recursion": Sentence(_S, "{name} calls itself", "an epilogue has no recursion; write the steps out"),
+    "too_many_calls": Sentence(
+        _S, "the helpers of this epilogue make more than {limit} calls", "call a helper once and use its result again"
+    ),
     "star_arguments": Sentence(_S, "* and ** in a call are not supported", "write the arguments out"),
     "missing_argument": Sentence(_S, "{function}() misses the argument '{name}': its parameters are {want}"),
     "too_many_arguments": Sentence(_S, "{function}() got {have} arguments; its parameters are {want}"),
     "unexpected_argument": Sentence(_S, "{function}() has no parameter '{name}': its parameters are {want}"),
     "argument_twice": Sentence(_S, "{function}() got the argument '{name}' twice"),
+    "by_name": Sentence(_S, "{function}() takes '{name}' by name only", "write {name}=..."),
     "not_static": Sentence(
         _S, "'{name}' of {function}() must be known when the epilogue is parsed", "write it as a literal"
     ),
@@ -205,6 +221,14 @@ CATALOGUE: dict[str, Sentence] = {
     "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
     "tensor_wanted": Sentence(
         _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
+    ),
+    "scalar_wanted": Sentence(
+        _T, "torch's {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
+    ),
+    "select_shapes": Sentence(
+        _T,
+        "the branches of this conditional have the shapes {left} and {right}, and its result only one",
+        "make both the larger shape: where(mask, a, b) broadcasts",
     ),
     "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
     "masks_in_arithmetic": Sentence(

@@ -1,4 +1,4 @@
-"""What a name in an epilogue stands for: resolved to an object, never to a string, so that shadowing is Python's own."""
+"""What a name in an epilogue stands for: an object, never a string, so that shadowing is Python's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 import difflib
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,16 @@ from epifuse.errors import Loc, fail
 from epifuse.fusion import vocabulary
 from epifuse.fusion.vocabulary import VOCABULARY, Entry
 
-Reader = Callable[[], Any]
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a captured object again when arguments are bound. Readers of one place are equal."""
+
+    place: Hashable
+    read: Callable[[], Any] = field(compare=False)
+
+    def __call__(self) -> Any:
+        return self.read()
 
 
 @dataclass(frozen=True)
@@ -72,15 +81,22 @@ class Number:
 
 Meaning = Static | FunctionRef | HostFunction | Helper | Module | Number
 
+_OURS = types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()})
 _STRING_NAMES: dict[str, Any] = {
+    **{name: entry.function for name, entry in VOCABULARY.items()},
     "torch": torch,
     "F": F,
     "math": math,
-    "ef": types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()}),
-    **{name: entry.function for name, entry in VOCABULARY.items()},
+    "ef": _OURS,
+    "epifuse": _OURS,
 }
-_STRING_NAMES["epifuse"] = _STRING_NAMES["ef"]
+_STRING_MODULES = (torch, torch.nn, F, torch.special, math, _OURS)
 _MISSING = object()
+
+
+def is_number(value: object) -> bool:
+    """True for what an epilogue can capture as a number."""
+    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
 @dataclass
@@ -95,27 +111,25 @@ class Scope:
         reader = self._reader(name)
         value = reader()
         if value is _MISSING:
-            raise fail("undefined", loc, name=name)
+            raise fail("undefined", loc, name=name, near=unknown_function_hint(name))
         return self.classify(value, name, reader, loc)
 
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
-        """`module.name`."""
+        """`module.name`, without the module's own `__getattr__`, which may run anything."""
         spelled = f"{base.spelled}.{name}"
-
-        def reader() -> Any:
-            namespace = vars(base.reader())
-            return namespace[name] if name in namespace else getattr(base.reader(), name, _MISSING)
-
+        reader = Reader((*_tuple(base.reader.place), name), lambda: vars(base.reader()).get(name, _MISSING))
         value = reader()
         if value is _MISSING:
-            raise fail("no_attribute", loc, module=base.spelled, name=name)
+            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(name))
         if base.module is math and isinstance(value, float):
             return Static(value)
+        if base.module is builtins:
+            raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
         return self.classify(value, spelled, reader, loc)
 
     def classify(self, value: Any, spelled: str, reader: Reader, loc: Loc) -> Meaning:
         """Sort a captured object into what the language knows; everything else is refused."""
-        if isinstance(value, (bool, int, float, np.generic)):
+        if is_number(value):
             return Number(reader, spelled)
         self.guards.append((reader, value))
         if value is None or isinstance(value, (str, torch.dtype)):
@@ -126,23 +140,29 @@ class Scope:
             raise fail("captured_tensor", loc, name=spelled)
         if isinstance(value, torch.nn.Module):
             raise fail("captured_module", loc, name=spelled, type=type(value).__name__)
-        if (function := _function(value, spelled)) is not None:
-            return function
-        if callable(value) and str(getattr(value, "__module__", "")).split(".")[0] in ("torch", "math", "builtins"):
+        found = known_function(value, spelled)
+        if found is not None and not (self.function is None and isinstance(found, Helper)):
+            return found
+        if callable(value) and (self.function is None or _root(value) in ("torch", "math", "builtins")):
             raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled))
-        if isinstance(value, types.ModuleType) or value is _STRING_NAMES["ef"]:
+        reachable = isinstance(value, types.ModuleType) if self.function else value in _STRING_MODULES
+        if reachable:
             return Module(value, spelled, reader)
         raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
 
     def _reader(self, name: str) -> Reader:
         function = self.function
         if function is None:
-            return lambda: _STRING_NAMES.get(name, vars(builtins).get(name, _MISSING))
+            return Reader(name, lambda: _STRING_NAMES.get(name, vars(builtins).get(name, _MISSING)))
         if name in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-            return lambda: _cell(cell)
+            return Reader(id(cell), lambda: _cell(cell))
         namespace: Mapping[str, Any] = function.__globals__
-        return lambda: namespace.get(name, vars(builtins).get(name, _MISSING))
+        return Reader((id(namespace), name), lambda: namespace.get(name, vars(builtins).get(name, _MISSING)))
+
+
+def _tuple(place: Hashable) -> tuple[Hashable, ...]:
+    return place if isinstance(place, tuple) else (place,)
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -152,7 +172,13 @@ def _cell(cell: types.CellType) -> Any:
         return _MISSING
 
 
-def _function(value: Any, spelled: str) -> FunctionRef | HostFunction | Helper | None:
+def _root(value: object) -> str:
+    """The package an object comes from; a function made by exec has no module."""
+    return str(getattr(value, "__module__", None) or "").split(".")[0]
+
+
+def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | Helper | None:
+    """The function `value` is to the language, if it is one."""
     if (entry := vocabulary.ours(value)) is not None:
         return FunctionRef(entry, "epifuse", spelled)
     if (entry := vocabulary.torchs(value)) is not None:
@@ -161,16 +187,12 @@ def _function(value: Any, spelled: str) -> FunctionRef | HostFunction | Helper |
         return FunctionRef(VOCABULARY[vocabulary.BUILTINS[value]], "builtin", spelled)
     if isinstance(value, types.BuiltinFunctionType) and value in vocabulary.MATH_FUNCTIONS:
         return HostFunction(value, spelled)
-    inner = getattr(value, "__epifuse_function__", None)
-    if isinstance(inner, types.FunctionType):
-        return Helper(inner, spelled)
-    if not isinstance(value, types.FunctionType) or value.__module__.split(".")[0] == "torch":
+    if not isinstance(value, types.FunctionType) or _root(value) == "torch":
         return None
     return Helper(value, spelled)
 
 
 def unknown_function_hint(spelled: str) -> str:
     """The names nearest to one that is not in the vocabulary."""
-
     near = difflib.get_close_matches(spelled.rsplit(".", 1)[-1], VOCABULARY, n=3)
     return f"did you mean {', '.join(near)}?" if near else "docs/language.md lists the vocabulary"

@@ -71,7 +71,7 @@ def _lines(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str, file: str) -> tuple[ast.Module, types.CodeType]:
-    """Tree and code of a module. Compiling runs nothing, and finds what the grammar alone lets pass: `f(x, a=1, a=2)`."""
+    """Tree and code of a module. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python has given them already, or would for a function
@@ -185,12 +185,11 @@ def _matches(node: Definition, code: types.CodeType) -> bool:
 
 
 def _same_position(nodes: list[Definition], code: types.CodeType) -> list[Definition]:
-    """Several lambdas on one line: the smallest body around the code's columns (Python 3.11 and newer have them)."""
+    """Several lambdas on one line: the innermost body around the code's columns (Python 3.11 and newer have them)."""
     positions = getattr(code, "co_positions", None)
     spans = [(line, column) for line, _, column, _ in positions() if line and column] if positions else []
     around = [node for node in nodes if spans and all(_start(node) <= span <= _end(node) for span in spans)]
-    around.sort(key=lambda node: _end(node)[1] - _start(node)[1])
-    return around[:1]
+    return sorted(around, key=_start)[-1:]
 
 
 def _start(node: Definition) -> tuple[int, int]:

@@ -108,8 +108,9 @@ BUILTINS: dict[Any, str] = {
 }
 """Builtins rebound to the vocabulary; `ef.reference` rebinds the same names."""
 
+_NOT_OF_NUMBERS = ("dist", "frexp", "fsum", "modf", "prod", "sumprod")
 MATH_FUNCTIONS: frozenset[Any] = frozenset(
-    value for name, value in vars(math).items() if callable(value) and not name.startswith("_")
+    value for name, value in vars(math).items() if callable(value) and name not in _NOT_OF_NUMBERS and name[0] != "_"
 )
 
 

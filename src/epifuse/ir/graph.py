@@ -42,6 +42,7 @@ class Graph:
 
     `locs` keeps every place that wrote a node. `types` is filled by inference, `stages` by the stage pass; none of the
     three is part of the digest. `hosts` maps the name of a scalar that the host computes to the nodes that compute it.
+    `checked` are the values as written that inference must be able to type, whether an output needs them or not.
     """
 
     inputs: tuple[str, ...]
@@ -51,6 +52,7 @@ class Graph:
     types: Mapping[Node, Type] = field(default_factory=dict, repr=False)
     stages: Mapping[Node, Any] = field(default_factory=dict, repr=False)
     hosts: Mapping[str, Node] = field(default_factory=dict, repr=False)
+    checked: tuple[Node, ...] = field(default=(), repr=False)
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
+from epifuse.problem import Problem
 
 Extents = Mapping[str, int]
 
@@ -51,6 +52,16 @@ def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) ->
         else:
             return None
     return tuple(reversed(result))
+
+
+def index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
+    """What to write where an operand of this shape does not broadcast."""
+    e = problem.extents
+    if len(shape) == 1 and shape[0] == e["m"]:
+        return f"a column vector has the shape (M, 1): write {name}[:, None]"
+    if len(shape) == 2 and problem.batched and shape[0] == e["l"]:
+        return f"write {name}[:, None, :] for one row a batch, or {name}[:, :, None] for one column a batch"
+    return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
 
 
 def normalise(dim: int, rank: int, shape: Sequence[int]) -> int:

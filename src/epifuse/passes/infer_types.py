@@ -18,9 +18,10 @@ from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Dims, Graph, Kind, Load, Node, Output, Type
+from epifuse.ir.graph import topological
 from epifuse.ir.types import dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds
-from epifuse.passes.dims import DimsError, align, broadcast, normalise, permuted, regroup, resolve_shape
+from epifuse.passes.dims import DimsError, align, broadcast, index_hint, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
 from epifuse.problem import HostNumber, Problem
@@ -59,7 +60,7 @@ class _Inference:
         self.current: Node = Node("none")
 
     def run(self) -> Graph:
-        for node in self.graph.nodes:
+        for node in topological((*self.graph.roots, *self.graph.checked)):
             self.current = node
             try:
                 self.values[node] = self.infer(node, [self.values[arg] for arg in node.args])
@@ -68,8 +69,15 @@ class _Inference:
         outputs = tuple(self.output(output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
         recipes = {name: node for node, name in self.hosts.items()}
+        live = topological((*(output.node for output in outputs), *effects, *self.hosts))
         inferred = replace(
-            self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=self.types, hosts=recipes
+            self.graph,
+            outputs=outputs,
+            effects=effects,
+            locs=self.builder.locs,
+            types={node: self.types[node] for node in live},
+            hosts=recipes,
+            checked=(),
         )
         return refined(inferred)
 
@@ -104,7 +112,7 @@ class _Inference:
             return self.emit("const", attr=value.node.attr, kind=value.kind)
         if value.node.op == "load":
             return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
-        if not any(node.op == "load" for node in _under(value.node)):
+        if not any(node.op == "load" for node in topological((value.node,))):
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
         name = self.hosts.setdefault(value.node, f"#{len(self.hosts)}")
@@ -134,7 +142,7 @@ class _Inference:
                 name=value.raw.name,
                 shape=value.shape,
                 accum=shape_of(partner, self.extents) if partner else self.problem.accum_shape,
-                hint=_index_hint(value.raw.name, value.shape, self.problem),
+                hint=index_hint(value.raw.name, value.shape, self.problem),
             )
         node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
         return Typed(node, value.kind, dims)
@@ -170,7 +178,7 @@ class _Inference:
         operand = self.problem.by_name[load.name]
         if isinstance(operand, HostNumber):
             return Typed(self.emit("load", attr=load, kind=operand.kind, is_host=True), operand.kind, host=True)
-        return Typed(node, _load_kind(operand.dtype), raw=load, shape=operand.shape)
+        return Typed(node, kinds.load_kind(operand.dtype), raw=load, shape=operand.shape)
 
     def infer_const(self, node: Node, args: list[Typed]) -> Typed:
         kind = kinds.const_kind(node.attr)
@@ -208,7 +216,15 @@ class _Inference:
         if condition.kind != "mask":
             zero = self.emit("const", attr=0, kind="int32", is_host=True)
             condition = Typed(self.emit("ne", condition.node, zero, kind="mask", is_host=True), "mask", host=True)
+        branches = [shape_of(self.settle(arg).dims, self.extents) for arg in args[1:] if not arg.host]
+        if branches[0] != branches[-1]:
+            raise self.fail("select_shapes", left=branches[0], right=branches[-1])
         return self.result("where", [condition, *args[1:]], promote([arg.kind for arg in args[1:]]))
+
+    def infer_scalar(self, node: Node, args: list[Typed]) -> Typed:
+        if not args[0].host:
+            raise self.fail("scalar_wanted", what=node.attr)
+        return args[0]
 
     def infer_number(self, node: Node, args: list[Typed]) -> Typed:
         if args[0].kind == "mask":
@@ -368,12 +384,6 @@ _HOST_HINTS = {
 }
 
 
-def _load_kind(dtype: torch.dtype) -> Kind:
-    if dtype.is_floating_point:
-        return "float"
-    return "mask" if dtype == torch.bool else "int32"
-
-
 def _is_natural(node: Node) -> bool:
     return node.op == "const" and isinstance(node.attr, int) and node.attr >= 0
 
@@ -382,23 +392,3 @@ def _narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
     """float16 or bfloat16 if every float tensor among the values is of it; numbers and integers do not widen."""
     found = {value.narrow for value in values if value.kind == "float" and not value.host}
     return found.pop() if len(found) == 1 else None
-
-
-def _index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
-    e = problem.extents
-    if len(shape) == 1 and shape[0] == e["m"]:
-        return f"a column vector has the shape (M, 1): write {name}[:, None]"
-    if len(shape) == 2 and problem.batched and shape[0] == e["l"]:
-        return f"write {name}[:, None, :] for one row a batch, or {name}[:, :, None] for one column a batch"
-    return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
-
-
-def _under(root: Node) -> list[Node]:
-    seen: dict[Node, None] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen[node] = None
-            stack.extend(node.args)
-    return list(seen)

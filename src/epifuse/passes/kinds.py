@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import torch
+
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.ir import Kind
@@ -114,6 +116,13 @@ def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
 def const_kind(value: object) -> Kind:
     """Kind of a Python number."""
     return "mask" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float"
+
+
+def load_kind(dtype: torch.dtype) -> Kind:
+    """Kind an operand of this dtype loads as."""
+    if dtype.is_floating_point:
+        return "float"
+    return "mask" if dtype == torch.bool else "int32"
 
 
 _INTEGER_MATH = frozenset({"floor", "ceil", "trunc", "gcd", "lcm", "comb", "perm", "factorial", "isqrt"})

@@ -1,0 +1,159 @@
+"""What every part of the parser shares: the graph being built, the function being read, and how errors find a line."""
+
+from __future__ import annotations
+
+import ast
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from epifuse.errors import EpifuseError, Loc, fail
+from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Module, Number, Reader, Scope, Static
+from epifuse.frontend.source import Source
+from epifuse.ir import Builder, Load, Node
+
+Visit = Generator[Any, Any, Any]
+"""A visitor that yields the visitors it needs and returns a value; see `statements.drive`."""
+
+
+@dataclass(frozen=True)
+class TupleValue:
+    """Several values: what a helper returned, or a tuple that was written out."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`x.name` before its call."""
+
+    receiver: Node
+    name: str
+
+
+def describe(item: Any) -> str:
+    """What a value of the parser is, to a person."""
+    match item:
+        case Static(value=str()):
+            return f"the string {item.value!r}"
+        case Static():
+            return repr(item.value)
+        case TupleValue():
+            return "a tuple"
+        case Module():
+            return f"the module {item.spelled}"
+        case FunctionRef() | HostFunction() | Helper():
+            return f"the function {item.spelled}"
+        case Method():
+            return f"the method .{item.name} without its call"
+    return "a value"
+
+
+_HINTS: dict[type[ast.AST], str] = {
+    ast.If: "use where(mask, a, b) for tensors, or `a if flag else b` for host numbers",
+    ast.For: "write the steps out, or put them into a helper function",
+    ast.While: "write the steps out, or put them into a helper function",
+    ast.FunctionDef: "define the helper outside the epilogue; it is inlined",
+    ast.Lambda: "define the helper outside the epilogue; it is inlined",
+    ast.MatMult: "the product is accum; a second product needs a second GEMM",
+    ast.BitXor: "masks combine by & | ~; use != for exclusive or, ** for a power",
+    ast.LShift: "multiply by a power of two",
+    ast.RShift: "use // with a power of two",
+    ast.In: "write out the comparisons and join them with |",
+    ast.NotIn: "write out the comparisons and join them with &",
+    ast.JoinedStr: "debug_print takes a plain format string",
+    ast.NamedExpr: "assign on a line of its own",
+    ast.Import: "import at the top of the module",
+    ast.ImportFrom: "import at the top of the module",
+    ast.Raise: "an epilogue has no control flow; use where",
+    ast.Assert: "an epilogue has no control flow; use where, or debug_print",
+}
+
+
+def hint_for(syntax: type[ast.AST]) -> str:
+    """What to write instead of a piece of Python that is not in the language."""
+    return _HINTS.get(syntax, "docs/language.md lists what an epilogue may contain")
+
+
+@dataclass
+class Frame:
+    """One function being parsed: its names, and where its lines belong in an error."""
+
+    source: Source
+    scope: Scope
+    reassign: bool
+    env: dict[str, Any] = field(default_factory=dict)
+    call_site: Loc | None = None
+    inside_library: bool = False
+
+    def loc(self, node: ast.AST) -> Loc:
+        """The place to blame: this line, or the call that led into our own library."""
+        if self.inside_library and self.call_site is not None:
+            return self.call_site
+        return self.source.loc(node)._replace(via=self.call_site)
+
+
+class Context(ABC):
+    """Builds one graph; helpers are inlined by pushing a frame."""
+
+    def __init__(self, source: Source, scope: Scope, *, reassign: bool) -> None:
+        self.builder = Builder()
+        self.guards = scope.guards
+        self.captures: dict[str, Reader] = {}
+        self.effects: dict[Node, None] = {}
+        self.assigned: dict[Node, None] = {}
+        self.active: list[object] = [scope.function]
+        self.calls = 0
+        self.frame = Frame(source, scope, reassign)
+
+    @abstractmethod
+    def expression(self, node: ast.expr) -> Visit:
+        """The value of an expression."""
+
+    @abstractmethod
+    def inline(
+        self, function: types.FunctionType, positional: list[Any], named: dict[str, Any], at: ast.AST, *, library: bool
+    ) -> Visit:
+        """What `function` returns for these arguments."""
+
+    def emit(self, op: str, *args: Node, attr: Any = None, at: ast.AST | None = None) -> Node:
+        """One node, blamed on the syntax `at`."""
+        locs = () if at is None else (self.frame.loc(at),)
+        return self.builder.node(op, *args, attr=attr, locs=locs)
+
+    def fail(self, key: str, at: ast.AST, **values: Any) -> EpifuseError:
+        """The catalogue's error for `key` at the syntax `at`."""
+        return fail(key, self.frame.loc(at), **values)
+
+    def unsupported(self, at: ast.AST, syntax: type[ast.AST] | None = None) -> EpifuseError:
+        """The error for a piece of Python outside the language."""
+        kind = syntax or type(at)
+        return self.fail("unsupported_syntax", at, syntax=kind.__name__, hint=hint_for(kind))
+
+    def value(self, item: Any, at: ast.AST) -> Node:
+        """`item` as a node of the graph, or an error that says what it is instead."""
+        if isinstance(item, Node):
+            if item.op == "debug_print":
+                raise self.fail("printed_value", at)
+            return item
+        if isinstance(item, Static) and isinstance(item.value, (bool, int, float)):
+            return self.emit("const", attr=item.value, at=at)
+        raise self.fail("not_a_value", at, what=describe(item))
+
+    def tensor(self, item: Any, spelled: str, at: ast.AST, rank: int = 0) -> Any:
+        """`item`, checked to be a tensor of at least `rank` dims once types are known."""
+        if not isinstance(item, Node) or (item.op == "tensor" and rank == 0):
+            return item
+        return self.emit("tensor", self.value(item, at), attr=(spelled, rank), at=at)
+
+    def capture(self, number: Number, at: ast.AST) -> Node:
+        """A captured number becomes a hidden scalar operand; our own library's numbers are constants."""
+        if self.frame.inside_library:
+            return self.emit("const", attr=number.reader(), at=at)
+        name = f"@{number.spelled}"
+        while self.captures.get(name, number.reader) != number.reader:
+            name += "'"
+        self.captures[name] = number.reader
+        return self.emit("load", attr=Load(name), at=at)

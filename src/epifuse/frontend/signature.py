@@ -1,0 +1,119 @@
+"""The epilogue's own signature and its return statement: operands, defaults, outputs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from epifuse.frontend.context import Context, TupleValue
+from epifuse.frontend.names import is_number
+from epifuse.frontend.source import Source
+from epifuse.ir import Output
+
+
+def epilogue_parameters(
+    context: Context, source: Source, function: Callable[..., Any] | str
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Operand names in order, and the defaults some of them have."""
+    arguments = source.parameters
+    for star in (arguments.vararg, arguments.kwarg):
+        if star is not None:
+            raise context.fail("star_parameters", star, name=star.arg)
+    positional = [*arguments.posonlyargs, *arguments.args]
+    declared = [*positional, *arguments.kwonlyargs]
+    if "accum" not in [argument.arg for argument in declared]:
+        raise context.fail("no_accum", source.definition)
+    if not positional or positional[0].arg != "accum":
+        raise context.fail("accum_not_first", next(a for a in declared if a.arg == "accum"))
+    values = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
+    for name, value in values.items():
+        if name == "accum" or not is_number(value):
+            raise context.fail("default_not_a_number", _expression(arguments, name), name=name)
+    return tuple(argument.arg for argument in declared[1:]), values
+
+
+def _pairs(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    last = positional[len(positional) - len(arguments.defaults) :]
+    pairs = [(a.arg, d) for a, d in zip(last, arguments.defaults, strict=True)]
+    return pairs + [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d]
+
+
+def _expression(arguments: ast.arguments, name: str) -> ast.AST:
+    return dict(_pairs(arguments)).get(name, arguments)
+
+
+def written_defaults(arguments: ast.arguments) -> dict[str, Any]:
+    """Defaults of a string's parameters; what is no literal is None."""
+    return {name: _literal(expression) for name, expression in _pairs(arguments)}
+
+
+def _literal(expression: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(expression)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def held_defaults(function: Any) -> dict[str, Any]:
+    """Defaults of a function, as it holds them: what a decorator or the source says does not count."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount]
+    held = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    return held | (function.__kwdefaults__ or {})
+
+
+def signature_of(function: types.FunctionType, source: Source) -> inspect.Signature:
+    """The signature of the definition itself; `inspect.signature` would follow decorators to another one."""
+    arguments, defaults = source.parameters, held_defaults(function)
+    empty = inspect.Parameter.empty
+    groups = (
+        (arguments.posonlyargs, inspect.Parameter.POSITIONAL_ONLY),
+        (arguments.args, inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        (arguments.kwonlyargs, inspect.Parameter.KEYWORD_ONLY),
+    )
+    return inspect.Signature(
+        [inspect.Parameter(a.arg, kind, default=defaults.get(a.arg, empty)) for group, kind in groups for a in group]
+    )
+
+
+def outputs_of(context: Context, source: Source, result: Any) -> tuple[Output, ...]:
+    """Names and nodes of what the epilogue returns; one unnamed result is `D`."""
+    returned = _returned(source)
+    items = result.items if isinstance(result, TupleValue) else (result,)
+    if isinstance(returned, (ast.Tuple, ast.List)):
+        elements = returned.elts
+    elif isinstance(result, TupleValue):
+        raise context.fail("unnamed_outputs", returned)
+    else:
+        elements = [returned]
+    if not elements:
+        raise context.fail("returns_nothing", returned, name=source.name)
+    arguments = source.parameters
+    inputs = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)} - {"accum"}
+    outputs: dict[str, Output] = {}
+    for element, item in zip(elements, items, strict=True):
+        if not isinstance(element, ast.Name) and len(elements) > 1:
+            raise context.fail("unnamed_output", element)
+        name = element.id if isinstance(element, ast.Name) else "D"
+        if name in inputs and not isinstance(element, ast.Name):
+            raise context.fail("unnamed_clash", element)
+        if name in inputs:
+            raise context.fail("returns_input", element, name=name)
+        if name in outputs:
+            raise context.fail("returned_twice", element, name=name)
+        outputs[name] = Output(name, context.value(item, element))
+    return tuple(outputs.values())
+
+
+def _returned(source: Source) -> ast.expr:
+    """The returned expression; a definition without one was refused when its body was read."""
+    definition = source.definition
+    if isinstance(definition, ast.Lambda):
+        return definition.body
+    last: Any = definition.body[-1]
+    returned: ast.expr = last.value
+    return returned
