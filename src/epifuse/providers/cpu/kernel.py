@@ -135,11 +135,6 @@ class CpuKernel:
             launch.finish(sweep.number)
 
 
-# Rows of a product that is written straight to its destination: torch's GEMM packs B anew for each call, and below
-# this many rows that costs more than the accumulator's way through the L3 cache (M = N = 4096, K = 256).
-_PRODUCT_ROWS = 1024
-
-
 @dataclass
 class _Memory:
     """What the tiles of one sweep write to: destinations, buffer views by tile shape, and the buffers themselves."""
@@ -226,7 +221,7 @@ class _Launch:
             return
         direct = self._direct(sweep)
         memory = _Memory(direct, self._home(sweep, direct))
-        for tile in tiles(self.kernel.problem.extents, self.kernel.rows, self.kernel.columns):
+        for tile in tiles(self.space, self.kernel.rows, self.kernel.columns):
             self._run_tile(sweep, tile, memory)
 
     def _accumulator(self, node: Node) -> Accumulator:
@@ -296,7 +291,7 @@ class _Launch:
             self._product(tile, buffer)
             return buffer
         first, last = tile.m
-        rows = self.kernel.rows * max(_PRODUCT_ROWS // self.kernel.rows, 1)
+        rows = self.kernel.rows * max(product.PANEL_ROWS // self.kernel.rows, 1)
         if first % rows == 0:
             panel = tile._replace(m=(first, min(first + rows, self.kernel.problem.extents["m"])))
             self._product(panel, self._cut(home, panel))
@@ -323,7 +318,11 @@ class _Launch:
         """Buffers of this tile's shape: views of flat memory that all tiles share."""
         views: Values = {}
         for step in sweep.program.steps:
-            if step.buffer is None or step.node in memory.direct or (step.node.op == "accum" and memory.home is not None):
+            if (
+                step.buffer is None
+                or step.node in memory.direct
+                or (step.node.op == "accum" and memory.home is not None)
+            ):
                 continue
             dtype, factors, _ = step.buffer
             shape = self.space.shape(factors, tile)

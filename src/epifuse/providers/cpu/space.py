@@ -96,12 +96,13 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
     return tensor
 
 
-def tiles(extents: Mapping[str, int], rows: int, columns: int) -> Iterator[Tile]:
+def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
     """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small."""
-    l, m, n = extents["l"], extents["m"], extents["n"]
+    l, m, n = (space.extents[axis] for axis in AXES)
     if 0 in (l, m, n):
         return
-    batches = max(rows // m, 1)
+    step = space.inner["l"]
+    batches = max(rows // m // step, 1) * step
     for n0 in range(0, n, columns):
         for l0 in range(0, l, batches):
             for m0 in range(0, m, min(rows, m)):
