@@ -29,42 +29,55 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
     outputs are stored. Helpers the function calls are rebound too. The function itself is not changed.
     """
-    rebound: Callable[..., Any] = _rebound(getattr(function, "__epifuse_function__", function), {})
+    rebound: Callable[..., Any] = _rebound(function, {})
     return rebound
 
 
-_REBOUND = {name: VOCABULARY[name].function for name in BUILTINS.values()}
+_REBOUND = {id(builtin): VOCABULARY[name].function for builtin, name in BUILTINS.items()}
+_LIBRARIES = ("torch", "epifuse")
 
 
-def _rebound(function: Any, done: dict[int, Any]) -> Any:
-    if not isinstance(function, types.FunctionType) or function.__module__.split(".")[0] in ("torch", "epifuse"):
-        return function
-    if id(function) in done:
-        return done[id(function)]
-    namespace: dict[str, Any] = dict(function.__globals__)
-    made = types.FunctionType(
-        function.__code__, namespace, function.__name__, function.__defaults__, _cells(function, done)
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    done[id(function)] = functools.wraps(function)(made)
-    for name in function.__code__.co_names:
-        value = namespace.get(name, getattr(builtins, name, None))
-        if name in _REBOUND and value is getattr(builtins, name):
-            namespace[name] = _REBOUND[name]
-        elif isinstance(value, types.FunctionType):
-            namespace[name] = _rebound(value, done)
-    return made
+class _Module:
+    """A user's module whose functions are rebound as they are looked up."""
+
+    def __init__(self, module: types.ModuleType, done: dict[int, Any]) -> None:
+        self._module = module
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        return _rebound(getattr(self._module, name), self._done)
 
 
-def _cells(function: types.FunctionType, done: dict[int, Any]) -> tuple[types.CellType, ...] | None:
-    if function.__closure__ is None:
-        return None
-    return tuple(
-        types.CellType(_rebound(cell.cell_contents, done))
-        if isinstance(cell.cell_contents, types.FunctionType)
-        else cell
-        for cell in function.__closure__
-    )
+def _rebound(value: Any, done: dict[int, Any]) -> Any:
+    """`value` with the builtins rebound wherever it reaches them; values that reach none as they are."""
+    if id(value) in _REBOUND:
+        return _REBOUND[id(value)]
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(value, (types.FunctionType, types.ModuleType)) or str(name).split(".")[0] in _LIBRARIES:
+        return value
+    if isinstance(value, types.ModuleType):
+        return _Module(value, done)
+    if id(value) not in done:
+        namespace: dict[str, Any] = dict(value.__globals__)
+        # A cell that holds a number stays itself, so that the number is read when the function runs.
+        cells = tuple(types.CellType() if _reaches(cell) else cell for cell in value.__closure__ or ())
+        made = types.FunctionType(value.__code__, namespace, value.__name__, value.__defaults__, cells or None)
+        made.__kwdefaults__ = value.__kwdefaults__
+        done[id(value)] = functools.wraps(value)(made)
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            if cell is not old:
+                cell.cell_contents = _rebound(old.cell_contents, done)
+        for used in value.__code__.co_names:
+            if used in namespace or hasattr(builtins, used):
+                namespace[used] = _rebound(namespace.get(used, getattr(builtins, used, None)), done)
+    return done[id(value)]
+
+
+def _reaches(cell: types.CellType) -> bool:
+    try:
+        return callable(cell.cell_contents) or isinstance(cell.cell_contents, types.ModuleType)
+    except ValueError:  # the enclosing function has not assigned the name yet
+        return False
 
 
 def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
