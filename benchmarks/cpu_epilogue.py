@@ -1,6 +1,6 @@
 """CPU speed and memory of fused epilogues beside eager PyTorch and torch.compile, in one interleaved run.
 
-    python benchmarks/cpu_epilogue.py [--rounds 21] [--save benchmarks/results/cpu_epilogue.json]
+python benchmarks/cpu_epilogue.py [--rounds 21] [--save benchmarks/results/cpu_epilogue.json]
 """
 
 from __future__ import annotations

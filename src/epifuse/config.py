@@ -14,6 +14,8 @@ class Config:
 
     verify: bool = True
     """Check the graph after every pass (a few microseconds a node)."""
+    native_elements: int = 1 << 22
+    """Elements of a result from which the CPU compiles the epilogue with the system's C++ compiler (half a second)."""
     panel_bytes: int = 1 << 20
     """Size in bytes of one float32 panel of the CPU kernel; 1 MiB is the usual L2 cache of a server core."""
 

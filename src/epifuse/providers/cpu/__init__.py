@@ -8,10 +8,13 @@ from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers.base import Runner
+from epifuse.providers.cpu import native
 from epifuse.providers.cpu.kernel import CpuKernel
+from epifuse.providers.cpu.native import NativeKernel
 from epifuse.providers.cpu.space import Space
 
-_SPEC = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
+_PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
+_NATIVE = KernelSpec("cpu_native", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue as one compiled loop")
 _ROWS = 128  # rows of a panel where the columns allow: below, torch's GEMM packs B more often than it pays
 _COLUMNS = 4096  # measured best beside 128 rows on a core with 1 MiB of L2, M = N = 4096, K = 256
 
@@ -26,11 +29,11 @@ class CpuProvider:
         return None
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """One kernel."""
-        return (_SPEC,)
+        """The compiled loop where it can, torch's own operations where it cannot."""
+        return (_NATIVE, _PANEL)
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
-        """Everything the language can say; only pinned designs and transports of other hardware are refused."""
+        """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
             if getattr(constraints, field) is not None:
@@ -40,24 +43,37 @@ class CpuProvider:
         for name, via in problem.transports:
             if via != "tma":
                 return Refusal(spec.name, f"'{name}' cannot travel by {via} on the CPU")
-        rows, columns = constraints.tile or _panel(graph, problem)
-        inner = Space.of(graph, problem.extents).inner
-        whole_rows = has_row_stage(graph) or inner["n"] > 1
-        if whole_rows and columns < problem.extents["n"]:
-            return Refusal(spec.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
-        if rows % inner["m"] or rows < 1 or columns < 1:
-            return Refusal(spec.name, f"a tile needs a multiple of {inner['m']} rows and at least one column")
-        notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
-        if whole_rows:
-            notes.append("whole rows, because a value needs its row")
-        return Allocation((rows, columns), workspace_bytes=0, notes=tuple(notes))
+        return _native(graph, problem) if spec is _NATIVE else _panel(graph, problem)
 
     def build(self, plan: Plan) -> Runner:
-        """Compile the tile programs."""
-        return CpuKernel(plan)
+        """Compile the tile programs, or the loop."""
+        return NativeKernel(plan) if plan.spec == _NATIVE else CpuKernel(plan)
 
 
-def _panel(graph: Graph, problem: Problem) -> tuple[int, int]:
+def _native(graph: Graph, problem: Problem) -> Allocation | Refusal:
+    if problem.constraints.tile is not None:
+        return Refusal(_NATIVE.name, "it has no tile to choose")
+    if (reason := native.refusal(graph, problem)) is not None:
+        return Refusal(_NATIVE.name, reason)
+    note = "the loop is compiled once a process, in about half a second"
+    return Allocation((native.SCRATCH_ROWS, problem.extents["n"]), cost=0.5, notes=(note,))
+
+
+def _panel(graph: Graph, problem: Problem) -> Allocation | Refusal:
+    rows, columns = problem.constraints.tile or _panel_shape(graph, problem)
+    inner = Space.of(graph, problem.extents).inner
+    whole_rows = has_row_stage(graph) or inner["n"] > 1
+    if whole_rows and columns < problem.extents["n"]:
+        return Refusal(_PANEL.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
+    if rows % inner["m"] or rows < 1 or columns < 1:
+        return Refusal(_PANEL.name, f"a tile needs a multiple of {inner['m']} rows and at least one column")
+    notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
+    if whole_rows:
+        notes.append("whole rows, because a value needs its row")
+    return Allocation((rows, columns), cost=1.0, notes=tuple(notes))
+
+
+def _panel_shape(graph: Graph, problem: Problem) -> tuple[int, int]:
     """Rows and columns of a panel, about twice `config.panel_bytes` of float32 in all."""
     elements = CONFIG.panel_bytes // 2
     n = max(problem.extents["n"], 1)

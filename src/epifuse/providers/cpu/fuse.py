@@ -1,4 +1,4 @@
-"""Operator fusion on the CPU: torch has one-pass forms of x + s * y and x + y * z, so the multiplication costs no pass."""
+"""Operator fusion on the CPU: torch has one-pass forms of x + s * y and x + y * z, so the product costs no pass."""
 
 from __future__ import annotations
 

@@ -242,17 +242,25 @@ class _Launch:
                 found.setdefault(node, destination)
         return found
 
+    @property
+    def _held(self) -> torch.dtype:
+        """What the accumulator is computed in; a float16 one is rounded, but held in float32."""
+        floating = self.kernel.problem.accumulator.is_floating_point
+        return self.kernel.compute if floating else torch.int32
+
     def _home(self, sweep: Sweep, direct: Values) -> torch.Tensor | None:
         """A destination that can hold the accumulator until the epilogue overwrites it, so that torch's GEMM runs on
         larger panels than the epilogue: nobody may read the accumulator after the destination's value is computed."""
         order = [step.node for step in sweep.program.steps]
         reads = [i for i, step in enumerate(sweep.program.steps) for arg in step.arguments if arg.op == "accum"]
+        left = [node for _, node in sweep.stored] + [arg for node in sweep.merged for arg in node.args]
+        kept = any(node.op == "accum" for node in left)  # stored or reduced after the last step
         for name, node in sweep.stored:
             destination = self.outputs[name]
             plain = node.op == "accum" and name not in dict(self.kernel.problem.aliases)
-            overwritten = direct.get(node) is destination and max(reads, default=0) <= order.index(node)
+            overwritten = direct.get(node) is destination and not kept and max(reads, default=0) <= order.index(node)
             whole = tuple(destination.shape) == tuple(self.kernel.problem.extents[axis] for axis in "lmn")
-            same = destination.dtype == self.kernel.problem.accumulator
+            same = destination.dtype == self._held
             if (plain or overwritten) and whole and same and destination.stride(-1) == 1:
                 return destination
         return None
@@ -290,7 +298,7 @@ class _Launch:
             assert buffer is not None
             self._product(tile, buffer)
             return buffer
-        first, last = tile.m
+        first = tile.m[0]
         rows = self.kernel.rows * max(product.PANEL_ROWS // self.kernel.rows, 1)
         if first % rows == 0:
             panel = tile._replace(m=(first, min(first + rows, self.kernel.problem.extents["m"])))
