@@ -23,7 +23,7 @@ LAYERS = (
     "runtime",
     "kernel reference",
     "api utils",
-    "evt thread dense_gemm gemm_plan pytorch cli testing debug",
+    "evt thread dense_gemm gemm_plan pytorch cli demo language testing debug",
     "__init__ __main__",  # the package itself: may import all, so nothing else may import it
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row.split()}

@@ -135,6 +135,7 @@ CATALOGUE: dict[str, Sentence] = {
         "reload its module, or pass the source as a string",
     ),
     "async_function": Sentence(_S, "{name} is an async function", "write a plain def"),
+    "generator": Sentence(_S, "{name} is a generator function", "return the result instead of yielding it"),
     "lambdas_share_a_line": Sentence(_S, "several lambdas stand on this line", "put each on a line of its own"),
     # --- statements
     "unsupported_syntax": Sentence(_S, "{syntax} is not supported in an epilogue", "{hint}"),
@@ -230,6 +231,10 @@ CATALOGUE: dict[str, Sentence] = {
         "the branches of this conditional have the shapes {left} and {right}, and its result only one",
         "make both the larger shape: where(mask, a, b) broadcasts",
     ),
+    "bounds_differ": Sentence(
+        _T, "torch's {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
+    ),
+    "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
     "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
     "masks_in_arithmetic": Sentence(
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
@@ -336,6 +341,7 @@ CATALOGUE: dict[str, Sentence] = {
     "workspace": Sentence(_A, "the workspace must be {want}"),
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
+    "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}"),
     # --- ours
     "verify": Sentence(

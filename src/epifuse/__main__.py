@@ -1,0 +1,5 @@
+"""`python -m epifuse`."""
+
+from epifuse.cli import main
+
+raise SystemExit(main())
