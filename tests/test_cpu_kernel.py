@@ -285,7 +285,7 @@ def test_the_same_bits_every_run(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_threads(count: int) -> None:
-    """On exact data, to the last bit: torch's own GEMM splits K by threads, so rounding may differ with their number."""
+    """On exact data, to the last bit; else rounding may differ, since torch's own GEMM splits K by threads."""
     a, b, C = (small(shape, torch.float32) for shape in ((301, 67), (67, 203), (301, 203)))
     source = "def epi(accum, C): D = relu(accum + C); s = sum(D); c = amax(D, dim=0); E = D - s; return D, s, c, E"
     with threads(1):
