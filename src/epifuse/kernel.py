@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from epifuse import providers
-from epifuse.arguments import GemmArguments
+from epifuse.arguments import GemmArguments, target_of
 from epifuse.errors import fail
 from epifuse.plan import KernelSpec, Plan, Refusal, select
 from epifuse.providers import Runner
@@ -74,9 +74,10 @@ class Kernel:
 
     def plan_for(self, args: GemmArguments) -> Plan | Refusal:
         """This kernel's plan for `args`, or why it has none."""
-        if args.problem == self.plan.problem and args.graph is self.plan.graph:
+        problem = replace(args.problem, target=self.plan.problem.target)
+        if problem == self.plan.problem and args.graph is self.plan.graph:
             return self.plan
-        selection = select(args.graph, args.problem, [(self.spec, providers.load(self.spec.provider).supports)])
+        selection = select(args.graph, problem, [(self.spec, providers.load(self.spec.provider).supports)])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 
     def supports(self, args: GemmArguments) -> Status:
@@ -129,6 +130,9 @@ class Kernel:
     def _artifact(self, args: GemmArguments, given: CompiledArtifact | None) -> CompiledArtifact:
         if not isinstance(args, GemmArguments):
             raise fail("wrong_arguments", None, function="run", want="GemmArguments", type=type(args).__name__)
+        target = self.plan.problem.target
+        if target_of(args.A) != target:
+            raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)
         made = self.compile(args)
         if given is not None and given.plan != made.plan:
             raise fail("artifact", None, why=f"plan {given.plan.digest[:12]}, these need {made.plan.digest[:12]}")

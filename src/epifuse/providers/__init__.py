@@ -6,7 +6,7 @@ from functools import cache
 
 from epifuse.providers.base import Provider, Runner
 
-NAMES: tuple[str, ...] = ("cpu",)
+NAMES: tuple[str, ...] = ("cutedsl", "cpu")
 
 __all__ = ["NAMES", "Provider", "Runner", "load"]
 
@@ -18,4 +18,8 @@ def load(name: str) -> Provider:
         from epifuse.providers.cpu import CpuProvider
 
         return CpuProvider()
+    if name == "cutedsl":
+        from epifuse.providers.cutedsl import CuteDslProvider
+
+        return CuteDslProvider()
     raise LookupError(name)

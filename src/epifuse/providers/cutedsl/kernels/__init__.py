@@ -1,0 +1,1 @@
+"""Kernels, one file each: a main loop and what it needs."""

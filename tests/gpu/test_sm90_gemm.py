@@ -1,0 +1,107 @@
+"""The Hopper kernel on a Hopper GPU: accesses, dtypes, majors, ragged shapes, against PyTorch in float32."""
+
+import pytest
+import torch
+
+import epifuse as ef
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(128, 256, 64), (256, 512, 1024), (1, 8, 64), (129, 264, 72), (1000, 1000, 128), (4096, 512, 256)]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel is built for sm_90a")
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def check(epilogue, a, b, operands, out_dtypes=None):
+    """Fused on poisoned outputs, beside the user's function in float32 on the float32 product."""
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands), out_dtypes=out_dtypes)
+    kernels = ef.get_kernels(args)
+    assert kernels, str(ef.explain(args))
+    assert kernels[0].metadata.kernel_name == "sm90_gemm"
+    outputs = args.allocate()
+    for tensor in outputs.values():
+        tensor.fill_(float("nan"))
+    bound = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epilogue, **operands, **outputs))
+    kernels[0].run(bound)
+    wide = {n: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in operands.items()}
+    torch.backends.cuda.matmul.allow_tf32 = False
+    wanted = ef.reference(epilogue)(a.float() @ b.float(), **wide)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for (name, tensor), want in zip(outputs.items(), wanted, strict=True):
+        tolerance = TOLERANCE[tensor.dtype]
+        torch.testing.assert_close(tensor.float(), want, rtol=tolerance, atol=tolerance * a.shape[-1] ** 0.5, msg=name)
+
+
+def plain(accum):
+    D = accum
+    return D
+
+
+def everything(accum, C, row, column, alpha, scale):
+    t = alpha * accum + C + row
+    D = ef.gelu(t, approximate="tanh") * scale
+    Aux = ef.where(ef.index_n(accum) <= ef.index_m(accum), t - column, 0.0)
+    return D, Aux
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_plain_product(shape, dtype):
+    m, n, k = shape
+    check(plain, normal(m, k, dtype=dtype), normal(k, n, dtype=dtype), {})
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_majors(a_transposed, b_transposed):
+    m, n, k = 264, 520, 136
+    a = normal(k, m, dtype=torch.bfloat16).t() if a_transposed else normal(m, k, dtype=torch.bfloat16)
+    b = normal(n, k, dtype=torch.bfloat16).t() if b_transposed else normal(k, n, dtype=torch.bfloat16)
+    check(plain, a, b, {})
+
+
+@pytest.mark.parametrize("shape", [(129, 264, 72), (512, 384, 256)], ids=str)
+@pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batches", [None, 3])
+def test_operands_of_every_access(shape, out, batches):
+    m, n, k = shape
+    lead = () if batches is None else (batches,)
+    a, b = normal(*lead, m, k, dtype=torch.bfloat16), normal(*lead, k, n, dtype=torch.bfloat16)
+    operands = {
+        "C": normal(*lead, m, n, dtype=torch.bfloat16),
+        "row": normal(n),
+        "column": normal(*lead, m, 1),
+        "alpha": 0.5,
+        "scale": normal(1),
+    }
+    check(everything, a, b, operands, {"D": out, "Aux": torch.float32})
+
+
+def test_numbers_and_extents_do_not_recompile(monkeypatch):
+    from epifuse.providers.cutedsl import compile as cutedsl_compile
+
+    built = []
+    original = cutedsl_compile.compile_program
+    monkeypatch.setattr(cutedsl_compile, "compile_program", lambda *args: built.append(1) or original(*args))
+    a, b = normal(256, 64, dtype=torch.bfloat16), normal(64, 264, dtype=torch.bfloat16)
+    for alpha in (1.0, 2.0, -3.5):
+        d = ef.gemm(a, b, epilogue=lambda accum, alpha: accum * alpha, alpha=alpha)
+        torch.testing.assert_close(d.float(), alpha * (a.float() @ b.float()), rtol=1e-2, atol=0.2)
+    assert len(built) <= 1
+
+
+def test_repeated_launches_are_bit_identical():
+    a, b = normal(1000, 512, dtype=torch.bfloat16), normal(512, 1000, dtype=torch.bfloat16)
+    first = ef.gemm(a, b, epilogue=ef.silu)
+    for _ in range(50):
+        again = ef.gemm(a, b, epilogue=ef.silu)
+        assert torch.equal(first, again)

@@ -1,0 +1,100 @@
+"""The Hopper kernel without a GPU: planned, cross-compiled for sm_90a, free of spills, refused with reasons."""
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.providers.cutedsl import NATIVE, budget
+from epifuse.target import TARGETS
+
+pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+
+BF16 = torch.bfloat16
+
+
+def bias_gelu(accum, bias):
+    D = ef.gelu(accum + bias, approximate="tanh")
+    return D
+
+
+def residual_and_mask(accum, C, column, alpha):
+    t = alpha * accum + C * column
+    D = ef.silu(t)
+    Aux = ef.where(ef.index_n(accum) <= ef.index_m(accum), t, 0.0)
+    return D, Aux
+
+
+def arguments(epilogue, m=512, n=512, k=256, dtype=BF16, b_transposed=True, **operands):
+    a = torch.empty(m, k, dtype=dtype)
+    b = torch.empty(n, k, dtype=dtype).t() if b_transposed else torch.empty(k, n, dtype=dtype)
+    return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands))
+
+
+def hopper_kernel(args):
+    kernels = ef.get_kernels(args, cc=90)
+    assert kernels, ef.explain(args, cc=90)
+    return kernels[0]
+
+
+CASES = {
+    "plain": arguments(lambda accum: accum),
+    "b by columns": arguments(lambda accum: accum, b_transposed=False),
+    "bias gelu": arguments(bias_gelu, bias=torch.empty(512, dtype=BF16)),
+    "residual": arguments(residual_and_mask, C=torch.empty(512, 512), column=torch.empty(512, 1), alpha=0.5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cross_compiles_without_spills(case, capfd, monkeypatch):
+    from epifuse.providers.cutedsl import compile as cutedsl_compile
+
+    monkeypatch.setattr(cutedsl_compile, "OPTIONS", cutedsl_compile.OPTIONS + " remarks{ptx}")
+    hopper_kernel(CASES[case]).compile(CASES[case])
+    report = capfd.readouterr().err
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert "serialized" not in report
+
+
+def test_a_kernel_for_another_target_is_not_run():
+    args = CASES["plain"]
+    with pytest.raises(ef.errors.ArgumentError, match="built for sm_90a"):
+        hopper_kernel(args).run(args)
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
+        (arguments(lambda accum: accum, n=500), "rows of 1000 bytes"),
+        (arguments(lambda accum: accum, dtype=torch.float32), "float16 or bfloat16"),
+        (arguments(lambda accum: accum, k=0), "K = 0"),
+        (arguments(lambda accum: ef.sum(accum)), "no sum yet"),
+        (arguments(lambda accum: accum > 0), "stores float32, float16 and bfloat16"),
+        (arguments(lambda accum: accum.reshape(512, 8, 64)), "reshaped axes"),
+    ],
+)
+def test_refusals_name_the_reason(args, reason):
+    refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
+    assert reason in refusals["sm90_gemm"]
+
+
+def test_the_fast_forms_known_to_planning_are_the_table():
+    from epifuse.providers.cutedsl.primitives import FAST
+
+    assert frozenset(FAST) == NATIVE
+
+
+def test_every_primitive_has_a_row_or_is_refused_by_name():
+    from epifuse.fusion.primitives import PRIMITIVES
+    from epifuse.providers.cutedsl import NO_ROW
+    from epifuse.providers.cutedsl.primitives import PRIMITIVE_ROWS
+
+    assert frozenset(PRIMITIVES) == frozenset(PRIMITIVE_ROWS) | NO_ROW
+
+
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+def test_designs_fit_shared_memory(width):
+    capacity = TARGETS[90].shared_memory
+    stages = budget.fit_stages((128, width), 4, capacity)
+    assert stages >= 3
+    assert budget.shared_bytes(budget.Design((128, width), (1, 1), stages), 2, 4) <= capacity
