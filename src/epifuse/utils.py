@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from epifuse.errors import UnsupportedError
+from epifuse.errors import fail
 from epifuse.kernel import Status
 
 
@@ -23,4 +23,4 @@ def is_device_cc_supported(ccs: Iterable[int]) -> Status:
         current = 0
     if current in wanted:
         return Status()
-    return Status(UnsupportedError(f"compute capability {current} is not one of {sorted(wanted)}"))
+    return Status(fail("device_cc", None, current=current, wanted=sorted(wanted)))

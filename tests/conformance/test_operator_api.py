@@ -220,7 +220,7 @@ def test_17_alpha_beta_transports(load: str, store: str) -> None:
     if (load, store) != ("tma", "tma"):
         refused = next(via for via in (load, store) if via != "tma")
         assert not kernels
-        assert refused in str(ef.explain(args).refusals[0])
+        assert any(refused in refusal.reason for refusal in ef.explain(args).refusals)
         return
     kernels[0].run(args)
     compare(source, A, B, inputs, {"D": D})
