@@ -1,5 +1,7 @@
 """epifuse fuses your own epilogue into a GEMM: write it as a Python function over tensors, run it in one kernel."""
 
+from typing import TYPE_CHECKING
+
 from epifuse import errors, utils
 from epifuse.api import Explanation, Results, epilogue, explain, gemm, get_kernels, linear
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
@@ -13,6 +15,12 @@ __version__ = "0.1.0"
 
 # The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
 globals().update({name: entry.function for name, entry in _VOCABULARY.items()})
+
+if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: a new function is known without a list
+    from epifuse.fusion.activation import *  # noqa: F403
+    from epifuse.fusion.forms import *  # noqa: F403
+    from epifuse.fusion.primitives import *  # noqa: F403
+    from epifuse.fusion.reduction import *  # noqa: F403
 
 __all__ = [
     "CompiledArtifact",

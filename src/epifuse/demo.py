@@ -128,7 +128,7 @@ def _beside(problem: Problem, fused: torch.Tensor) -> None:
 def _exact(problem: Problem) -> float:
     """In float64, some rows at a time, to stay small."""
     w, bias = problem.w.double(), problem.bias.double()
-    parts = zip(problem.x.split(1024), problem.C.split(1024), strict=True)
+    parts = zip(torch.split(problem.x, 1024), torch.split(problem.C, 1024), strict=True)
     return float(torch.stack([eager(x.double(), w, C.double(), bias) for x, C in parts]).sum())
 
 
@@ -173,7 +173,7 @@ def _measure(problem: Problem, rounds: int) -> None:
         _say(f"  {name:<16} {statistics.median(times) * 1e3:8.1f} ms   {_peak(runs[name], x) / 1e6:8.1f} MB allocated")
     ratio = statistics.median(a / b for a, b in zip(*seconds.values(), strict=True))
     _say(
-        f"  PyTorch takes {ratio:.2f} times as long (median of {rounds} paired rounds, {torch.get_num_threads()} threads)"
+        f"  PyTorch takes {ratio:.2f} x the time: median of {rounds} paired rounds, {torch.get_num_threads()} thread(s)"
     )
 
 

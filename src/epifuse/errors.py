@@ -223,13 +223,18 @@ CATALOGUE: dict[str, Sentence] = {
     "tensor_wanted": Sentence(
         _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
     ),
-    "scalar_wanted": Sentence(
+    "number_wanted": Sentence(
         _T, "torch's {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
     ),
     "select_shapes": Sentence(
         _T,
         "the branches of this conditional have the shapes {left} and {right}, and its result only one",
         "make both the larger shape: where(mask, a, b) broadcasts",
+    ),
+    "prelu_weight": Sentence(
+        _T,
+        "torch's {what} takes a weight of shape (1,) or (N,) beside a float (M, N); here the shapes are {shapes}",
+        "epifuse's own prelu broadcasts",
     ),
     "bounds_differ": Sentence(
         _T, "torch's {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
@@ -254,6 +259,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
+    "host_range": Sentence(_T, "this host number does not fit the {kind} it is used as: {value}"),
     "output_is_host": Sentence(
         _T, "the output '{name}' is a host number", "an output must depend on accum or an operand"
     ),
@@ -342,6 +348,7 @@ CATALOGUE: dict[str, Sentence] = {
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
+    "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}"),
     # --- ours
     "verify": Sentence(

@@ -12,12 +12,15 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
 Value: TypeAlias = Any
 """A tensor or a number. In an epilogue: a value of the graph."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+"""A decorated function keeps its signature for type checkers and editors."""
 
 KindRule = Literal[
     "arithmetic", "subtract", "floating", "divide", "power", "same", "compare", "logic", "integer", "select"
@@ -57,10 +60,10 @@ def primitive(
     host: Callable[..., Any] | None = None,
     commutative: bool = False,
     symbol: str | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Function], Function]:
     """Register a row. `host` is Python's own meaning for numbers, where it differs from PyTorch's on a 0-d tensor."""
 
-    def register(meaning: Callable[..., Any]) -> Callable[..., Any]:
+    def register(meaning: Function) -> Function:
         on_host = host or _on_numbers(meaning)
 
         @functools.wraps(meaning)
@@ -73,7 +76,7 @@ def primitive(
         name = meaning.__name__
         arity = meaning.__code__.co_argcount
         PRIMITIVES[name] = Primitive(name, arity, rule, meaning, on_host, commutative, symbol)
-        return function
+        return function  # type: ignore[return-value]  # `meaning` with its numbers apart
 
     return register
 
@@ -349,9 +352,10 @@ def logical_not(x: Value) -> Value:
 @primitive("select", host=lambda condition, x, y: x if condition else y)
 def where(condition: Value, x: Value, y: Value) -> Value:
     """x where the mask holds, else y. The branch not taken is dropped, NaN included."""
-    if isinstance(condition, torch.Tensor):
-        return torch.where(condition, x, y)
-    return x if condition else y
+    if not isinstance(condition, torch.Tensor):
+        like = x if isinstance(x, torch.Tensor) else y
+        condition = torch.tensor(bool(condition), device=like.device)
+    return torch.where(condition, x, y)
 
 
 COMMUTATIVE = frozenset(name for name, row in PRIMITIVES.items() if row.commutative)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from epifuse.fusion.primitives import Value, exp, log
+from epifuse.fusion.primitives import Function, Value, exp, log
 
 DimArgument = int | tuple[int, ...] | None
 KindRule = Literal["sum", "float", "ordered", "mask"]
@@ -32,10 +32,10 @@ class Combine:
 REDUCTIONS: dict[str, Combine] = {}
 
 
-def reduction(rule: KindRule, *, has_identity: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def reduction(rule: KindRule, *, has_identity: bool = True) -> Callable[[Function], Function]:
     """Register a row: `sum` widens integers to int64, `float` takes floats only, `ordered` keeps the kind."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Function) -> Function:
         name = function.__name__
         REDUCTIONS[name] = Combine(name, function, rule, has_identity)
         return function

@@ -57,7 +57,8 @@ class Plan:
         found = {
             (stage.sweep, ("tile", "row", "finish").index(stage.kind)): str(stage) for stage in _stages(self.graph)
         }
-        return tuple(found[key] for key in sorted(found))
+        # What comes before the first sweep is called like what happens in it.
+        return tuple(dict.fromkeys(found[key] for key in sorted(found)))
 
     def __str__(self) -> str:
         tile = " x ".join(map(str, self.allocation.tile))
