@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import ast
 import inspect
+import string
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from epifuse.frontend import torch_rules
 from epifuse.frontend.context import Context, TupleValue, Visit
 from epifuse.frontend.names import FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source
 from epifuse.fusion import host
-from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, REQUIRED_IN_TORCH, VOCABULARY, Entry, is_static
+from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, is_static
 from epifuse.ir import Node
 from epifuse.ir.graph import topological
 
 METHOD_FORMS = frozenset({"to", "type", *CAST_METHODS})
-_ALL_TENSORS_IN_TORCH = frozenset({"maximum", "minimum", "logical_and", "logical_or", "prelu", "max", "min"})
-_NUMBERS_FIRST_IN_TORCH = frozenset({"pow"})
-_NUMBERS_IN_TORCH: dict[str, frozenset[str]] = {
-    "leaky_relu": frozenset({"negative_slope"}),
-    "elu": frozenset({"alpha"}),
-    "hardtanh": frozenset({"min_val", "max_val"}),
-    "softplus": frozenset({"beta", "threshold"}),
-    "threshold": frozenset({"threshold", "value"}),
-}
-_BY_NAME_IN_TORCH = {"gelu": "approximate"}
-_TORCH_PARAMETERS = {"input": 0, "other": 1, "self": 0, "exponent": 1}
 
 
 # --- binding ---------------------------------------------------------------------------------------------------
@@ -135,7 +126,11 @@ def vocabulary_call(
     """A call of one of our names, of torch's, or of a builtin we rebind."""
     entry, spelled = ref.entry, ref.spelled
     if ref.origin == "torch":
-        positional, named = _as_torch(context, entry, spelled, positional, named, at)
+
+        def bind(signature: inspect.Signature, first: list[Any], others: dict[str, Any]) -> dict[str, Any]:
+            return _bind(context, signature, spelled, first, others, at)
+
+        positional, named = [], torch_rules.bound(context, entry, spelled, positional, named, at, bind)
     if entry.group == "macro":
         _check_literals(context, entry, positional, named, at)
         return (yield context.inline(entry.function, positional, named, at, library=True))  # type: ignore[arg-type]
@@ -152,23 +147,27 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
     if entry.group == "activation":
         return context.emit("call", *values, attr=entry.name, at=at)
     if entry.group == "reduction":
-        dim = _dims(context, fixed["dim"], spelled, at)
+        dim = _dims(context, fixed["dim"], entry.name, spelled, at)
         if not isinstance(fixed["keepdim"], bool):
             raise context.fail("wrong_static", at, function=spelled, name="keepdim", want="True or False")
         return context.emit("reduce", *values, attr=(entry.name, dim, fixed["keepdim"]), at=at)
     return _FORMS[entry.name](context, spelled, values[0], fixed, at)
 
 
-def _dims(context: Context, dim: Any, spelled: str, at: ast.AST) -> tuple[int, ...] | None:
+def _dims(context: Context, dim: Any, reduction: str, spelled: str, at: ast.AST) -> tuple[int, ...] | None:
     dims = (dim,) if isinstance(dim, int) and not isinstance(dim, bool) else dim
     if dims is not None and not _integers(dims):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer or a tuple of integers")
-    # torch reads an empty tuple as "every dim".
+    if dims == () and reduction in ("any", "all"):
+        raise context.fail("wrong_static", at, function=spelled, name="dim", want="None, or one dim at least")
+    # torch reads an empty tuple as "every dim", of any and all as none.
     return dims or None
 
 
 def _integers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    return isinstance(value, tuple) and all(
+        isinstance(v, int) and not isinstance(v, bool) and v.bit_length() < 64 for v in value
+    )
 
 
 def _cast(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
@@ -177,11 +176,12 @@ def _cast(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: as
     return context.emit("cast", context.tensor(x, spelled, at), attr=fixed["dtype"], at=at)
 
 
-def _layout(op: str, name: str) -> Callable[..., Node]:
+def _layout(op: str, name: str, want: str) -> Callable[..., Node]:
     def emit(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
-        value = (fixed[name],) if isinstance(fixed[name], int) and op != "unsqueeze" else fixed[name]
-        if not (_integers(value) or (op == "unsqueeze" and isinstance(value, int))):
-            raise context.fail("wrong_static", at, function=spelled, name=name, want="integers")
+        value = fixed[name] if isinstance(fixed[name], tuple) else (fixed[name],)
+        if not _integers(value) or (op == "unsqueeze" and value is fixed[name]):
+            raise context.fail("wrong_static", at, function=spelled, name=name, want=want)
+        value = value[0] if op == "unsqueeze" else value
         return context.emit(op, context.tensor(x, spelled, at), attr=value, at=at)
 
     return emit
@@ -197,18 +197,25 @@ def _index(axis: str) -> Callable[..., Node]:
 def _debug_print(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
     if not isinstance(fixed["fmt"], str):
         raise context.fail("wrong_static", at, function=spelled, name="fmt", want="a string")
-    try:
-        fixed["fmt"].format(0.0)
-    except (LookupError, ValueError, AttributeError, TypeError):
-        raise context.fail("wrong_static", at, function=spelled, name="fmt", want="a format with one {}") from None
+    if not _is_plain_format(fixed["fmt"]):
+        raise context.fail("wrong_static", at, function=spelled, name="fmt", want="a format with one plain {}")
     return context.emit("debug_print", x, attr=fixed["fmt"], at=at)
+
+
+def _is_plain_format(fmt: str) -> bool:
+    """A format that reads nothing of the value but its text."""
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(fmt) if field[1] is not None]
+    except ValueError:
+        return False
+    return fields in ([], [("", "", None)])
 
 
 _FORMS: dict[str, Callable[..., Node]] = {
     "cast": _cast,
-    "permute": _layout("permute", "dims"),
-    "reshape": _layout("reshape", "shape"),
-    "unsqueeze": _layout("unsqueeze", "dim"),
+    "permute": _layout("permute", "dims", "integers"),
+    "reshape": _layout("reshape", "shape", "integers"),
+    "unsqueeze": _layout("unsqueeze", "dim", "an integer"),
     "index_m": _index("m"),
     "index_n": _index("n"),
     "index_l": _index("l"),
@@ -225,43 +232,6 @@ def _check_literals(context: Context, entry: Entry, positional: list[Any], named
         allowed = ast.literal_eval(str(parameter.annotation).removeprefix("Literal"))
         if item is not None and not (isinstance(item, Static) and item.value in allowed):
             raise context.fail("wrong_static", at, function=entry.name, name=name, want=" or ".join(map(repr, allowed)))
-
-
-def _as_torch(
-    context: Context, entry: Entry, spelled: str, positional: list[Any], named: dict[str, Any], at: ast.AST
-) -> tuple[list[Any], dict[str, Any]]:
-    """What torch's function of that name accepts and ours is laxer about: accepted implies runnable."""
-    parameters = list(entry.signature.parameters)
-    named = {_our_parameter(key, parameters): item for key, item in named.items()}
-    if entry.name in ("max", "min") and _is_pair(positional, named):
-        raise context.fail("max_pair", at, function=spelled, name=entry.name)
-    if entry.name == "norm" and len(positional) > 1:
-        raise context.fail("norm_order", at)
-    required = REQUIRED_IN_TORCH.get(entry.name)
-    if required and required not in named and len(positional) < 2:
-        raise context.fail("missing_argument", at, function=spelled, name=required, want="(x, dim)")
-    if (by_name := _BY_NAME_IN_TORCH.get(entry.name)) and len(positional) > parameters.index(by_name):
-        raise context.fail("by_name", at, function=spelled, name=by_name)
-
-    def checked(name: str, item: Any) -> Any:
-        if name in _NUMBERS_IN_TORCH.get(entry.name, ()):
-            return context.emit("scalar", context.value(item, at), attr=spelled, at=at)
-        if entry.name in _ALL_TENSORS_IN_TORCH or (name == parameters[0] and entry.name not in _NUMBERS_FIRST_IN_TORCH):
-            return context.tensor(item, spelled, at)
-        return item
-
-    count = len(parameters)
-    positional = [checked(*pair) for pair in zip(parameters, positional, strict=False)] + positional[count:]
-    return positional, {name: checked(name, item) for name, item in named.items()}
-
-
-def _our_parameter(name: str, parameters: list[str]) -> str:
-    return parameters[_TORCH_PARAMETERS[name]] if name in _TORCH_PARAMETERS and name not in parameters else name
-
-
-def _is_pair(positional: list[Any], named: dict[str, Any]) -> bool:
-    second = positional[1] if len(positional) > 1 else None
-    return "dim" in named or "keepdim" in named or (isinstance(second, Node) and second.op == "const")
 
 
 def method(
@@ -281,13 +251,9 @@ def method(
                 "wrong_static", at, function=spelled, name="dtype", want="a torch dtype and nothing else"
             )
         return _cast(context, spelled, receiver, {"dtype": item.value}, at)
-    if name == "where":
-        # torch's x.where(mask, y) is where(mask, x, y).
-        positional = [*positional[:1], receiver, *positional[1:]]
-    elif name in ("permute", "reshape", "view") and len(positional) > 1:
-        positional = [receiver, TupleValue(tuple(positional))]
-    else:
-        positional = [receiver, *positional]
+    if name in ("permute", "reshape") and positional and not isinstance(positional[0], (TupleValue, Static)):
+        positional = [TupleValue(tuple(positional))]
+    positional = [receiver, *positional]
     return (
         yield vocabulary_call(context, FunctionRef(VOCABULARY[METHODS[name]], "torch", spelled), positional, named, at)
     )

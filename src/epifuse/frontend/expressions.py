@@ -33,6 +33,9 @@ COMPARE: dict[type[ast.cmpop], str] = {
 }
 
 
+_WIDEST = 1024  # bits; what is beyond any float would only be slow
+
+
 class Expressions(Context):
     """`visit_X` gives the value of an `ast.X`, or a visit of it that may ask for others."""
 
@@ -46,6 +49,8 @@ class Expressions(Context):
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         value = node.value
+        if isinstance(value, int) and value.bit_length() > _WIDEST:
+            raise self.fail("literal_range", node, bits=value.bit_length())
         if isinstance(value, (bool, int, float)):
             return self.emit("const", attr=value, at=node)
         if value is None or isinstance(value, str):

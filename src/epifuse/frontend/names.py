@@ -192,7 +192,22 @@ def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | Hel
     return Helper(value, spelled)
 
 
+_INSTEAD = {
+    "view": "write reshape, which does not depend on strides",
+    "T": "write permute(1, 0)",
+    "mT": "write permute(1, 0)",
+    "t": "write permute(1, 0)",
+    "transpose": "write permute",
+    "shape": "an epilogue holds for every shape",
+    "item": "a reduction's result may be used as it is",
+    "print": "write ef.debug_print('{}', x)",
+    "long": "write .to(torch.int64)",
+}
+
+
 def unknown_function_hint(spelled: str) -> str:
     """The names nearest to one that is not in the vocabulary."""
+    if (known := _INSTEAD.get(spelled.rsplit(".", 1)[-1])) is not None:
+        return known
     near = difflib.get_close_matches(spelled.rsplit(".", 1)[-1], VOCABULARY, n=3)
     return f"did you mean {', '.join(near)}?" if near else "docs/language.md lists the vocabulary"

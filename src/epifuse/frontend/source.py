@@ -100,7 +100,7 @@ def from_string(text: str) -> Source:
             return _checked(Source(statement, _STRING_FILE, lines))
         value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
         if isinstance(value, ast.Lambda):
-            return Source(value, _STRING_FILE, lines)
+            return _checked(Source(value, _STRING_FILE, lines))
     culprit = module.body[1] if len(module.body) > 1 else module.body[0] if module.body else None
     first = Loc(_STRING_FILE, 1, 0, 1, lines[0])
     raise fail("string_not_a_function", first if culprit is None else _loc(_STRING_FILE, lines, culprit))
@@ -147,6 +147,10 @@ def _find(function: types.FunctionType) -> Source:
 def _checked(source: Source) -> Source:
     if isinstance(source.definition, ast.AsyncFunctionDef):
         raise fail("async_function", source.loc(source.definition), name=source.name)
+    for node in ast.walk(source.definition):
+        # Even in an annotation that nobody reads, it makes the function a generator.
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            raise fail("generator", source.loc(node), name=source.name)
     return source
 
 

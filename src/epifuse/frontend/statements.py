@@ -67,7 +67,7 @@ class Parser(Expressions):
                 if not (isinstance(result, Node) and result.op == "debug_print"):
                     raise self.fail("result_unused", node)
                 self.effects[result] = None
-            case ast.Expr(ast.Yield() | ast.YieldFrom() | ast.Await() | ast.NamedExpr() as value):
+            case ast.Expr(ast.NamedExpr() as value):
                 raise self.unsupported(value)
             case ast.Expr():
                 raise self.fail("result_unused", node)

@@ -32,6 +32,14 @@ def is_host_operation(node: Node) -> bool:
     return node.op in ("const", "number", "host", "select") or node.op in PRIMITIVES
 
 
+def may_fail(root: Node) -> bool:
+    """True where Python's arithmetic may raise on the way to `root`."""
+    return any(node.op in _MAY_FAIL for node in topological((root,)))
+
+
+_MAY_FAIL = frozenset({"div", "floor_divide", "remainder", "pow", "host"})
+
+
 def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:
     """The number `root` stands for. `leaf` gives the value of a load. Raises `HostError`.
 

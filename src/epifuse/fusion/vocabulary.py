@@ -89,7 +89,6 @@ _NOT_TORCH = frozenset({"cast", "debug_print", "index_m", "index_n", "index_l", 
 METHODS: dict[str, str] = {
     **{name: name for name in VOCABULARY if hasattr(torch.Tensor, name) and name not in _NOT_TORCH},
     **{name: ours for name, ours in _TORCH_SPELLINGS.items() if ours and hasattr(torch.Tensor, name)},
-    "view": "reshape",
     "clip": "clamp",
 }
 """Tensor methods a person may write, and the vocabulary name each means."""
@@ -142,7 +141,3 @@ def torchs(value: object) -> Entry | None:
     """The entry that torch's function `value` means, if it means one."""
     name = _TORCH_OBJECTS.get(id(value))
     return VOCABULARY[name] if name else None
-
-
-REQUIRED_IN_TORCH: dict[str, str] = {"logsumexp": "dim", "softmax": "dim", "log_softmax": "dim"}
-"""Arguments torch's function of the same name demands though ours does not: accepted implies runnable."""

@@ -20,7 +20,7 @@ from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Dims, Graph, Kind, Load, Node, Output, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import dim_size, factors_of, promote, shape_of
-from epifuse.passes import kinds
+from epifuse.passes import kinds, torch_rules
 from epifuse.passes.dims import DimsError, align, broadcast, index_hint, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
@@ -68,18 +68,14 @@ class _Inference:
                 raise self.fail(error.key, **self.explained(error)) from None
         outputs = tuple(self.output(output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
-        recipes = {name: node for node, name in self.hosts.items()}
+        # What an unused name stands for is computed in Python, and may fail there.
+        for node in self.graph.checked:
+            if self.values[node].host and host.may_fail(self.values[node].node):
+                self.hosts.setdefault(self.values[node].node, f"!{len(self.hosts)}")
         live = topological((*(output.node for output in outputs), *effects, *self.hosts))
-        inferred = replace(
-            self.graph,
-            outputs=outputs,
-            effects=effects,
-            locs=self.builder.locs,
-            types={node: self.types[node] for node in live},
-            hosts=recipes,
-            checked=(),
-        )
-        return refined(inferred)
+        known = {node: self.types[node] for node in live}
+        typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
+        return refined(replace(typed, hosts={name: node for node, name in self.hosts.items()}))
 
     # --- making nodes ----------------------------------------------------------------------------------------
 
@@ -120,7 +116,7 @@ class _Inference:
 
     def evaluate(self, node: Node) -> Any:
         try:
-            return host.evaluate(node, lambda load: None)
+            return kinds.fitting(host.evaluate(node, lambda load: None), 64)
         except host.HostError as error:
             raise self.fail("host_arithmetic", detail=str(error)) from None
 
@@ -153,6 +149,10 @@ class _Inference:
             if value.narrow is not None and value.narrow not in NARROW:
                 raise self.fail("storage_only", dtype=short(value.narrow))
         nodes, dims = self.aligned(values)
+        wide = any(value.kind == "float" and not value.host for value in values)
+        for node in nodes:
+            if node.op == "const":
+                kinds.fitting(node.attr, 64 if wide else 32)
         node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
         narrow = _narrow_of(values) if kind == "float" else None
         if narrow is not None:
@@ -221,9 +221,12 @@ class _Inference:
             raise self.fail("select_shapes", left=branches[0], right=branches[-1])
         return self.result("where", [condition, *args[1:]], promote([arg.kind for arg in args[1:]]))
 
-    def infer_scalar(self, node: Node, args: list[Typed]) -> Typed:
-        if not args[0].host:
-            raise self.fail("scalar_wanted", what=node.attr)
+    def infer_torch(self, node: Node, args: list[Typed]) -> Typed:
+        """Stands for its first argument, once torch's function would take them all."""
+        rule, spelled = node.attr
+        known = [torch_rules.Argument(arg.host, arg.kind, arg.narrow, self.shape(arg)) for arg in args]
+        if (found := torch_rules.broken(rule, known)) is not None:
+            raise self.fail(found[0], what=spelled, op=spelled, **found[1])
         return args[0]
 
     def infer_number(self, node: Node, args: list[Typed]) -> Typed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -123,6 +124,13 @@ def load_kind(dtype: torch.dtype) -> Kind:
     if dtype.is_floating_point:
         return "float"
     return "mask" if dtype == torch.bool else "int32"
+
+
+def fitting(value: Any, bits: int) -> Any:
+    """`value`, unless it is an integer that a signed integer of so many bits cannot hold."""
+    if isinstance(value, int) and not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise KindError("literal_range", bits=str(value.bit_length()))
+    return value
 
 
 _INTEGER_MATH = frozenset({"floor", "ceil", "trunc", "gcd", "lcm", "comb", "perm", "factorial", "isqrt"})

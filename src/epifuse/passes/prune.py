@@ -12,7 +12,7 @@ from epifuse.problem import Problem
 def prune(graph: Graph, problem: Problem) -> Graph:
     """Keep what the roots reach. Unused operands stay in `inputs`: they must be supplied, and `explain` names them."""
     loaded = {node.attr.name for node in graph.nodes if isinstance(node.attr, Load)}
-    hosts = {name: node for name, node in graph.hosts.items() if name in loaded}
+    hosts = {name: node for name, node in graph.hosts.items() if name in loaded or name.startswith("!")}
     live = set(topological((*graph.roots, *hosts.values())))
     return replace(
         graph,

@@ -36,16 +36,26 @@ def scalars(args: GemmArguments) -> dict[str, Any]:
         assert isinstance(node.attr, Load)
         if node.attr.name in computed:
             kinds[node.attr.name] = args.graph.types[node].kind
-    return {name: _converted(name, value, kinds[name]) for name, value in (values | computed).items() if name in kinds}
+    numbers = {name: value for name, value in (values | computed).items() if name in kinds}
+    for name, value in numbers.items():
+        try:
+            numbers[name] = _converted(value, kinds[name])
+        except OverflowError:
+            shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
+            if name not in args.graph.hosts:
+                raise fail("host_number", None, name=name, value=shown) from None
+            loc = args.graph.loc(args.graph.hosts[name])
+            raise fail("host_range", loc, kind=kinds[name], value=shown) from None
+    return numbers
 
 
-def _converted(name: str, value: Any, kind: str) -> Any:
+def _converted(value: Any, kind: str) -> Any:
     if kind == "mask":
         return bool(value)
     if kind == "float":
         return float(value)
     if value not in _INT32:
-        raise fail("host_number", None, name=name, value=value)
+        raise OverflowError
     return int(value)
 
 

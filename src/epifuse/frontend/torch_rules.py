@@ -1,0 +1,138 @@
+"""What torch's function of a name asks of a call, though ours of that name does not: accepted implies runnable.
+
+What needs types is written into the graph as a `torch` node, which `passes.torch_rules` checks and removes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from inspect import Signature
+from typing import Any, NamedTuple
+
+from epifuse.frontend.context import Context, TupleValue
+from epifuse.frontend.names import Static
+from epifuse.fusion.vocabulary import Entry
+from epifuse.ir import Node
+
+Binder = Callable[[Signature, list[Any], dict[str, Any]], dict[str, Any]]
+
+
+class Asks(NamedTuple):
+    """One function of torch: what it asks beyond our signature. `(rule, parameters)` rules are checked with types."""
+
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Rules over values, for parameters that are given."""
+    required: tuple[str, ...] = ()
+    """Parameters that ours has a default for, and torch none, or not None."""
+    with_dim: bool = False
+    """`keepdim` only beside `dim`."""
+    one_dim: bool = False
+    """`dim` is an integer, not a tuple."""
+    by_name: str = ""
+    """A parameter that is passed by name only."""
+
+
+_TENSOR, _NUMBER, _FLOAT, _NO_MASK = "tensor", "number", "float", "no mask"
+_BOTH = Asks(((_TENSOR, ("x",)), (_TENSOR, ("y",))))
+_FLOATS = Asks(((_TENSOR, ("x",)), (_FLOAT, ("x",))))
+_ANYTHING = Asks(((_TENSOR, ("x",)),))
+
+
+def _numbers(kind: str, *parameters: str) -> Asks:
+    return Asks(((_TENSOR, ("x",)), (kind, ("x",)), *((_NUMBER, (name,)) for name in parameters)))
+
+
+ASKS: dict[str, Asks] = {
+    "pow": Asks((("not all numbers", ("x", "y")),)),
+    "where": Asks(((_TENSOR, ("condition",)),)),
+    "clamp": Asks(((_TENSOR, ("x",)), ("alike", ("min", "max")))),
+    **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "max", "min"), _BOTH),
+    **dict.fromkeys(("silu", "logsigmoid", "hardswish", "hardsigmoid", "mish"), _FLOATS),
+    **dict.fromkeys(("relu", "relu6"), _numbers(_NO_MASK)),
+    "gelu": Asks(_FLOATS.rules, by_name="approximate"),
+    "leaky_relu": _numbers(_FLOAT, "negative_slope"),
+    "softplus": _numbers(_FLOAT, "beta", "threshold"),
+    "elu": _numbers(_FLOAT, "alpha"),
+    "hardtanh": _numbers(_FLOAT, "min_val", "max_val"),
+    "threshold": _numbers(_FLOAT, "threshold", "value"),
+    "prelu": Asks(((_TENSOR, ("x",)), (_TENSOR, ("weight",)), ("prelu weight", ("x", "weight")))),
+    **dict.fromkeys(("sum", "mean"), Asks(_ANYTHING.rules, with_dim=True)),
+    "logsumexp": Asks(_ANYTHING.rules, required=("dim",)),
+    **dict.fromkeys(("softmax", "log_softmax"), Asks(_FLOATS.rules, required=("dim",), one_dim=True)),
+}
+
+
+def bound(
+    context: Context,
+    entry: Entry,
+    spelled: str,
+    positional: list[Any],
+    named: dict[str, Any],
+    at: ast.AST,
+    bind: Binder,
+) -> dict[str, Any]:
+    """Arguments of torch's function or method by our parameter names, checked."""
+    if entry.name in ("max", "min") and _is_pair(positional, named):
+        raise context.fail("max_pair", at, function=spelled, name=entry.name)
+    if entry.name == "norm" and len(positional) > 1:
+        raise context.fail("norm_order", at)
+    theirs = _names(entry)
+    parameters = [p.replace(name=theirs[p.name]) for p in entry.signature.parameters.values()]
+    if spelled == ".where":
+        # x.where(condition, y), where the function is where(condition, x, y).
+        parameters = [parameters[1], parameters[0], parameters[2]]
+    asks = ASKS.get(entry.name, _ANYTHING)
+    order = [p.name for p in parameters]
+    if asks.by_name and len(positional) > order.index(asks.by_name):
+        raise context.fail("by_name", at, function=spelled, name=asks.by_name)
+    given = {*order[: len(positional)], *named}
+    arguments = bind(entry.signature.replace(parameters=parameters), positional, named)
+    _check_presence(context, asks, spelled, arguments, given, at)
+    bounds = [context.value(arguments[name], at) for name in ("min_val", "max_val") if name in arguments]
+    if [bound.op for bound in bounds] == ["const", "const"] and bounds[0].attr > bounds[1].attr:
+        raise context.fail("wrong_static", at, function=spelled, name="min_val", want="at most max_val")
+    _check_shape(context, entry, spelled, arguments, at)
+    ours = {name: arguments[theirs[name]] for name in entry.signature.parameters}
+    return _with_rules(context, asks, spelled, ours, at)
+
+
+def _names(entry: Entry) -> dict[str, str]:
+    """torch's name for each of our parameters."""
+    second = "exponent" if entry.name == "pow" else "other"
+    renamed = {"x": "input", "y": second}
+    return {name: renamed.get(name, name) for name in entry.signature.parameters}
+
+
+def _is_pair(positional: list[Any], named: dict[str, Any]) -> bool:
+    second = positional[1] if len(positional) > 1 else None
+    return "dim" in named or "keepdim" in named or (isinstance(second, Node) and second.op == "const")
+
+
+def _check_presence(
+    context: Context, asks: Asks, spelled: str, arguments: dict[str, Any], given: set[str], at: ast.AST
+) -> None:
+    needed = asks.required + (("dim",) if asks.with_dim and "keepdim" in given else ())
+    for name in needed:
+        absent = name not in given or (asks.required and arguments[name] == Static(None))
+        if absent:
+            raise context.fail("missing_argument", at, function=spelled, name=name, want="(input, dim, ...)")
+    dim = arguments.get("dim")
+    if asks.one_dim and (isinstance(dim, TupleValue) or (isinstance(dim, Static) and isinstance(dim.value, tuple))):
+        raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")
+
+
+def _check_shape(context: Context, entry: Entry, spelled: str, arguments: dict[str, Any], at: ast.AST) -> None:
+    name = {"reshape": "shape", "permute": "dims"}.get(entry.name)
+    if name and isinstance(arguments[name], Node) and not (entry.name == "reshape" and spelled.startswith(".")):
+        raise context.fail("wrong_static", at, function=spelled, name=name, want="a tuple of integers")
+
+
+def _with_rules(context: Context, asks: Asks, spelled: str, ours: dict[str, Any], at: ast.AST) -> dict[str, Any]:
+    rules = asks.rules or ((_TENSOR, (next(iter(ours)),)),)
+    for rule, names in rules:
+        items = [ours[name] for name in names if name in ours and ours[name] != Static(None)]
+        if len(items) == len(names):
+            values = [context.value(item, at) for item in items]
+            ours = ours | {names[0]: context.emit("torch", *values, attr=(rule, spelled), at=at)}
+    return ours

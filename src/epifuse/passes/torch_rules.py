@@ -1,0 +1,48 @@
+"""What torch's functions ask of kinds and shapes, though ours of the same name do not: one row a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from epifuse.ir import Kind
+from epifuse.passes.kinds import NAMES
+
+
+class Argument(NamedTuple):
+    """What inference knows of an argument."""
+
+    host: bool
+    kind: Kind
+    narrow: torch.dtype | None
+    shape: tuple[int, ...]
+
+
+def _prelu(x: Argument, weight: Argument) -> bool:
+    channels = x.shape[1] if len(x.shape) == 2 else 1
+    return (
+        (x.kind, x.narrow) == (weight.kind, weight.narrow) == ("float", weight.narrow)
+        and len(x.shape) > 0
+        and weight.shape in ((1,), (channels,))
+    )
+
+
+_RULES: dict[str, tuple[Callable[..., bool], str]] = {
+    "tensor": (lambda x: not x.host, "tensor_wanted"),
+    "number": (lambda x: x.host, "number_wanted"),
+    "float": (lambda x: x.kind == "float", "float_wanted"),
+    "no mask": (lambda x: x.kind != "mask", "masks_in_arithmetic"),
+    "not all numbers": (lambda x, y: not (x.host and y.host), "tensor_wanted"),
+    "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
+    "prelu weight": (_prelu, "prelu_weight"),
+}
+
+
+def broken(rule: str, arguments: Sequence[Argument]) -> tuple[str, dict[str, object]] | None:
+    """The catalogue's key and values where `arguments` break `rule`."""
+    holds, key = _RULES[rule]
+    if holds(*arguments):
+        return None
+    return key, {"kind": NAMES[arguments[0].kind], "shapes": " and ".join(str(a.shape) for a in arguments)}
