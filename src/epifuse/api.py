@@ -115,7 +115,7 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
-        parts += [f"refused  {refusal}" for refusal in self.refusals]
+        parts += [f"refused  {reason}" for reason in self.selection.reasons]
         return "\n".join(parts)
 
 
@@ -209,7 +209,11 @@ def linear(
         by_name = {**by_name, "bias": bias}
         if "bias" not in parsed.parameters:
             parsed = _with_bias(parsed)
-    given = {name: _flat(value, lead) for name, value in _given(parsed, by_name, operands, out).items()}
+    written = {output.name for output in parsed.graph.outputs}
+    given = {
+        name: _rows(name, value, lead) if name in written else _flat(value, lead)
+        for name, value in _given(parsed, by_name, operands, out).items()
+    }
     options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
     outputs, args = _run(_flat(x, lead) if lead else x.unsqueeze(0), weight.t(), parsed, given, options)
     shaped = {o.name: outputs[o.name].view(_leading(o, outputs[o.name], lead)) for o in args.graph.outputs}
@@ -220,6 +224,18 @@ def _flat(value: Any, lead: tuple[int, ...]) -> Any:
     if not isinstance(value, torch.Tensor) or len(lead) == 1 or value.dim() < 2 or tuple(value.shape[:-1]) != lead:
         return value
     return value.reshape(-1, value.shape[-1])
+
+
+def _rows(name: str, value: Any, lead: tuple[int, ...]) -> Any:
+    """A destination as the product's rows see it; a copy would not be written."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not lead:
+        return value.unsqueeze(0)
+    flat = _flat(value, lead)
+    if flat is not value and flat.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+        raise fail("linear_out", None, name=name, shape=tuple(value.shape), strides=value.stride())
+    return flat
 
 
 def _leading(output: Output, tensor: torch.Tensor, lead: tuple[int, ...]) -> tuple[int, ...]:
@@ -329,7 +345,7 @@ def _run(
 
 
 def _fall_back(fallback: str | None, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:
-    reasons = "\n".join(f"  {refusal}" for refusal in selection.refusals)
+    reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
     if fallback is None:
         raise fail("no_kernel", None, reasons=reasons, hint="fallback='torch' runs it unfused in PyTorch")
     warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=4)

@@ -13,7 +13,7 @@ import torch
 
 from epifuse import passes
 from epifuse.checks import check_operand, check_output, check_overlaps, check_product, check_tensor, host_number
-from epifuse.dtypes import default_accumulator
+from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
 from epifuse.ir import Graph, Output
@@ -225,9 +225,11 @@ class GemmArguments:
     def _settle_outputs(self, out_dtypes: Mapping[str, torch.dtype]) -> None:
         """Check every destination given, and choose a dtype for those that are not."""
         tensors = self.epilogue.tensors
-        for name in out_dtypes:
+        for name, dtype in out_dtypes.items():
             if name not in self.epilogue.output_names:
                 raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=self.epilogue.output_names)
+            if not is_storable(dtype):
+                raise fail("output_dtype", None, name=name, dtype=dtype)
         dtypes, infos = [], []
         for output in self.graph.outputs:
             given = tensors.get(output.name)
@@ -241,7 +243,7 @@ class GemmArguments:
             dtypes.append((output.name, chosen))
             infos.append((output.name, None if given is None else info(given)))
         destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
-        aliases = check_overlaps(self.A, self.B, tensors, destinations, self.graph)
+        aliases = check_overlaps(self.A, self.B, tensors, destinations, self.graph, self.problem)
         self.problem = replace(self.problem, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases)
 
     @property

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from epifuse.dtypes import ACCUMULATORS, BY_TORCH
+from epifuse.dtypes import ACCUMULATORS, BY_TORCH, is_storable
 from epifuse.errors import fail
-from epifuse.ir import Graph, Kind, Load, Output
-from epifuse.ir.types import factors_of, shape_of
+from epifuse.ir import Dims, Graph, Kind, Load, Output
+from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.problem import Problem
 
 
@@ -107,7 +107,7 @@ def check_output(output: Output, tensor: Any, graph: Graph, problem: Problem) ->
     check_tensor(f"output '{name}'", tensor, None)
     if str(tensor.device) != problem.a.device:
         raise fail("device", None, name=f"output '{name}'", device=tensor.device, expected=problem.a.device)
-    if tensor.dtype not in BY_TORCH or not BY_TORCH[tensor.dtype].storable:
+    if not is_storable(tensor.dtype):
         raise fail("output_dtype", None, name=name, dtype=tensor.dtype)
     want = shape_of(output.dims or (), problem.extents)
     if not _fits(tuple(tensor.shape), want, output, graph, problem):
@@ -141,7 +141,12 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def check_overlaps(
-    a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor], graph: Graph
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: Mapping[str, Any],
+    outputs: Mapping[str, torch.Tensor],
+    graph: Graph,
+    problem: Problem,
 ) -> tuple[tuple[str, str], ...]:
     """Which output shares storage with which full operand; any other overlap of addresses is refused."""
     inputs = {"A": a, "B": b} | {
@@ -155,22 +160,29 @@ def check_overlaps(
         for other, value in inputs.items():
             if not _touch(tensor, value):
                 continue
-            if name in aliases or not _same_elements(name, tensor, other, value, graph):
+            if name in aliases or not _same_elements(name, tensor, other, value, graph, problem):
                 raise fail("overlap", None, first=name, second=other)
             aliases[name] = other
     return tuple(aliases.items())
 
 
-def _same_elements(name: str, tensor: torch.Tensor, other: str, value: torch.Tensor, graph: Graph) -> bool:
-    """True if each element of the operand is read where the output writes the same address."""
+def _same_elements(
+    name: str, tensor: torch.Tensor, other: str, value: torch.Tensor, graph: Graph, problem: Problem
+) -> bool:
+    """True if each element of the operand is read where, and only where, the output writes the same address."""
+
+    def long(dims: Dims | None) -> list[Dim]:
+        return [dim for dim in dims or () if dim_size(dim, problem.extents) != 1]
+
     output = next(output for output in graph.outputs if output.name == name)
     loads = [load.attr for load in graph.loads() if isinstance(load.attr, Load) and load.attr.name == other]
     geometry = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     return (
         geometry == (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
-        and {"m", "n"} <= {factor.axis for factor in factors_of(output.dims or ())}
+        # A value that is the same for every row, column or batch is read again after it was written.
+        and {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
         and other not in ("A", "B")
-        and all(load.dims == output.dims and not load.views for load in loads)
+        and all(long(load.dims) == long(output.dims) and not load.views for load in loads)
     )
 
 

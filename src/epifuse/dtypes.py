@@ -53,6 +53,12 @@ def short(dtype: torch.dtype) -> str:
     return row.short if row else str(dtype).removeprefix("torch.")
 
 
+def is_storable(dtype: object) -> bool:
+    """Whether an output may have this dtype."""
+    row = BY_TORCH.get(dtype) if isinstance(dtype, torch.dtype) else None
+    return row is not None and row.storable
+
+
 def default_accumulator(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """float64 for float64 inputs, int32 for 8-bit integers, float32 for everything else."""
     if torch.float64 in (a, b):

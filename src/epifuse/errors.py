@@ -305,6 +305,11 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
     ),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
+    "linear_out": Sentence(
+        _A,
+        "output '{name}' of shape {shape} and strides {strides} is not stored by rows",
+        "pass one whose leading dims can be seen as one",
+    ),
     "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
     "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
     "gemm_dtype": Sentence(

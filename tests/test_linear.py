@@ -1,0 +1,53 @@
+"""ef.linear: weight as nn.Linear has it, any leading dims, bias before the epilogue."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.errors import ArgumentError, ArgumentTypeError
+
+M, N, K = 4, 6, 3
+A, B = torch.arange(12.0).reshape(M, K) - 5, torch.arange(18.0).reshape(K, N) - 7
+
+
+def epi(accum: Any, C: Any) -> Any:
+    D = accum + C
+    return D
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 3), (2, 1, 3), (0,), (2, 0)])
+def test_linear(lead: tuple[int, ...]) -> None:
+    x, weight, bias = torch.randint(-3, 4, (*lead, K)).float(), B.T, torch.arange(6.0)
+    plain = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(ef.linear(x, weight, bias), plain)
+    assert torch.equal(ef.linear(x, weight, bias, epilogue=ef.relu), plain.relu())
+    residual = torch.randint(-3, 4, (*lead, N)).float()
+    assert torch.equal(ef.linear(x, weight, epilogue=epi, C=residual), plain - bias + residual)
+    named = "def epi(accum, bias): D = relu(accum) + bias; return D"
+    assert torch.equal(ef.linear(x, weight, bias, epilogue=named), (plain - bias).relu() + bias)
+    out = torch.zeros_like(plain)
+    ef.linear(x, weight, bias, out=out)
+    assert torch.equal(out, plain)
+
+
+def test_an_output_of_linear_that_cannot_be_seen_as_rows() -> None:
+    """Flattening it would copy, and the copy would be written."""
+    x, out = torch.ones(2, 3, K), torch.zeros(3, 2, N).transpose(0, 1)
+    with pytest.raises(ArgumentError, match=r"output 'D' of shape .* is not stored by rows"):
+        ef.linear(x, B.T, out=out)
+    sliced = torch.zeros(2, 3, 2 * N)[..., ::2]
+    ef.linear(x, B.T, out=sliced)
+    assert torch.equal(sliced, torch.nn.functional.linear(x, B.T))
+
+
+@pytest.mark.parametrize(("x", "weight"), [(torch.tensor(1.0), B), (A, B[0]), (A, B[None])])
+def test_linear_of_wrong_shapes(x: torch.Tensor, weight: torch.Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"x must be \(\.\.\., K\) and weight \(N, K\)"):
+        ef.linear(x, weight)
+
+
+def test_linear_of_what_is_no_tensor() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"x must be a torch\.Tensor"):
+        ef.linear([1.0], B)  # type: ignore[arg-type]
