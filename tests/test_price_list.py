@@ -1,0 +1,112 @@
+"""The price of an activation is one function, of a primitive one row plus one a provider; shown on a copy."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import pytest
+
+import epifuse
+from epifuse import providers
+
+TESTS = Path(__file__).parent
+CONFORMANCE = ("test_vocabulary.py", "test_kinds.py", "test_meanings.py")
+
+ACTIVATION = '''
+
+def price_list_bump(x: Value) -> Value:
+    """x / (1 + x^2), an activation that only this test knows."""
+    return x / (1.0 + x * x)
+'''
+BAD_ACTIVATION = ACTIVATION.replace("return x / (1.0 + x * x)", "return (1.0 + exp(50.0 * x)) - exp(50.0 * x)")
+PRIMITIVE = '''
+
+@primitive("floating")
+def sinh(x: Value) -> Value:
+    """The hyperbolic sine, a primitive that only this test knows."""
+    return torch.sinh(x)
+
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package's source that a test may change."""
+    source = Path(epifuse.__file__).parent
+    return copytree(source, tmp_path / "src" / "epifuse", ignore=ignore_patterns("__pycache__"))
+
+
+def python(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=package.parent, capture_output=True, text=True, check=False)
+
+
+def conformance(package: Path, name: str) -> str:
+    """What the conformance suite, run on the copy, says of one row and of the tables."""
+    files = [str(TESTS / "conformance" / file) for file in CONFORMANCE]
+    select = f"{name} or test_every_primitive_has_a_row"
+    options = ("-q", "-rA", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml"), "-k", select)
+    return python(package, "-m", "pytest", *options, *files).stdout
+
+
+def outcomes(report: str, outcome: str, name: str) -> set[str]:
+    """Tests with this outcome whose parameters hold `name`."""
+    return set(re.findall(rf"^{outcome} \S*::(\w+)\[\S*{name}\S*\]", report, re.MULTILINE))
+
+
+def insert(path: Path, before: str, text: str) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.count(before) == 1
+    path.write_text(source.replace(before, text + before), encoding="utf-8")
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text(encoding="utf-8").rstrip() + "\n" + text, encoding="utf-8")
+
+
+def test_the_copy_is_what_runs(package: Path) -> None:
+    append(package / "fusion" / "activation.py", ACTIVATION)
+    shown = python(package, "-c", "import epifuse; print(epifuse.__file__, epifuse.price_list_bump(3.0))")
+    assert shown.stdout.strip() == f"{package / '__init__.py'} {0.3}"
+
+
+def test_an_activation_is_one_function(package: Path) -> None:
+    append(package / "fusion" / "activation.py", ACTIVATION)
+    report = conformance(package, "price_list_bump")
+    wanted = {"test_row", "test_elementwise", "test_float32_agrees_with_float64"}
+    assert wanted <= outcomes(report, "PASSED", "price_list_bump"), report
+    assert not outcomes(report, "FAILED", ""), report
+    page = python(package, "-m", "epifuse", "docs").stdout
+    assert "price_list_bump" in page
+    assert "an activation that only this test knows" in page
+
+
+def test_a_bad_activation_is_found(package: Path) -> None:
+    """Else the test above would show nothing: this formula loses every digit in float32."""
+    append(package / "fusion" / "activation.py", BAD_ACTIVATION)
+    assert outcomes(conformance(package, "price_list_bump"), "FAILED", "price_list_bump")
+
+
+def test_a_primitive_is_one_row_plus_one_a_provider(package: Path) -> None:
+    marker = "# --- rounding ---"
+    insert(package / "fusion" / "primitives.py", marker, PRIMITIVE.lstrip())
+    report = conformance(package, "sinh")
+    assert "test_every_primitive_has_a_row" in report
+    missing = re.findall(r"neither a row in providers/(\w+)/primitives\.py nor refused by name: \['sinh'\]", report)
+    assert set(missing) == set(providers.NAMES), report
+
+    for provider, row in {"cpu": "torch.sinh", "cutedsl": "each"}.items():
+        table = package / "providers" / provider / "primitives.py"
+        if table.exists():
+            head = re.search(r"^PRIMITIVE_ROWS: .*= \{\n", table.read_text(encoding="utf-8"), re.MULTILINE)
+            assert head is not None
+            text = table.read_text(encoding="utf-8")
+            table.write_text(text.replace(head[0], f'{head[0]}    "sinh": {row},\n'), encoding="utf-8")
+    report = conformance(package, "sinh")
+    assert {"test_row", "test_elementwise"} <= outcomes(report, "PASSED", "sinh"), report
+    assert not outcomes(report, "FAILED", ""), report
+    assert "sinh" in python(package, "-m", "epifuse", "docs").stdout
