@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -97,7 +97,7 @@ def _device(pixels: torch.Tensor) -> torch.device:
         _say(f"Device: {name}.")
         return torch.device("cuda")
     _say(f"Device: the CPU. There is {name}, but no kernel for it yet:")
-    _list(map(str, probe.refusals))
+    _list(probe.selection.reasons)
     return torch.device("cpu")
 
 
@@ -110,8 +110,8 @@ def _look(problem: Problem, svg: Path) -> None:
     _say(str(explain(args)))
     on_hopper = explain(args, cc=90)
     if on_hopper.plan is None:
-        _say("\nOn a Hopper GPU (explain(args, cc=90)) no kernel can run this yet:")
-        _list(map(str, on_hopper.refusals))
+        _say("\nOn a Hopper GPU (explain(args, cc=90)) no kernel can run this:")
+        _list(on_hopper.selection.reasons)
     _say(f"\nThe graph as a picture: {to_svg(args.graph, svg)}\n")
     fused = gemm(problem.x, problem.w, epilogue=bce, C=problem.C, bias=problem.bias)
     _beside(problem, fused)
@@ -212,6 +212,6 @@ def _title(text: str) -> None:
     _say(f"\n{text}\n{'-' * len(text)}")
 
 
-def _list(lines: Any) -> None:
+def _list(lines: Iterable[str]) -> None:
     for line in lines:
         _say(f"  {line}")

@@ -7,6 +7,7 @@ Every operand broadcasts by NumPy's rule. NaN behaves as in PyTorch.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import math
 import operator
@@ -286,7 +287,7 @@ def ceil(x: Value) -> Value:
     return torch.ceil(x)
 
 
-@primitive("same", host=round)
+@primitive("same", host=builtins.round)
 def round(x: Value) -> Value:  # noqa: A001 - the field's name
     """The nearest integer as a float, halves to even."""
     return torch.round(x)

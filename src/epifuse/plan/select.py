@@ -21,6 +21,18 @@ class Selection:
     plans: tuple[Plan, ...]
     refusals: tuple[Refusal, ...]
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The refusals for people, one line a reason: a kernel in twenty designs says the same thing once."""
+        kernels: dict[str, list[str]] = {}
+        for refusal in self.refusals:
+            kernels.setdefault(refusal.reason, []).append(refusal.kernel)
+        return tuple(f"{_named(names)}: {reason}" for reason, names in kernels.items())
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
 
 def select(graph: Graph, problem: Problem, candidates: Iterable[tuple[KernelSpec, Supports]]) -> Selection:
     """Ask each candidate kernel. Kernels for another target are refused here, in one place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -45,9 +46,11 @@ def missing() -> str | None:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    # Removed when the process ends; a library stays mapped without its file.
-    return tempfile.TemporaryDirectory(prefix="epifuse-")
+def _folder() -> str:
+    # Removed when the process ends, without the warning a TemporaryDirectory gives; a library stays mapped.
+    folder = tempfile.mkdtemp(prefix="epifuse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @cache
@@ -56,7 +59,7 @@ def build(source: str) -> Callable[..., Any]:
     path = compiler()
     assert path is not None, "planning has seen a compiler"
     name = hashlib.sha256(source.encode()).hexdigest()[:16]
-    code, library = Path(_folder().name, f"{name}.cpp"), Path(_folder().name, f"{name}.so")
+    code, library = Path(_folder(), f"{name}.cpp"), Path(_folder(), f"{name}.so")
     code.write_text(source)
     libraries = Path(torch.__file__).parent / "lib"
     command = [path, *_FLAGS, str(code), "-o", str(library), f"-L{libraries}", "-l:libtorch_cpu.so"]
