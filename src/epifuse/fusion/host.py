@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from epifuse.fusion.primitives import PRIMITIVES
@@ -32,31 +32,46 @@ def is_host_operation(node: Node) -> bool:
     return node.op in ("const", "number", "host", "select") or node.op in PRIMITIVES
 
 
-def may_fail(root: Node) -> bool:
-    """True where Python's arithmetic may raise on the way to `root`."""
-    return any(node.op in _MAY_FAIL for node in topological((root,)))
-
-
 _MAY_FAIL = frozenset({"div", "floor_divide", "remainder", "pow", "host"})
 
 
+def may_fail(candidates: Iterable[Node], computed: Iterable[Node]) -> Iterator[Node]:
+    """Those of `candidates` whose arithmetic may raise in Python and is not on the way to `computed` anyway."""
+    covered = set(topological(computed))
+    risky: set[Node] = set()
+    candidates = tuple(candidates)
+    for node in topological(candidates):
+        if node.op in _MAY_FAIL or not risky.isdisjoint(node.args):
+            risky.add(node)
+    for node in reversed(candidates):
+        if node in risky and node not in covered:
+            covered.update(topological((node,), covered))
+            yield node
+
+
 def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:
-    """The number `root` stands for. `leaf` gives the value of a load. Raises `HostError`.
+    """The number `root` stands for. `leaf` gives the value of a load. Raises `HostError`."""
+    return evaluate_all({"": root}, leaf)[""]
+
+
+def evaluate_all(roots: Mapping[str, Node], leaf: Callable[[Node], Any]) -> dict[str, Any]:
+    """The numbers the roots stand for. `leaf` gives the value of a load. Raises `HostError`.
 
     A conditional takes its branch like Python's: an error in the branch not taken does not count.
     """
     values: dict[Node, Any] = {}
-    for node in topological((root,)):
+    for node in topological(roots.values()):
         try:
             values[node] = _step(node, [values[arg] for arg in node.args], leaf)
         except _PoisonedError as poison:
             values[node] = poison
         except (ArithmeticError, ValueError, TypeError) as error:
             values[node] = _PoisonedError(node, error)
-    result = values[root]
-    if isinstance(result, _PoisonedError):
-        raise HostError(result.node, result.error)
-    return result
+    for root in roots.values():
+        result = values[root]
+        if isinstance(result, _PoisonedError):
+            raise HostError(result.node, result.error)
+    return {name: values[root] for name, root in roots.items()}
 
 
 class _PoisonedError(Exception):

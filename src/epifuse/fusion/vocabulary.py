@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ class Entry:
     group: Group
     function: Callable[..., Any]
 
-    @property
+    @cached_property
     def signature(self) -> inspect.Signature:
         """Parameters as a person writes them."""
         return inspect.signature(self.function)

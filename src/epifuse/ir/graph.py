@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from epifuse.errors import Loc
-from epifuse.ir.node import Builder, Node
+from epifuse.ir.node import Builder, Node, merged
 from epifuse.ir.types import Dims, Type, show_dims
 
 
@@ -114,14 +114,14 @@ def expression(root: Node) -> str:
     return text[root]
 
 
-def topological(roots: Iterable[Node]) -> tuple[Node, ...]:
-    """Nodes under `roots`, arguments first; iterative, so that ten thousand statements do not overflow the stack."""
+def topological(roots: Iterable[Node], known: Container[Node] = ()) -> tuple[Node, ...]:
+    """Nodes under `roots` that are not `known`, arguments first; iterative: ten thousand statements are deep."""
     order: dict[Node, None] = {}
     for root in roots:
         stack: list[tuple[Node, int]] = [(root, 0)]
         while stack:
             node, position = stack.pop()
-            if node in order:
+            if node in order or node in known:
                 continue
             if position < len(node.args):
                 stack.append((node, position + 1))
@@ -144,7 +144,7 @@ def rewrite(graph: Graph, rule: Rule) -> Graph:
     for old in topological((*graph.roots, *graph.hosts.values())):
         node = rule(old, tuple(new[arg] for arg in old.args), builder)
         known = builder.locs.get(node, ())
-        builder.locs[node] = known + tuple(loc for loc in graph.locs.get(old, ()) if loc not in known)
+        builder.locs[node] = merged(known, graph.locs.get(old, ()))
         if old in graph.types:
             builder.types.setdefault(node, graph.types[old])
         new[old] = node

@@ -49,6 +49,16 @@ class Builder:
         if node is None:
             node = self._interned[key] = Node(op, args, attr)
         known = self.locs.get(node, ())
-        if fresh := tuple(loc for loc in locs if loc not in known):
-            self.locs[node] = known + fresh
+        self.locs[node] = merged(known, locs)
         return node
+
+
+_PLACES = 4
+
+
+def merged(known: tuple[Loc, ...], further: tuple[Loc, ...]) -> tuple[Loc, ...]:
+    """The first few places: a constant that ten thousand lines write needs no ten thousand places."""
+    if len(known) >= _PLACES or not further:
+        return known
+    # By identity: places inside helpers hold the chain of calls that led there, which may be long.
+    return (known + tuple(loc for loc in further if not any(loc is place for place in known)))[:_PLACES]

@@ -17,9 +17,9 @@ from epifuse.errors import EpifuseError, fail
 from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.ir import Builder, Dims, Graph, Kind, Load, Node, Output, Type
+from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Output, Type
 from epifuse.ir.graph import topological
-from epifuse.ir.types import dim_size, factors_of, promote, shape_of
+from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
 from epifuse.passes.dims import DimsError, align, broadcast, index_hint, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
@@ -69,9 +69,9 @@ class _Inference:
         outputs = tuple(self.output(output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
         # What an unused name stands for is computed in Python, and may fail there.
-        for node in self.graph.checked:
-            if self.values[node].host and host.may_fail(self.values[node].node):
-                self.hosts.setdefault(self.values[node].node, f"!{len(self.hosts)}")
+        unused = [self.values[node].node for node in self.graph.checked if self.values[node].host]
+        for node in host.may_fail(unused, tuple(self.hosts)):
+            self.hosts[node] = f"!{len(self.hosts)}"
         live = topological((*(output.node for output in outputs), *effects, *self.hosts))
         known = {node: self.types[node] for node in live}
         typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
@@ -97,8 +97,14 @@ class _Inference:
 
     def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
         node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
-        self.types[node] = Type(kind, factors_of(dims), is_host)
+        self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
         return node
+
+    def ones(self, node: Node) -> list[Factor]:
+        """The factors of extent one below `node`: a reshape drops them from dims, the values still vary over them."""
+        gone = node.attr[1] if node.op == "reduce" else ()
+        below = [factor for arg in node.args for factor in self.types[arg].factors]
+        return [factor for factor in below if factor.size(self.extents) == 1 and factor not in gone]
 
     def device(self, value: Typed) -> Node:
         """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""
@@ -376,7 +382,13 @@ class _Inference:
         value = self.settle(self.values[output.node])
         if value.host:
             raise self.fail("output_is_host", name=output.name)
-        return Output(output.name, value.node, value.dims)
+        return Output(output.name, value.node, self.whole(value))
+
+    def whole(self, value: Typed) -> Dims:
+        """Its dims, with the factors of extent one that a reshape dropped."""
+        shown, ones = factors_of(value.dims), self.types[value.node].factors
+        dropped = tuple(f for f in ones if f.size(self.extents) == 1 and f not in shown)
+        return ((*dropped, *value.dims[0]), *value.dims[1:]) if value.dims else value.dims
 
 
 _HOST_HINTS = {

@@ -25,12 +25,10 @@ def scalars(args: GemmArguments) -> dict[str, Any]:
         assert isinstance(node.attr, Load)
         return values[node.attr.name]
 
-    computed: dict[str, Any] = {}
-    for name, root in args.graph.hosts.items():
-        try:
-            computed[name] = host.evaluate(root, leaf)
-        except host.HostError as error:
-            raise fail("host_arithmetic", args.graph.loc(root), detail=str(error)) from None
+    try:
+        computed = host.evaluate_all(args.graph.hosts, leaf)
+    except host.HostError as error:
+        raise fail("host_arithmetic", args.graph.loc(error.node), detail=str(error)) from None
     kinds = {name: operand.kind for name, operand in args.problem.operands if isinstance(operand, HostNumber)}
     for node in args.graph.loads():
         assert isinstance(node.attr, Load)
