@@ -74,6 +74,29 @@ def test_the_gradient_is_autograds() -> None:
     torch.testing.assert_close(-G, f.grad)
 
 
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [((8, 0), "runs on the CPU, and the target is sm_80"), ((1, 2), "capability 12 is none of")],
+)
+def test_a_gpu_without_a_kernel_leaves_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], capability: tuple[int, int], reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a new GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert demo._device(torch.empty(64, 16)) == torch.device("cpu")
+    said = capsys.readouterr().out
+    assert "Device: the CPU. There is a new GPU, but no kernel for this epilogue on it:" in said
+    assert reason in said
+
+
+def test_a_gpu_with_a_kernel_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a new GPU")
+    monkeypatch.setattr(demo, "_refusals_on_gpu", lambda _: ())
+    assert demo._device(torch.empty(64, 16)) == torch.device("cuda")
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 

@@ -22,6 +22,7 @@ from epifuse.fusion.activation import logsigmoid, sigmoid
 from epifuse.fusion.forms import clamp
 from epifuse.fusion.primitives import Value, log
 from epifuse.fusion.reduction import sum
+from epifuse.target import TARGETS
 
 Run = Callable[[], torch.Tensor]
 
@@ -91,14 +92,24 @@ def _device(pixels: torch.Tensor) -> torch.device:
     if not torch.cuda.is_available():
         _say("Device: the CPU; this machine has no GPU.")
         return torch.device("cpu")
-    name = torch.cuda.get_device_name()
-    probe = explain(_layer(pixels.cuda(), torch.zeros(len(pixels), dtype=torch.int64, device="cuda"), 10).arguments)
-    if probe.plan is not None:
-        _say(f"Device: {name}.")
+    reasons = _refusals_on_gpu(pixels)
+    if not reasons:
+        _say(f"Device: {torch.cuda.get_device_name()}.")
         return torch.device("cuda")
-    _say(f"Device: the CPU. There is {name}, but no kernel for it yet:")
-    _list(probe.selection.reasons)
+    _say(f"Device: the CPU. There is {torch.cuda.get_device_name()}, but no kernel for this epilogue on it:")
+    _list(reasons)
     return torch.device("cpu")
+
+
+def _refusals_on_gpu(pixels: torch.Tensor) -> tuple[str, ...]:
+    """Why no kernel runs the loss on this GPU; nothing where one does. Asked with shapes alone."""
+    major, minor = torch.cuda.get_device_capability()
+    cc = major * 10 + minor
+    if cc not in TARGETS:
+        return (f"compute capability {cc} is none of {', '.join(map(str, TARGETS))}",)
+    shapes = (pixels.shape, (pixels.shape[1], 10), (len(pixels), 10), (10,))
+    found = explain(Problem(*(torch.empty(shape, device="meta") for shape in shapes)).arguments, cc=cc)
+    return () if found.plan else found.selection.reasons
 
 
 # --- the three acts ----------------------------------------------------------------------------------------------
