@@ -111,15 +111,9 @@ class CpuKernel:
         return node in self._read_in_tile
 
     def _store_sweep(self, name: str) -> int:
-        """An output that shares storage with an operand is written in the last sweep that reads the operand."""
+        """An output that shares storage with an operand waits for the last sweep: each sweep may read the operand."""
         own: int = self.graph.stages[self.outputs[name].node].sweep
-        operand = dict(self.problem.aliases).get(name)
-        readers = [
-            self.graph.stages[node].sweep
-            for node in self.graph.nodes
-            if any(isinstance(arg.attr, Load) and arg.attr.name == operand for arg in node.args)
-        ]
-        return max([own, *readers]) if operand is not None else own
+        return sweeps(self.graph) - 1 if name in dict(self.problem.aliases) else own
 
     # --- launching -------------------------------------------------------------------------------------------
 

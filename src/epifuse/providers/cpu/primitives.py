@@ -66,6 +66,11 @@ def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return torch.clamp_min(x, 0, out=out)
 
 
+def _gelu_erf(x: torch.Tensor, *, out: torch.Tensor) -> Any:
+    # torch hands a dense x to oneDNN, whose result never reaches an `out` with other strides.
+    return _aten.gelu.out(x, out=out) if out.is_contiguous() else out.copy_(_aten.gelu(x))
+
+
 def _gelu_tanh(x: torch.Tensor, *, out: torch.Tensor) -> Any:
     return _aten.gelu.out(x, approximate="tanh", out=out)
 
@@ -74,7 +79,7 @@ FAST: Mapping[str, Row] = {
     "relu": _relu,
     "sigmoid": torch.sigmoid,
     "silu": _aten.silu.out,
-    "gelu_erf": _aten.gelu.out,
+    "gelu_erf": _gelu_erf,
     "gelu_tanh": _gelu_tanh,
     "hardswish": _aten.hardswish.out,
     "hardsigmoid": _aten.hardsigmoid.out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -21,7 +22,29 @@ from epifuse.providers.cutedsl.program import Design, Program
 NATIVE = frozenset({"sigmoid", "silu", "gelu_tanh"})
 """Activations with a fast device form; a test compares this with the table, which needs cutlass to be imported."""
 
-_SPEC = KernelSpec("sm90_gemm", "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma, cooperative")
+DESIGNS = tuple(
+    Design(tile, cluster, pingpong)
+    for tile, pingpong in (
+        ((128, 256), False),
+        ((256, 128), False),
+        ((128, 192), True),
+        ((128, 128), True),
+        ((128, 64), True),
+        ((64, 128), True),
+        ((64, 256), True),
+    )
+    for cluster in ((2, 1), (1, 2), (1, 1))
+)
+"""Candidates. A ping-pong tile has one warp group, whose registers hold 128 x 192 at most."""
+_LARGEST_WITH_OPERANDS = 128 * 128  # of a ping-pong tile: at 128 x 160 a residual and a second output already spill
+
+
+def _spec(design: Design) -> KernelSpec:
+    (m, n), (cm, cn) = design.tile, design.cluster
+    name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
+    return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", (("design", design),))
+
+
 _INPUTS = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _LOADS = (*_OUTPUTS, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -43,8 +66,8 @@ class CuteDslProvider:
         return None
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """One kernel."""
-        return (_SPEC,)
+        """One kernel in the designs it can be built in."""
+        return tuple(map(_spec, DESIGNS))
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
         """Elementwise float epilogues over 16-bit inputs whose rows TMA can address."""
@@ -54,12 +77,18 @@ class CuteDslProvider:
         staged = staged_output(graph, problem)
         if isinstance(staged, str):
             return Refusal(spec.name, staged)
-        design = choose(problem, graph, staged)
+        design = fitted(spec, graph, problem, staged)
+        operands = any(isinstance(problem.by_name.get(n.attr.name), TensorInfo) for n in graph.loads())
+        if design.pingpong and design.tile[0] * design.tile[1] > _LARGEST_WITH_OPERANDS and operands:
+            return Refusal(spec.name, "its accumulator leaves too few registers for an epilogue with operands")
+        for field in ("tile", "cluster", "schedule"):
+            if getattr(problem.constraints, field) not in (None, getattr(design, field)):
+                return Refusal(spec.name, f"its {field} is {getattr(design, field)}, not the one asked for")
         return Allocation(
             design.tile,
-            cost=0.0,
+            cost=estimate(design, problem),
             transports=tuple(_transports(graph, problem, staged)),
-            notes=(f"{design}, raster bands of {design.raster} clusters along M",),
+            notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
         )
 
     def build(self, plan: Plan) -> Runner:
@@ -69,7 +98,7 @@ class CuteDslProvider:
         graph, problem = lowered(plan.graph, plan.problem), plan.problem
         staged = staged_output(plan.graph, problem)
         assert isinstance(staged, int)
-        return GpuKernel(plan, program_of(graph, problem, staged), choose(problem, plan.graph, staged))
+        return GpuKernel(plan, program_of(graph, problem, staged), fitted(plan.spec, plan.graph, problem, staged))
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
@@ -94,10 +123,6 @@ def _refused_problem(problem: Problem) -> str | None:
     for name, info in (("A", problem.a), ("B", problem.b)):
         if (reason := _unaddressable(name, info)) is not None:
             return reason
-    constraints = problem.constraints
-    for field in ("tile", "cluster", "schedule"):
-        if getattr(constraints, field) is not None:
-            return f"its {field} cannot be pinned yet"
     for name, via in problem.transports:
         if via != "tma":
             return f"'{name}' cannot be asked to travel by {via} yet"
@@ -160,27 +185,53 @@ def staged_output(graph: Graph, problem: Problem) -> int | str:
     return f"{reasons[0]}, TMA needs rows that are a multiple of {_ALIGNMENT} bytes apart"
 
 
-def choose(problem: Problem, graph: Graph, staged: int) -> Design:
-    """The design of least estimated time: waves of tiles times the time of a tile. Clusters of two along M share B."""
+def fitted(spec: KernelSpec, graph: Graph, problem: Problem, staged: int) -> Design:
+    """The spec's design with as many stages as fit beside the store buffers."""
+    design: Design = dict(spec.design)["design"]
     dtype = dict(problem.dtypes)[graph.outputs[staged].name]
-    e = problem.extents
-    cluster = (2, 1) if e["m"] > _TILE_M else (1, 1)
-
-    def cost(width: int) -> float:
-        tiles = e["l"] * _round_up(-(-e["m"] // _TILE_M), cluster[0]) * -(-e["n"] // width)
-        return -(-tiles // _MULTIPROCESSORS) * width / _EFFICIENCY[width]
-
-    width = min(_EFFICIENCY, key=cost)
-    return Design((_TILE_M, width), cluster, fit_stages((_TILE_M, width), dtype.itemsize, problem.target.shared_memory))
+    return replace(design, stages=fit_stages(design, dtype.itemsize, problem.target.shared_memory))
 
 
-_TILE_M = 128
 _MULTIPROCESSORS = 132  # of an H100 or H200
-_EFFICIENCY = {256: 1.0, 192: 0.95, 128: 0.88, 64: 0.6}
-"""Share of the widest tile's rate by tile width: a narrower tile loads more of A for each column it computes."""
+_RATE = {
+    ((128, 192), True): 1.0,
+    ((128, 128), True): 0.98,
+    ((64, 256), True): 0.96,
+    ((128, 256), False): 0.95,
+    ((256, 128), False): 0.95,
+    ((64, 128), True): 0.8,
+    ((128, 64), True): 0.6,
+}
+"""Rate of a design beside the best, by tile and ping-pong: on one H200, plain products of bfloat16, K >= 1024."""
+_EPILOGUE_K = 160
+"""What an exposed epilogue costs, in elements of K of the main loop."""
 
 
-def _round_up(value: int, multiple: int) -> int:
+def estimate(design: Design, problem: Problem) -> float:
+    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue."""
+    e = problem.extents
+    (m, n), (cm, cn) = design.tile, design.cluster
+    blocks = -(-e["m"] // m), -(-e["n"] // n)
+    tiles = e["l"] * _up(blocks[0], cm) * _up(blocks[1], cn)
+    exposed = 0 if design.pingpong else _EPILOGUE_K
+    work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
+    tail = _EPILOGUE_K * m * n if design.pingpong else 0
+    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
+    return -(-tiles // _MULTIPROCESSORS) * work * _CLUSTER_COST[design.cluster, blocks[0] > 1] + tail
+
+
+_CLUSTER_COST = {
+    ((2, 1), True): 0.97,
+    ((1, 2), True): 0.98,
+    ((1, 1), True): 1.0,
+    ((2, 1), False): 1.1,
+    ((1, 2), False): 1.02,
+    ((1, 1), False): 1.0,
+}
+"""By cluster, and whether there is more than one row of tiles: sharing B pays where several rows read it."""
+
+
+def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from epifuse.providers.cutedsl.program import Design
 
 STORE_STAGES = 2
-SUBTILE = (128, 32)
+SUBTILE = (128, 32)  # of both warp groups together, in either schedule
 K_TILE = 64  # elements of 16 bits: one swizzle span of 128 bytes
 
 
@@ -17,9 +19,9 @@ def shared_bytes(design: Design, input_bytes: int, output_bytes: int) -> int:
     return stages + stores + 16 * design.stages + 3 * 1024
 
 
-def fit_stages(tile: tuple[int, int], output_bytes: int, capacity: int) -> int:
-    """The most stages that fit; at least three hide the latency of a TMA load."""
+def fit_stages(design: Design, output_bytes: int, capacity: int) -> int:
+    """The most stages that fit, at most twelve; three at least hide the latency of a TMA load."""
     stages = 2
-    while shared_bytes(Design(tile, (1, 1), stages + 1), 2, output_bytes) <= capacity:
+    while stages < 12 and shared_bytes(replace(design, stages=stages + 1), 2, output_bytes) <= capacity:
         stages += 1
     return stages

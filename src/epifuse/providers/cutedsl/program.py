@@ -9,15 +9,25 @@ from epifuse.ir import Graph, Load, Node
 
 @dataclass(frozen=True)
 class Design:
-    """One way to run a GEMM: CTA tile (m, n), cluster (m, n), stages of A and B, clusters of m in a raster band."""
+    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages of A and B, clusters of m in a raster band.
+
+    Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
+    beside the main loop of the other.
+    """
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
-    stages: int
+    pingpong: bool
+    stages: int = 0
     raster: int = 8
 
+    @property
+    def schedule(self) -> str:
+        """Its name, as `Constraints.schedule` spells it."""
+        return "pingpong" if self.pingpong else "cooperative"
+
     def __str__(self) -> str:
-        return f"{self.tile[0]}x{self.tile[1]}, cluster {self.cluster[0]}x{self.cluster[1]}, {self.stages} stages"
+        return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
 """Hopper GEMM: persistent, warp-specialised, TMA with cluster multicast, the graph's epilogue on the accumulator.
 
-Warp group 0 loads A and B, the others multiply and run the epilogue (cooperative schedule). The epilogue works on
-subtiles of 64 rows a warp group; its loop is unrolled, because a run-time index into the accumulator would move it to
-local memory. One output leaves through swizzled shared memory and TMA, the others and all operands by direct access.
+Warp group 0 loads A and B, two others multiply and run the epilogue: together on one tile (cooperative), or each on
+its own, taking turns at the tensor cores so that one's epilogue hides behind the other's main loop (ping-pong). The
+epilogue works on subtiles of 64 rows a warp group; its loop is unrolled, because a run-time index into the accumulator
+would move it to local memory. One output leaves through swizzled shared memory and TMA, the rest by direct access.
 """
 
 from typing import Any
@@ -23,7 +24,11 @@ except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
 WARP_GROUP = 128
-PRODUCER_REGISTERS = 40
+MATH_GROUPS = 2
+PRODUCER_REGISTERS = 24
+MATH_REGISTERS = 240
+TOGETHER = 1  # named barriers: the warp groups of a tile (two ids), and whose turn it is (two ids)
+TURN = 3
 FIRST_MATH_WARP = 4
 
 
@@ -35,7 +40,8 @@ class Sm90Gemm:
         self.program = program
         self.tile = (*design.tile, 64)
         self.cluster = design.cluster
-        self.groups = 2
+        self.pingpong = design.pingpong
+        self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
         self.stages = design.stages
         # Register order is (values, columns, rows): a subtile taller than one 64-row atom a group would break it.
         self.subtile = (64 * self.groups, 32)
@@ -70,7 +76,8 @@ class Sm90Gemm:
         tma_b, tensor_b = _load_atom(b, cute.slice_(smem_b, first), (bn, bk), self.cluster[0])
         d = outputs[self.program.staged]
         self.d_type, self.d_layout = d.element_type, LayoutEnum.from_tensor(d)
-        smem_d = sm90.make_smem_layout_epi(d.element_type, self.d_layout, self.subtile, self.store_stages)
+        teams = MATH_GROUPS // self.groups
+        smem_d = sm90.make_smem_layout_epi(d.element_type, self.d_layout, self.subtile, self.store_stages * teams)
         tma_d, tensor_d = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), d, cute.slice_(smem_d, first), self.subtile
         )
@@ -89,7 +96,7 @@ class Sm90Gemm:
         loads = (tma_a, tensor_a, tma_b, tensor_b)
         self.kernel(loads, (tma_d, tensor_d), tensors, scalars, outputs, mma, smem_a, smem_b, smem_d, d.shape).launch(
             grid=(*self.cluster, clusters),
-            block=(WARP_GROUP * (1 + self.groups), 1, 1),
+            block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
             cluster=(*self.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
@@ -182,9 +189,12 @@ class Sm90Gemm:
                     turn += step
                 pipe.producer_tail(state)
         else:
-            cute.arch.setmaxregister_increase(232)
-            member = thread - WARP_GROUP
-            uniform = mma.get_slice(cute.arch.make_warp_uniform((group - 1) * WARP_GROUP))
+            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+            team = group - 1 if const_expr(self.pingpong) else Int32(0)
+            within = Int32(0) if const_expr(self.pingpong) else group - 1
+            member = thread % WARP_GROUP + within * WARP_GROUP
+            storer = FIRST_MATH_WARP + team * 4
+            uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
             own = mma.get_slice(member)
             fragment_a = mma.make_fragment_A(uniform.partition_A(buffer_a))
             fragment_b = mma.make_fragment_B(uniform.partition_B(buffer_b))
@@ -208,12 +218,22 @@ class Sm90Gemm:
                 num_stages=self.store_stages,
                 producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.groups * WARP_GROUP),
             )
-            together = pipeline.NamedBarrier(barrier_id=1, num_threads=self.groups * WARP_GROUP)
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             executed = Int32(0)
+            stride = step
+            if const_expr(self.pingpong):
+                # The second group takes every other tile, and skips the stages of the first group's.
+                turn += team * step
+                stride = 2 * step
+                if team == 1:
+                    read.advance(k_tiles)
+                    free.advance(k_tiles)
+                    cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
             while turn < total:
                 m, n, l = self.tile_of(turn, across_m, across_n, place)
+                if const_expr(self.pingpong):
+                    cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
                 for k in cutlass.range(k_tiles, unroll=1):
                     pipe.consumer_wait(read)
@@ -228,9 +248,14 @@ class Sm90Gemm:
                         warpgroup.wait_group(1)
                         pipe.consumer_release(free)
                         free.advance()
+                if const_expr(self.pingpong):
+                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
                 warpgroup.wait_group(0)
                 pipe.consumer_release(free)
                 free.advance()
+                if const_expr(self.pingpong):
+                    read.advance(k_tiles)
+                    free.advance(k_tiles)
 
                 divided = cute.zipped_divide(tiles_d[None, None, m, n, l], self.subtile)
                 from_shared, to_global = cpasync.tma_partition(
@@ -247,19 +272,19 @@ class Sm90Gemm:
                         if const_expr(index != self.program.staged):
                             _store_direct(outputs[index], found[index], sub, rows, columns, l, shape)
                     staged.store(found[self.program.staged].to(self.d_type))
-                    slot = (executed * subtiles + s) % self.store_stages
-                    if warp == FIRST_MATH_WARP:
+                    slot = (executed * subtiles + s) % self.store_stages + team * self.store_stages
+                    if warp == storer:
                         drain.producer_acquire()
-                    together.arrive_and_wait()
+                    cute.arch.barrier(barrier_id=TOGETHER + team, number_of_threads=self.groups * WARP_GROUP)
                     cute.copy(to_shared, staged, slots[None, None, None, slot])
                     cute.arch.fence_proxy("async.shared", space="cta")
-                    together.arrive_and_wait()
-                    if warp == FIRST_MATH_WARP:
+                    cute.arch.barrier(barrier_id=TOGETHER + team, number_of_threads=self.groups * WARP_GROUP)
+                    if warp == storer:
                         cute.copy(tma_d, from_shared[None, slot], to_global[None, (s // sub_n, s % sub_n)])
                         drain.producer_commit()
                 executed += 1
-                turn += step
-            if warp == FIRST_MATH_WARP:
+                turn += stride
+            if warp == storer:
                 drain.producer_tail()
 
     def tile_of(self, turn, across_m, across_n, place):
@@ -320,33 +345,28 @@ def _fill(shape, dtype, values):
 
 
 @cute.jit
-def _guarded(tensor: cute.Tensor, out: cute.Tensor, i: cutlass.Constexpr, row, column, batch, shape):
-    if cute.elem_less((row, column), (shape[0], shape[1])):
-        out[i] = tensor[row, column, batch].to(out.element_type)
-
-
-@cute.jit
 def _guarded_store(tensor: cute.Tensor, value, row, column, batch, shape):
     if cute.elem_less((row, column), (shape[0], shape[1])):
         tensor[row, column, batch] = value
 
 
 def _load_direct(program, node, tensor, shape, rows, columns, batch, extents):
-    """An operand, element by element. Guarded loads are not merged by the compiler, so equal ones are shared here.
+    """An operand, element by element, each address once.
 
-    Value i and i ^ 2 share a column, values with equal bit 1 share a row (accumulator layout of one 64-row atom).
+    Value i and i ^ 2 share a column, values with equal bit 1 share a row (accumulator layout of one 64-row atom). Lanes
+    outside the result read its edge: a branch around each load would wait for one before it starts the next.
     """
     kind = program.graph.types[node].kind
     held = HELD["int32" if kind == "mask" else kind]
     axes = program.graph.types[node].axes
     out = cute.make_rmem_tensor(shape, held)
-    out.fill(0)
     for i in range(len(rows)):
         first = i if {"m", "n"} <= axes else i & ~2 if "n" in axes else i & 2 if "m" in axes else 0
         if first != i:
             out[i] = out[first]
         else:
-            _guarded(tensor, out, i, rows[i], columns[i], batch, extents)
+            row, column = cutlass.min(rows[i], extents[0] - 1), cutlass.min(columns[i], extents[1] - 1)
+            out[i] = tensor[row, column, batch].to(held)
     return out.load() != 0 if kind == "mask" else out.load()
 
 
