@@ -6,41 +6,25 @@ how a value is *presented*: dims live in `Typed` while inferring, and remain in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from epifuse.dtypes import short
-from epifuse.errors import EpifuseError, fail
 from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Output, Type
+from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
-from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
+from epifuse.ir.types import dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
-from epifuse.passes.dims import DimsError, align, broadcast, index_hint, normalise, permuted, regroup, resolve_shape
+from epifuse.passes.alignment import NARROW, Alignment, Typed
+from epifuse.passes.dims import DimsError, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
 from epifuse.problem import HostNumber, Problem
-
-NARROW = (torch.float16, torch.bfloat16)
-"""Floats that arithmetic can run in: PyTorch rounds after each operation, and so do we after an explicit cast."""
-
-
-@dataclass(frozen=True)
-class Typed:
-    """A value while inferring. `views` and `shape` are set for an operand that no computation has aligned yet."""
-
-    node: Node
-    kind: Kind
-    dims: Dims = ()
-    host: bool = False
-    narrow: torch.dtype | None = None
-    raw: Load | None = None
-    shape: tuple[int, ...] = ()
 
 
 def infer_types(graph: Graph, problem: Problem) -> Graph:
@@ -48,17 +32,7 @@ def infer_types(graph: Graph, problem: Problem) -> Graph:
     return _Inference(graph, problem).run()
 
 
-class _Inference:
-    def __init__(self, graph: Graph, problem: Problem) -> None:
-        self.graph = graph
-        self.problem = problem
-        self.extents = problem.extents
-        self.builder = Builder()
-        self.types: dict[Node, Type] = {}
-        self.values: dict[Node, Typed] = {}
-        self.hosts: dict[Node, str] = {}
-        self.current: Node = Node("none")
-
+class _Inference(Alignment):
     def run(self) -> Graph:
         for node in topological((*self.graph.roots, *self.graph.checked)):
             self.current = node
@@ -76,94 +50,6 @@ class _Inference:
         known = {node: self.types[node] for node in live}
         typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
         return refined(replace(typed, hosts={name: node for node, name in self.hosts.items()}))
-
-    # --- making nodes ----------------------------------------------------------------------------------------
-
-    def fail(self, key: str, **values: Any) -> EpifuseError:
-        return fail(key, self.graph.loc(self.current), **values)
-
-    def explained(self, error: KindError | DimsError) -> dict[str, Any]:
-        values: dict[str, Any] = dict(error.values)
-        if error.key in ("shapes_differ", "dims_differ"):
-            reduced = any(arg.op == "reduce" for arg in self.current.args)
-            permuted_ = any(arg.op in ("permute", "reshape") for arg in self.current.args)
-            values["op"] = self.current.attr if self.current.op == "call" else self.current.op
-            values["hint"] = (
-                "pass keepdim=True to the reduction, or index its result with [:, None]"
-                if reduced or not permuted_
-                else "permute or reshape both sides alike; another order needs another tile"
-            )
-        return values
-
-    def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
-        node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
-        self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
-        return node
-
-    def ones(self, node: Node) -> list[Factor]:
-        """The factors of extent one below `node`: a reshape drops them from dims, the values still vary over them."""
-        gone = node.attr[1] if node.op == "reduce" else ()
-        below = [factor for arg in node.args for factor in self.types[arg].factors]
-        return [factor for factor in below if factor.size(self.extents) == 1 and factor not in gone]
-
-    def device(self, value: Typed) -> Node:
-        """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""
-        if not value.host:
-            return value.node
-        if value.node.op == "const":
-            return self.emit("const", attr=value.node.attr, kind=value.kind)
-        if value.node.op == "load":
-            return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
-        if not any(node.op == "load" for node in topological((value.node,))):
-            number = self.evaluate(value.node)
-            return self.emit("const", attr=number, kind=kinds.const_kind(number))
-        name = self.hosts.setdefault(value.node, f"#{len(self.hosts)}")
-        return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
-
-    def evaluate(self, node: Node) -> Any:
-        try:
-            return kinds.fitting(host.evaluate(node, lambda load: None), 64)
-        except host.HostError as error:
-            raise self.fail("host_arithmetic", detail=str(error)) from None
-
-    def aligned(self, values: Sequence[Typed]) -> tuple[list[Node], Dims]:
-        """Device nodes of `values` and the dims they broadcast to; operands not yet aligned are aligned here."""
-        partner = broadcast([v.dims for v in values if v.raw is None and not v.host], self.extents)
-        settled = [self.settle(value, partner) for value in values]
-        dims = broadcast([value.dims for value in settled if not value.host], self.extents)
-        return [self.device(value) for value in settled], dims
-
-    def settle(self, value: Typed, partner: Dims = ()) -> Typed:
-        """An operand aligned with `partner`, and with accum where the partner does not vary."""
-        if value.raw is None:
-            return value
-        dims = align(value.shape, partner, self.problem.accum_dims, self.extents)
-        if dims is None:
-            raise self.fail(
-                "operand_shape",
-                name=value.raw.name,
-                shape=value.shape,
-                accum=shape_of(partner, self.extents) if partner else self.problem.accum_shape,
-                hint=index_hint(value.raw.name, value.shape, self.problem),
-            )
-        node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
-        return Typed(node, value.kind, dims)
-
-    def result(self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None) -> Typed:
-        """An elementwise operation: aligned, and rounded to a narrow float where PyTorch would have computed in one."""
-        for value in values:
-            if value.narrow is not None and value.narrow not in NARROW:
-                raise self.fail("storage_only", dtype=short(value.narrow))
-        nodes, dims = self.aligned(values)
-        wide = any(value.kind == "float" and not value.host for value in values)
-        for node in nodes:
-            if node.op == "const":
-                kinds.fitting(node.attr, 64 if wide else 32)
-        node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
-        narrow = _narrow_of(values) if kind == "float" else None
-        if narrow is not None:
-            node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)
-        return Typed(node, kind, dims, narrow=narrow)
 
     # --- one rule per op -------------------------------------------------------------------------------------
 
@@ -401,9 +287,3 @@ _HOST_HINTS = {
 
 def _is_natural(node: Node) -> bool:
     return node.op == "const" and isinstance(node.attr, int) and node.attr >= 0
-
-
-def _narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
-    """float16 or bfloat16 if every float tensor among the values is of it; numbers and integers do not widen."""
-    found = {value.narrow for value in values if value.kind == "float" and not value.host}
-    return found.pop() if len(found) == 1 else None

@@ -17,8 +17,9 @@ def refined(graph: Graph) -> Graph:
     """The graph over the finest factors; itself where no axis is factored. Raises where two reshapes do not nest."""
     factors = canonical(factor for type_ in graph.types.values() for factor in type_.factors)
     dims = [factor for output in graph.outputs for factor in factors_of(output.dims or ())]
+    gone = [factor for node in graph.nodes if node.op == "reduce" for factor in node.attr[1]]
     try:
-        cuts = refine([*factors, *dims])
+        cuts = refine([*factors, *dims, *gone])
     except DimsError as error:
         raise fail(error.key, None, **error.values) from None
     if all(strides == (1,) for strides in cuts.values()):
