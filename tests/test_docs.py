@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html import unescape
@@ -117,25 +116,3 @@ def test_the_picture_is_of_the_demos_loss() -> None:
     drawn = {unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture)}
     assert titles
     assert titles <= drawn
-
-
-PLANTED = '''
-
-def planted_cube(x: Value) -> Value:
-    """x * x * x, planted."""
-    return x * x * x
-'''
-
-
-def test_a_new_activation_stands_on_the_page(tmp_path: Path) -> None:
-    """With no other edit than its own function."""
-    package = tmp_path / "epifuse"
-    shutil.copytree(ROOT / "src" / "epifuse", package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (package / "fusion" / "activation.py").open("a", encoding="utf-8") as file:
-        file.write(PLANTED)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    run = [sys.executable, "-m", "epifuse", "docs"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    added = set(done.stdout.splitlines()) - set(page().splitlines())
-    assert added == {"| `planted_cube(x)` | x * x * x, planted. |"}
