@@ -1,0 +1,363 @@
+"""Comparing results: the store rule from bit patterns, tolerances, and a reference that carries its own error bound.
+
+The oracle is the user's function run by PyTorch. It never looks at epifuse's graph: an error in the front end, in a
+pass or in a kernel shows as a difference. All tolerances of the project are the two tables of this file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+# --- the store rule --------------------------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """A float format: bits of precision, the exponent of its smallest number, and what lies beyond its largest."""
+
+    precision: int
+    smallest: int
+    overflow: int
+    nan: int
+    storage: torch.dtype
+
+
+FORMATS: Mapping[torch.dtype, Format] = {
+    torch.float64: Format(53, -1074, 0x7FF0 << 48, 0x7FF8 << 48, torch.int64),
+    torch.float32: Format(24, -149, 0x7F80_0000, 0x7FC0_0000, torch.int32),
+    torch.float16: Format(11, -24, 0x7C00, 0x7E00, torch.int16),
+    torch.bfloat16: Format(8, -133, 0x7F80, 0x7FC0, torch.int16),
+    # fp8 saturates: what lies beyond the largest number is the largest number.
+    torch.float8_e4m3fn: Format(4, -9, 0x7E, 0x7F, torch.uint8),
+    torch.float8_e5m2: Format(3, -16, 0x7B, 0x7F, torch.uint8),
+}
+_UNSIGNED: Mapping[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_HUGE = 1 << 12  # a shift beyond every exponent
+
+
+class _Exact(NamedTuple):
+    """Numbers as (-1)^negative * mantissa * 2^exponent; `special` is "", "inf" or "nan"."""
+
+    negative: Any
+    mantissa: Any
+    exponent: Any
+    infinite: Any
+    nan: Any
+
+
+def store_reference(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What storing `x` as `dtype` writes: nearest even; integers saturate and NaN is 0; fp8 saturates and keeps NaN."""
+    if x.dtype == dtype:
+        return x.clone()
+    if dtype == torch.bool:
+        return x != 0
+    if x.dtype == torch.float64 and dtype in FORMATS and dtype != torch.float32:
+        x = store_reference(x, torch.float32)  # as torch does: a float64 reaches a narrow float by way of float32
+    exact = _decompose(x)
+    bits = _to_float(exact, FORMATS[dtype]) if dtype in FORMATS else _to_integer(exact, dtype)
+    unsigned = bits.astype(_UNSIGNED[dtype.itemsize])
+    storage = FORMATS[dtype].storage if dtype in FORMATS else dtype
+    signed = unsigned.view(np.dtype(str(storage).removeprefix("torch.")))
+    return torch.from_numpy(signed).view(dtype).reshape(x.shape)
+
+
+def _decompose(x: torch.Tensor) -> _Exact:
+    if not x.dtype.is_floating_point:
+        values = x.to(torch.int64).numpy().reshape(-1)
+        zeros = np.zeros(values.shape, np.int64)
+        magnitude = np.where(values < 0, ~values.view(np.uint64) + np.uint64(1), values.view(np.uint64))
+        return _Exact(values < 0, magnitude, zeros, zeros > 0, zeros > 0)
+    form = FORMATS[x.dtype]
+    raw = x.contiguous().view(form.storage).numpy().reshape(-1)
+    bits = raw.view(_UNSIGNED[x.dtype.itemsize]).astype(np.uint64)
+    sign = np.uint64(8 * x.dtype.itemsize - 1)
+    magnitude = bits & ((np.uint64(1) << sign) - np.uint64(1))
+    fraction = np.uint64(form.precision - 1)
+    biased = (magnitude >> fraction).astype(np.int64)
+    hidden = np.where(biased > 0, np.uint64(1) << fraction, np.uint64(0))
+    mantissa = (magnitude & ((np.uint64(1) << fraction) - np.uint64(1))) | hidden
+    exponent = np.maximum(biased, 1) - 1 + form.smallest
+    has_infinity = x.dtype != torch.float8_e4m3fn
+    top = np.uint64(0x7C if x.dtype == torch.float8_e5m2 else form.overflow)
+    infinite = (magnitude == top) & has_infinity
+    nan = magnitude > top if has_infinity else magnitude == np.uint64(0x7F)
+    return _Exact((bits >> sign) > 0, mantissa, exponent, infinite, nan)
+
+
+def _round_shift(mantissa: Any, shift: Any) -> Any:
+    """mantissa / 2^shift, rounded to nearest even; a negative shift is exact."""
+    right = np.clip(shift, 0, 63).astype(np.uint64)
+    kept = mantissa >> right
+    rest = mantissa & ((np.uint64(1) << right) - np.uint64(1))
+    half = np.where(right > 0, np.uint64(1) << (np.maximum(right, np.uint64(1)) - np.uint64(1)), np.uint64(0))
+    up = (rest > half) | ((rest == half) & (right > 0) & ((kept & np.uint64(1)) > 0))
+    rounded = np.where(shift > 63, np.uint64(0), kept + up.astype(np.uint64))
+    return rounded << np.clip(-shift, 0, 63).astype(np.uint64)
+
+
+def _bit_length(mantissa: Any) -> Any:
+    length = np.frexp(mantissa.astype(np.float64))[1].astype(np.int64)
+    # Converting to float64 may round up to the next power of two.
+    top = np.maximum(length - 1, 0).astype(np.uint64)
+    return np.where((length > 0) & ((mantissa >> top) == 0), length - 1, length)
+
+
+def _to_float(x: _Exact, form: Format) -> Any:
+    shift = np.maximum(_bit_length(x.mantissa) - form.precision, form.smallest - x.exponent)
+    rounded = _round_shift(x.mantissa, shift)
+    # A normal number's leading bit, and a carry out of the mantissa, add one to the exponent field by themselves.
+    field = np.where(rounded == 0, 0, np.clip(x.exponent + shift - form.smallest, 0, _HUGE)).astype(np.uint64)
+    bits = (field << np.uint64(form.precision - 1)) + rounded
+    bits = np.where((bits > form.overflow) | x.infinite, np.uint64(form.overflow), bits)
+    bits = np.where(x.nan, np.uint64(form.nan), bits)
+    sign = np.uint64(8 * form.storage.itemsize - 1)
+    return bits | (x.negative.astype(np.uint64) << sign)
+
+
+def _to_integer(x: _Exact, dtype: torch.dtype) -> Any:
+    limits = torch.iinfo(dtype)
+    fits = x.exponent + _bit_length(x.mantissa) <= 64
+    magnitude = np.where(fits, _round_shift(x.mantissa, np.where(fits, -x.exponent, 0)), np.uint64((1 << 64) - 1))
+    magnitude = np.where(x.infinite, np.uint64((1 << 64) - 1), magnitude)
+    largest = np.where(x.negative, np.uint64(-limits.min), np.uint64(limits.max))
+    magnitude = np.where(x.nan, np.uint64(0), np.minimum(magnitude, largest))
+    return np.where(x.negative, ~magnitude + np.uint64(1), magnitude)
+
+
+# --- tolerances ------------------------------------------------------------------------------------------------------
+
+ULPS_PER_OPERATION = 4.0
+"""Rounding errors a primitive may make, in units of its compute dtype's epsilon: torch's vectorised functions are
+accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more."""
+
+DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1.0}
+"""A value that was cast to a narrow float is rounded after each operation: to the other neighbour at worst."""
+
+
+# --- a reference with a running error bound --------------------------------------------------------------------------
+
+_EXACT = frozenset(
+    ("neg", "__neg__", "abs", "absolute", "where", "maximum", "minimum", "amax", "amin", "clamp", "sign", "relu")
+    + ("floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__")
+)
+_NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
+"""These ask whether a value is zero, which moving it by its bound does not make it."""
+_NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
+_SOFTMAXES = frozenset({"softmax", "log_softmax"})
+_EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
+_SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Bounded(torch.Tensor):
+    """A tensor with a bound on how far an honest evaluation in `eps` arithmetic may be from it, element by element.
+
+    Every torch function it meets is evaluated at the value and at the value moved by its bound, up and down: what the
+    result moves, plus the function's own rounding, is the result's bound. For a mask the bound is 1 where an element
+    may be either.
+    """
+
+    bound: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, value: torch.Tensor, bound: torch.Tensor, eps: float) -> Bounded:
+        """`value` with its bound."""
+        made = value.as_subclass(cls)
+        made.bound, made.eps = bound, eps
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Evaluate at the value, and at the value moved."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves = list(_leaves((args, kwargs)))
+            plain = _substituted((args, kwargs), {id(leaf): _plain(leaf) for leaf in leaves})
+            value = func(*plain[0], **plain[1])
+            if not isinstance(value, torch.Tensor):
+                return value
+            eps = max(leaf.eps for leaf in leaves)
+            bound = torch.zeros(value.shape, dtype=torch.float64)
+            for leaf in leaves:
+                if leaf.bound.any():
+                    bound += _moved(func, args, kwargs, leaf, value)
+            if func.__name__ in _EQUALITY and len(plain[0]) == 2:
+                bound += _may_touch(*args)
+            if value.dtype.is_floating_point:
+                bound += _rounding(func.__name__, plain, value, eps)
+                bound = _overflow(value, bound, eps)
+            return cls.of(value, bound, eps)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(torch.Tensor)
+
+
+def _leaves(tree: Any) -> Iterator[Bounded]:
+    if isinstance(tree, Bounded):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        yield from itertools.chain.from_iterable(map(_leaves, tree))
+    elif isinstance(tree, dict):
+        yield from _leaves(tuple(tree.values()))
+
+
+def _substituted(tree: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(tree, Bounded):
+        return values[id(tree)]
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_substituted(item, values) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _substituted(item, values) for key, item in tree.items()}
+    return tree
+
+
+def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
+    """The value moved up and down, or away from zero and towards it."""
+    value = _plain(leaf)
+    if value.dtype == torch.bool:
+        return (value ^ (leaf.bound > 0),)
+    if not value.dtype.is_floating_point:
+        step = leaf.bound.clamp(max=2.0**31).to(value.dtype)
+        return value + step, value - step
+    wide = value.to(torch.float64)
+    step = torch.where(wide < 0, -leaf.bound, leaf.bound) if outwards else leaf.bound
+    return (wide + step).to(value.dtype), (wide - step).to(value.dtype)
+
+
+def _snapped(leaf: Bounded) -> torch.Tensor:
+    value = _plain(leaf)
+    return torch.where(value.to(torch.float64).abs() <= leaf.bound, torch.zeros_like(value), value)
+
+
+def _may_touch(x: Any, y: Any) -> torch.Tensor:
+    """For x == y: 1 where the two may be equal but need not."""
+    room = getattr(x, "bound", torch.zeros(())) + getattr(y, "bound", torch.zeros(()))
+    x, y = (torch.as_tensor(t).as_subclass(torch.Tensor).to(torch.float64) for t in (x, y))
+    return ((room > 0) & ((x - y).abs() <= room)).to(torch.float64)
+
+
+def _softmax_moved(name: str, leaf: Bounded, value: torch.Tensor, dim: int) -> torch.Tensor:
+    """Moving every element alike moves no softmax: the worst is one against the others."""
+    furthest = leaf.bound + torch.amax(leaf.bound, dim, keepdim=True)
+    return furthest if name == "log_softmax" else value.to(torch.float64) * torch.expm1(furthest)
+
+
+def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor) -> torch.Tensor:
+    """How far the result moves when `leaf` moves by its bound."""
+    furthest = torch.zeros(value.shape, dtype=torch.float64)
+    others = {id(other): _plain(other) for other in _leaves((args, kwargs))}
+    base = value.to(torch.float64)
+    if func.__name__ in _SOFTMAXES:
+        return _softmax_moved(func.__name__, leaf, value, (*args, *kwargs.values())[1])
+    snapped = [_snapped(leaf)] if func.__name__ in _NEAR_ZERO else []
+    for shifted in (*_shifts(leaf, func.__name__ in _NORMS), *snapped):
+        moved_args, moved_kwargs = _substituted((args, kwargs), {**others, id(leaf): shifted})
+        try:
+            moved = func(*moved_args, **moved_kwargs).to(torch.float64)
+        except RuntimeError:  # an integer division by a number that may be zero
+            return torch.full(value.shape, torch.inf, dtype=torch.float64)
+        same = (moved == base) | (moved.isnan() & base.isnan())
+        furthest = torch.maximum(furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf)))
+    return furthest
+
+
+def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.Tensor:
+    """The error of the function itself."""
+    size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
+    if value.dtype in DTYPE_ULPS:
+        return size * torch.finfo(value.dtype).eps * DTYPE_ULPS[value.dtype]
+    if name in _SUMS:
+        terms = next(item for item in plain[0] if isinstance(item, torch.Tensor))
+        count = max(terms.numel() // max(value.numel(), 1), 1)
+        total = size + 1.0
+        if name in ("sum", "mean") and terms.is_floating_point():
+            total = getattr(torch, name)(terms.abs(), *plain[0][1:], **plain[1])
+        return total.to(torch.float64).nan_to_num(0.0, posinf=0.0) * (count + ULPS_PER_OPERATION) * eps
+    return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + 1e-44 * (name not in _EXACT)
+
+
+def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
+    """Beyond float32's range a float64 evaluation is no guide."""
+    if eps < torch.finfo(torch.float32).eps or value.dtype != torch.float64:
+        return bound
+    return torch.where(value.isfinite() & (value.abs() > 1e38), torch.inf, bound)
+
+
+def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:
+    """An operand in float64, exact unless `bound` says otherwise. Numbers, integers and masks stay as they are."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    value = x.to(torch.float64) if x.is_floating_point() else x
+    return Bounded.of(value, torch.zeros(value.shape, dtype=torch.float64) if bound is None else bound, eps)
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one output compares: how many elements were wrong, how many could be judged, and the worst one."""
+
+    wrong: int
+    judged: int
+    total: int
+    detail: str = ""
+
+
+def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
+    """Equal to the last bit, where every NaN is NaN and zero has no sign."""
+    expected = store_reference(want, got.dtype)
+    return _verdict(got, expected, _equal(got, expected), torch.ones(got.shape, dtype=torch.bool))
+
+
+def compare_bounded(got: torch.Tensor, want: torch.Tensor) -> Verdict:
+    """Between the stored lower and the stored upper end of what the reference allows."""
+    value, bound = _plain(want), getattr(want, "bound", torch.zeros(want.shape, dtype=torch.float64))
+    if value.dtype == torch.bool or got.dtype == torch.bool:
+        near_zero = torch.ones_like(value) if value.dtype == torch.bool else value.abs() <= bound
+        return _verdict(got, value != 0, _equal(got, store_reference(value, got.dtype)), (bound == 0) | ~near_zero)
+    low, high = value, value
+    if value.dtype.is_floating_point:
+        wide = value.to(torch.float64)
+        low, high = torch.where(bound > 0, wide - bound, wide), torch.where(bound > 0, wide + bound, wide)
+    stored = [store_reference(end, got.dtype) for end in (low, high)]
+    ends = [end.to(torch.float64) for end in stored]
+    here = got.to(torch.float64)
+    right = ((ends[0] <= here) & (here <= ends[1])) | _equal(got, stored[0])
+    known = torch.isfinite(bound) & ((bound == 0) | (value.is_floating_point() & torch.ones_like(right)))
+    return _verdict(got, store_reference(value, got.dtype), right, known)
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dtype.itemsize == 1:
+        x, y = (t.to(torch.float32) for t in (x, y))
+    return (x == y) | ((x != x) & (y != y))
+
+
+def _verdict(got: torch.Tensor, want: torch.Tensor, right: torch.Tensor, known: torch.Tensor) -> Verdict:
+    wrong = known & ~right
+    count = int(wrong.sum())
+    detail = ""
+    if count:
+        place = tuple(wrong.nonzero()[0].tolist())
+        detail = f"at {place}: {got[place].item()!r}, expected {want[place].item()!r}"
+    return Verdict(count, int(known.sum()), known.numel(), detail)
+
+
+def assert_close_to_reference(
+    got: Mapping[str, torch.Tensor] | torch.Tensor, function: Callable[..., Any], accum: Bounded, **operands: Any
+) -> None:
+    """Compare outputs with `function` (from `ef.reference`) run on float64 values that carry their error bounds."""
+    result = function(accum, **{name: bounded(x, accum.eps) for name, x in operands.items()})
+    wants = result if isinstance(result, tuple) else (result,)
+    outputs = got if isinstance(got, Mapping) else {"D": got}
+    for (name, output), want in zip(outputs.items(), wants, strict=True):
+        verdict = compare_bounded(output, want.reshape(output.shape))
+        assert verdict.wrong == 0, f"{name}: {verdict.wrong} of {verdict.total} elements, {verdict.detail}"
