@@ -83,8 +83,9 @@ def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
 
 @reduction("sum")
 def sum_of_squares(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
-    """The sum of x * x."""
-    return torch.sum(x * x, _dims(x, dim), keepdim)
+    """The sum of x * x; the squares of integers are int64 too."""
+    wide = x if x.is_floating_point() else x.to(torch.int64)
+    return torch.sum(wide * wide, _dims(x, dim), keepdim)
 
 
 @reduction("float")

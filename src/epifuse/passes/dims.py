@@ -117,8 +117,21 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
                 extent = 1
             else:
                 raise DimsError("reshape_split", shape=shape, want=tuple(want))
-        result.append(tuple(reversed(taken)))
+        result.append(_joined(reversed(taken)))
     return tuple(reversed(result))
+
+
+def _joined(factors: Iterable[Factor]) -> Dim:
+    """Neighbouring pieces of an axis as one factor again: what was split and merged equals what never was."""
+    result: list[Factor] = []
+    for inner in factors:
+        outer = result[-1] if result else inner
+        if inner.extent is not None and outer.axis == inner.axis and outer.stride == inner.stride * inner.extent:
+            extent = None if outer.extent is None else outer.extent * inner.extent
+            result[-1] = Factor(inner.axis, inner.stride, extent)
+        else:
+            result.append(inner)
+    return tuple(result)
 
 
 def _product(extents: Iterable[int]) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from epifuse.errors import fail
-from epifuse.ir import Builder, Dims, Graph, Load, Node, Type, rewrite
+from epifuse.errors import Loc, fail
+from epifuse.ir import Builder, Dims, Factor, Graph, Load, Node, Type, rewrite
 from epifuse.ir.types import canonical, factors_of
 from epifuse.passes.dims import DimsError, expand, refine
 
@@ -21,7 +21,7 @@ def refined(graph: Graph) -> Graph:
     try:
         cuts = refine([*factors, *dims, *gone])
     except DimsError as error:
-        raise fail(error.key, None, **error.values) from None
+        raise fail(error.key, _place(graph), **error.values) from None
     if all(strides == (1,) for strides in cuts.values()):
         return graph
 
@@ -33,6 +33,19 @@ def refined(graph: Graph) -> Graph:
 
     outputs = [output._replace(dims=_dims(output.dims or (), cuts)) for output in graph.outputs]
     return rewrite(replace(graph, outputs=tuple(outputs)), rule)
+
+
+def _place(graph: Graph) -> Loc | None:
+    """The first value whose factors do not nest with those before it."""
+    presented = [(output.node, factors_of(output.dims or ())) for output in graph.outputs]
+    seen: dict[Factor, None] = {}
+    for node, factors in (*((node, graph.types[node].factors) for node in graph.nodes), *presented):
+        seen.update(dict.fromkeys(factors))
+        try:
+            refine(tuple(seen))
+        except DimsError:
+            return graph.loc(node)
+    return None
 
 
 def _dims(dims: Dims, cuts: Cuts) -> Dims:

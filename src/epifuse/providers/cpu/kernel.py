@@ -76,12 +76,16 @@ class CpuKernel:
         return Sweep(number, stored, merged, compile_tile(self.context, roots, number))
 
     def _converted(self) -> frozenset[Node]:
-        """Full-size loads that each tile converts: operands of another dtype than their kind is computed in."""
+        """Full-size loads that each tile copies: operands of another dtype than their kind is computed in, and what an
+        output takes over from an operand that another output overwrites."""
         found = []
+        overwritten = set(dict(self.problem.aliases).values())
+        roots = {output.node for output in self.graph.outputs}
         for node in self.graph.loads():
             held = dtype_of(self.graph.types[node].kind, self.compute)
             operand = self.problem.by_name.get(node.attr.name)
-            if isinstance(operand, TensorInfo) and operand.dtype != held:
+            taken_over = node in roots and node.attr.name in overwritten
+            if isinstance(operand, TensorInfo) and (operand.dtype != held or taken_over):
                 found.append(node)
         return frozenset(found)
 
@@ -342,9 +346,13 @@ class _Launch:
         (l0, l1), (m0, m1), (n0, n1) = tile
         integers = product.largest_product(problem.a.dtype, problem.b.dtype)
         panel = out if out.dim() == 3 else out.view(l1 - l0, m1 - m0, n1 - n0)
-        for batch in range(l0, l1):
-            a, b = self.a[batch, m0:m1], self.b[batch, :, n0:n1]
-            product.multiply(a, b, panel[batch - l0], integers)
+        rows = self.a[l0:l1, m0:m1]
+        if self.b.stride(0) == 0 and product.evenly_spaced(rows) and product.evenly_spaced(panel):
+            # One B for all batches: one product of all their rows.
+            product.multiply(rows.flatten(0, 1), self.b[0, :, n0:n1], panel.flatten(0, 1), integers)
+        else:
+            for batch in range(l0, l1):
+                product.multiply(rows[batch - l0], self.b[batch, :, n0:n1], panel[batch - l0], integers)
         if problem.accumulator == torch.float16:
             panel.copy_(panel.to(torch.float16))
 
