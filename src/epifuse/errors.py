@@ -144,7 +144,9 @@ CATALOGUE: dict[str, Sentence] = {
     "string_not_a_function": Sentence(
         _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
     ),
-    "not_a_function": Sentence(_AT, "an epilogue is a Python function or its source as a string, not a {value}"),
+    "not_a_function": Sentence(
+        _AT, "an epilogue is a Python function or its source as a string, not a {value}", "write a def or a lambda"
+    ),
     "no_source": Sentence(
         _S,
         "the source of {name} ({file}) cannot be found",
@@ -245,7 +247,7 @@ CATALOGUE: dict[str, Sentence] = {
         _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
     ),
     "number_wanted": Sentence(
-        _T, "torch's {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
+        _T, "in torch {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
     ),
     "select_shapes": Sentence(
         _T,
@@ -254,11 +256,11 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "prelu_weight": Sentence(
         _T,
-        "torch's {what} takes a weight of shape (1,) or (N,) beside a float (M, N); here the shapes are {shapes}",
+        "in torch {what} takes a weight of shape (1,) or (N,) beside a float (M, N); here the shapes are {shapes}",
         "epifuse's own prelu broadcasts",
     ),
     "bounds_differ": Sentence(
-        _T, "torch's {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
+        _T, "in torch {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
     ),
     "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
     "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
@@ -276,7 +278,7 @@ CATALOGUE: dict[str, Sentence] = {
         _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"
     ),
     "storage_only": Sentence(
-        _T, "a {dtype} value can be stored or cast, but not computed with", "write .float() first"
+        _T, "a value of {dtype} can be stored or cast, but not computed with", "write .float() first"
     ),
     "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
@@ -351,7 +353,6 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
     ),
     "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
-    "out_names": Sentence(_A, "out has no tensor for the output '{name}'", "the outputs are {outputs}"),
     "out_single": Sentence(_A, "out is one tensor, but the epilogue returns {outputs}", "pass out={{'name': tensor}}"),
     "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
     "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
@@ -365,6 +366,9 @@ CATALOGUE: dict[str, Sentence] = {
     "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, got {type}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
+    "integer_division": Sentence(
+        _A, "an integer was divided by zero; outputs may be partly written", "guard the divisor: x // maximum(y, 1)"
+    ),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not a {type}"),
     # --- planning and running

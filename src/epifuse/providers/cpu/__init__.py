@@ -81,4 +81,5 @@ def _panel_shape(graph: Graph, problem: Problem) -> tuple[int, int]:
     whole_rows = has_row_stage(graph) or inner["n"] > 1
     columns = n if whole_rows else min(n, _COLUMNS)
     wanted = max(elements // columns, 1) if whole_rows else max(elements // columns, _ROWS)
+    wanted = min(wanted, max(problem.extents["l"] * problem.extents["m"], 1))
     return max(wanted // inner["m"], 1) * inner["m"], columns

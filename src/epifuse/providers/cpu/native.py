@@ -19,6 +19,7 @@ from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, ROWS, SLEEF, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
 
+FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
 SCRATCH_ROWS = 256  # a few MiB: stays in the L3 cache between the product and the epilogue
 
 
@@ -34,6 +35,8 @@ def refusal(graph: Graph, problem: Problem) -> str | None:
         return (
             f"{elements} elements do not pay for half a second of compiling; it takes {CONFIG.native_elements} or more"
         )
+    if problem.extents["l"] > 1 and problem.extents["m"] < FEWEST_ROWS:
+        return f"batches of fewer than {FEWEST_ROWS} rows run one by one here"
     if torch.backends.cpu.get_cpu_capability() not in LANES:
         return f"it needs AVX2 or AVX-512, and this machine has {torch.backends.cpu.get_cpu_capability()}"
     if (missing := toolchain.missing()) is not None:

@@ -20,6 +20,11 @@ def prepare(b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
     return b.to(torch.float64 if accumulator == torch.float64 else torch.float32)
 
 
+def evenly_spaced(matrices: torch.Tensor) -> bool:
+    """True if the rows of all batches lie at one distance, so that they flatten into one matrix without a copy."""
+    return matrices.shape[0] == 1 or matrices.stride(0) == matrices.shape[1] * matrices.stride(1)
+
+
 def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> None:
     """accum = a @ b for 2-D a and accum; `b` is prepared. `integers` is the largest product of two integer elements."""
     a = a.to(b.dtype)
