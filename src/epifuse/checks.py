@@ -44,7 +44,7 @@ def host_number(name: str, value: Any) -> Number | None:
         try:
             return Number(float(value), "float")
         except OverflowError:
-            raise fail("host_number", None, name=name, value=value) from None
+            raise fail("host_number", None, name=name, value=f"an integer of {int(value).bit_length()} bits") from None
     raise fail("operand_type", None, name=name, type=type(value).__name__)
 
 

@@ -291,6 +291,7 @@ CATALOGUE: dict[str, Sentence] = {
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
     "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
     "dim_range": Sentence(_T, "dim {dim} is out of range for a value of {rank} dims, shape {shape}"),
+    "too_many_dims": Sentence(_T, "a value of more than {most} dims", "torch has no more"),
     "dim_twice": Sentence(_T, "dim {dim} is named twice"),
     "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),
     "reshape_size": Sentence(_T, "cannot reshape {shape} to {want}"),

@@ -135,7 +135,7 @@ class Kernel:
             raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)
         made = self.compile(args)
         if given is not None and given.plan != made.plan:
-            raise fail("artifact", None, why=f"plan {given.plan.digest[:12]}, these need {made.plan.digest[:12]}")
+            raise fail("artifact", None, why=_difference(given.plan, made.plan))
         return made
 
     def _check_workspace(self, plan: Plan, workspace: torch.Tensor | None) -> None:
@@ -146,3 +146,10 @@ class Kernel:
             raise fail("workspace", None, want=f"a tensor of at least {need} bytes")
         if str(workspace.device) != plan.problem.a.device:
             raise fail("workspace", None, want=f"on {plan.problem.a.device}")
+
+
+def _difference(given: Plan, needed: Plan) -> str:
+    """What the artifact is for, and what it would have to be for."""
+    pairs = ((given.problem.describe(), needed.problem.describe()), (given.digest[:12], needed.digest[:12]))
+    differing = [f"{one}, not {other}" for one, other in pairs if one != other]
+    return "; ".join(differing) or "other strides, dtypes or names of operands and outputs"

@@ -16,9 +16,9 @@ _count = itertools.count()
 M, N, K = 6, 10, 4
 
 
-def function_from(text: str, /, **names: Any) -> Callable[..., Any]:
+def function_from(text: str, /, *, file: str = "", **names: Any) -> Callable[..., Any]:
     """The last function that `text` defines, with a source that `inspect` finds."""
-    file = f"<source {next(_count)}>"
+    file = file or f"<source {next(_count)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"torch": torch, "F": F, "math": math, "ef": ef, "__name__": "user", **names}
     before = set(namespace)

@@ -8,7 +8,7 @@ import re
 import textwrap
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -69,22 +69,52 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(re.split(r"\r\n|\r|\n", text))
 
 
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A module or string: its tree, its code, its lines."""
+
+    module: ast.Module
+    code: types.CodeType
+    lines: tuple[str, ...]
+
+    @cached_property
+    def codes(self) -> frozenset[types.CodeType]:
+        """Every code object: a function whose own is not among them was compiled from another text."""
+        found, stack = [], [self.code]
+        while stack:
+            found.append(stack.pop())
+            stack.extend(constant for constant in found[-1].co_consts if isinstance(constant, types.CodeType))
+        return frozenset(found)
+
+    @cached_property
+    def definitions(self) -> dict[tuple[str, int], list[Definition]]:
+        """Every function by its name and the first line its code object names."""
+        found: dict[tuple[str, int], list[Definition]] = {}
+        for node in ast.walk(self.module):
+            if isinstance(node, ast.Lambda):
+                found.setdefault(("<lambda>", node.lineno), []).append(node)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                found.setdefault((node.name, first), []).append(node)
+        return found
+
+
 @lru_cache(maxsize=64)
-def _parsed(text: str, file: str) -> tuple[ast.Module, types.CodeType]:
-    """Tree and code of a module. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
+def _read(text: str, file: str) -> _Text:
+    """Parsed and compiled. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
+    lines = _lines(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python has given them already, or would for a function
             module = ast.parse(text)
-            return module, compile(module, file, "exec", dont_inherit=True)
+            return _Text(module, compile(module, file, "exec", dont_inherit=True), lines)
     except SyntaxError as error:
-        lines = _lines(text)
         line = min(error.lineno or 1, len(lines))
         quoted = lines[line - 1]
         column = min(max((error.offset or 1) - 1, 0), len(quoted))
         raise fail("not_python", Loc(file, line, column, 1, quoted), detail=error.msg) from None
     except (RecursionError, MemoryError):
-        raise fail("too_deep", Loc(file, 1, 0, 1, _lines(text)[0])) from None
+        raise fail("too_deep", Loc(file, 1, 0, 1, lines[0])) from None
     except ValueError as error:  # null bytes, lone surrogates
         raise fail("not_python", Loc(file, 1, 0, 1, repr(text[:80])), detail=str(error)) from None
 
@@ -92,16 +122,16 @@ def _parsed(text: str, file: str) -> tuple[ast.Module, types.CodeType]:
 def from_string(text: str) -> Source:
     """A `def` or a `lambda` in a string; the notebook's one-line form `def f(...): a = ...; return a` too."""
     dedented = textwrap.dedent(text).strip("\n")
-    module, _ = _parsed(dedented, _STRING_FILE)
-    lines = _lines(dedented)
-    if len(module.body) == 1:
-        statement = module.body[0]
+    read = _read(dedented, _STRING_FILE)
+    body, lines = read.module.body, read.lines
+    if len(body) == 1:
+        statement = body[0]
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return _checked(Source(statement, _STRING_FILE, lines))
         value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
         if isinstance(value, ast.Lambda):
             return _checked(Source(value, _STRING_FILE, lines))
-    culprit = module.body[1] if len(module.body) > 1 else module.body[0] if module.body else None
+    culprit = body[min(1, len(body) - 1)] if body else None
     first = Loc(_STRING_FILE, 1, 0, 1, lines[0])
     raise fail("string_not_a_function", first if culprit is None else _loc(_STRING_FILE, lines, culprit))
 
@@ -128,20 +158,19 @@ def _find(function: types.FunctionType) -> Source:
     if not text:
         raise fail("no_source", None, **missing)
     try:
-        module, compiled = _parsed(text, code.co_filename)
+        read = _read(text, code.co_filename)
     except EpifuseError as error:
         if error.key == "too_deep":
             raise
         raise fail("stale_source", None, **missing) from None
-    if code not in _codes(compiled):
+    if code not in read.codes:
         raise fail("stale_source", None, **missing)
-    found = [node for node in _definitions(module) if _matches(node, code)]
+    found = [node for node in read.definitions[code.co_name, code.co_firstlineno] if _declares(node, code)]
     if len(found) > 1:
         found = _same_position(found, code) or found
-    lines = _lines(text)
     if len({ast.dump(node) for node in found}) > 1:
-        raise fail("lambdas_share_a_line", _loc(code.co_filename, lines, found[0]))
-    return Source(found[0], code.co_filename, lines)
+        raise fail("lambdas_share_a_line", _loc(code.co_filename, read.lines, found[0]))
+    return Source(found[0], code.co_filename, read.lines)
 
 
 def _checked(source: Source) -> Source:
@@ -158,32 +187,7 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__} {getattr(value, '__qualname__', '')}".strip()
 
 
-def _definitions(tree: ast.AST) -> Iterator[Definition]:
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield node
-        stack.extend(ast.iter_child_nodes(node))
-
-
-@lru_cache(maxsize=64)
-def _codes(module: types.CodeType) -> frozenset[types.CodeType]:
-    """Every code object in a module: a function whose own is not among them was compiled from another text."""
-    found, stack = [], [module]
-    while stack:
-        found.append(stack.pop())
-        stack.extend(constant for constant in found[-1].co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found)
-
-
-def _matches(node: Definition, code: types.CodeType) -> bool:
-    if isinstance(node, ast.Lambda):
-        first, name = node.lineno, "<lambda>"
-    else:
-        first, name = min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.name
-    if name != code.co_name or first != code.co_firstlineno:
-        return False
+def _declares(node: Definition, code: types.CodeType) -> bool:
     declared = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return declared == list(code.co_varnames[: len(declared)])
 

@@ -13,7 +13,7 @@ from epifuse.frontend.names import Scope
 from epifuse.frontend.source import Source, from_function
 from epifuse.ir import Node
 
-MAX_CALLS = 50_000
+MAX_CALLS = 25_000
 """Inlined calls in one epilogue: helpers that call helpers twice double the work with every level."""
 
 

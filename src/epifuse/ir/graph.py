@@ -103,14 +103,17 @@ def show_attr(attr: object) -> str:
     return str(attr)
 
 
+_LONGEST = 160
+
+
 def expression(root: Node) -> str:
-    """One host expression as text; short by nature, since it is what a person wrote on a line or two."""
+    """One host expression as text; what is longer than a line or two is cut, since shared values would double it."""
     text: dict[Node, str] = {}
     for node in topological((root,)):
         attr = "" if node.attr is None else str(node.attr)
-        text[node] = (
-            attr if not node.args else f"{node.op}{attr and ':' + attr}({', '.join(text[a] for a in node.args)})"
-        )
+        name = f"{node.op}{attr and ':' + attr}"
+        written = f"{name}({', '.join(text[a] for a in node.args)})" if node.args else attr
+        text[node] = written if len(written) <= _LONGEST else f"{name}(...)"
     return text[root]
 
 

@@ -64,8 +64,13 @@ def index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
     return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
 
 
+_MOST_DIMS = 64  # torch's own limit
+
+
 def normalise(dim: int, rank: int, shape: Sequence[int]) -> int:
     """`dim` counted from the front."""
+    if rank > _MOST_DIMS:
+        raise DimsError("too_many_dims", most=_MOST_DIMS)
     if not -rank <= dim < rank:
         raise DimsError("dim_range", dim=dim, rank=rank, shape=tuple(shape))
     return dim % rank
@@ -81,6 +86,8 @@ def permuted(dims: Sequence[int], rank: int) -> tuple[int, ...]:
 
 def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """`want` with its -1 filled in."""
+    if len(want) > _MOST_DIMS:
+        raise DimsError("too_many_dims", most=_MOST_DIMS)
     size = _product(shape)
     known = _product(extent for extent in want if extent != -1)
     holes = [position for position, extent in enumerate(want) if extent == -1]

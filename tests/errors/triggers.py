@@ -1,0 +1,265 @@
+"""The smallest thing a person can do to read each sentence: source text, or a call."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import epifuse as ef
+from epifuse import debug
+from epifuse.passes.verify import verify
+from tests.frontend.sources import function_from
+
+M, N, K = 6, 10, 4
+OPERANDS = "accum, C, row, col, alpha, index"
+
+
+def values() -> dict[str, Any]:
+    return {
+        "C": torch.ones(M, N),
+        "row": torch.ones(N),
+        "col": torch.ones(M, 1),
+        "alpha": 2.0,
+        "index": torch.ones(M, N, dtype=torch.int32),
+    }
+
+
+def epilogue(body: str, parameters: str = OPERANDS) -> str:
+    return f"def epi({parameters}):\n    {body}\n"
+
+
+def gemm(epilogue: Any, a: Any = None, b: Any = None, **named: Any) -> Any:
+    return ef.gemm(
+        torch.ones(M, K) if a is None else a, torch.ones(K, N) if b is None else b, epilogue=epilogue, **named
+    )
+
+
+def run_source(text: str) -> Any:
+    names = text[text.find("(") + 1 : text.find(")")]
+    return gemm(
+        text, **{name: value for name, value in values().items() if name in names.replace("=", ",").split(", ")}
+    )
+
+
+def run_function(text: str, **names: Any) -> Callable[[], Any]:
+    """`text` as a function in a module, where names mean objects."""
+    return lambda: gemm(function_from(text, file="user.py", **names))
+
+
+SOURCES: dict[str, str] = {
+    "not_python": epilogue("D = accum +"),
+    "too_deep": epilogue("return " + "-" * 20_000 + "accum"),
+    "string_not_a_function": "import os",
+    "async_function": "async def epi(accum): return accum",
+    "generator": epilogue("yield accum"),
+    "unsupported_syntax": epilogue("for i in range(3): D = accum"),
+    "unsupported_literal": epilogue("return accum * 1j"),
+    "unsupported_operator": epilogue("return accum @ C"),
+    "unsupported_subscript": epilogue("return accum[0]"),
+    "defined_twice": epilogue("D = accum\n    D = D + C\n    return D"),
+    "augmented_assignment": epilogue("D = accum\n    D += C\n    return D"),
+    "chained_assignment": epilogue("D = E = accum\n    return D"),
+    "assignment_target": epilogue("accum[0] = C\n    return accum"),
+    "cannot_unpack": epilogue("D, E = accum\n    return D"),
+    "unpack_count": epilogue("D, E = accum, C, row\n    return D"),
+    "result_unused": epilogue("accum.relu()\n    return accum"),
+    "printed_value": epilogue("D = debug_print('{}', accum)\n    return D"),
+    "after_return": epilogue("return accum\n    D = accum"),
+    "returns_nothing": epilogue("D = accum * 2"),
+    "unnamed_output": epilogue("D = accum * 2\n    return D, accum + 1"),
+    "returned_twice": epilogue("D = accum * 2\n    return D, D"),
+    "returns_input": epilogue("D = accum * 2\n    return D, C"),
+    "unnamed_clash": "lambda accum, D: accum + D",
+    "no_accum": "def epi(x): return x * 2",
+    "accum_not_first": "def epi(C, accum): return accum + C",
+    "star_parameters": "def epi(accum, *rest): return accum",
+    "default_not_a_number": "def epi(accum, scale='big'): return accum * scale",
+    "undefined": epilogue("return rellu(accum)"),
+    "used_before_assignment": epilogue("D = tanh(accum)\n    tanh = D\n    return D"),
+    "no_attribute": epilogue("return torch.rellu(accum)"),
+    "unknown_function": epilogue("return torch.zeros_like(accum)"),
+    "unknown_method": epilogue("return accum.rellu()"),
+    "attribute_of": epilogue("return torch.float16.itemsize * accum"),
+    "captured_object": epilogue("return accum * torch.os.sep.count"),
+    "not_a_value": epilogue("return accum * 'two'"),
+    "identity": epilogue("return accum if alpha is 2.0 else C"),
+    "not_callable": epilogue("return accum(C)"),
+    "star_arguments": epilogue("return maximum(*accum)"),
+    "missing_argument": epilogue("return maximum(accum)"),
+    "too_many_arguments": epilogue("return relu(accum, C)"),
+    "unexpected_argument": epilogue("return relu(accum, inplace=True)"),
+    "argument_twice": epilogue("return maximum(accum, x=C)"),
+    "by_name": epilogue("return F.gelu(accum, 'tanh')"),
+    "not_static": epilogue("return accum.sum(dim=alpha)"),
+    "wrong_static": epilogue("return F.gelu(accum, approximate='fast')"),
+    "max_pair": epilogue("return torch.max(accum, dim=1)"),
+    "norm_order": epilogue("return accum.norm(1)"),
+    "host_wanted": epilogue("return accum if accum > 0 else C"),
+    "tensor_wanted": epilogue("return accum * torch.sqrt(alpha)"),
+    "number_wanted": epilogue("return F.leaky_relu(accum, C)"),
+    "select_shapes": epilogue("return accum if alpha else row"),
+    "prelu_weight": epilogue("return F.prelu(accum, col)"),
+    "bounds_differ": epilogue("return torch.clamp(accum, C, 1.0)"),
+    "literal_range": epilogue("return accum * 100000000000000000000"),
+    "host_not": epilogue("return accum if ~alpha else C"),
+    "masks_in_arithmetic": epilogue("return (accum > 0) + (C > 0)"),
+    "mask_wanted": epilogue("return where(accum, C, 0.0)"),
+    "integers_wanted": epilogue("return accum % 2"),
+    "float_wanted": epilogue("return index.mean()"),
+    "negative_power": epilogue("return index ** index"),
+    "storage_only": epilogue("return accum.to(torch.float8_e4m3fn) + 1"),
+    "cast_unsupported": epilogue("return accum.to(torch.float64)"),
+    "host_arithmetic": epilogue("return accum * math.sqrt(-alpha)"),
+    "host_range": epilogue("return accum * (alpha and 10 ** 30 * 10 ** 400)"),
+    "output_is_host": epilogue("D = alpha * 2\n    return D"),
+    "shapes_differ": epilogue("return accum + accum.sum(dim=1)"),
+    "dim_range": epilogue("return accum.sum(dim=2)"),
+    "too_many_dims": epilogue("return accum.reshape(" + "1, " * 65 + "6, 10)"),
+    "dim_twice": epilogue("return accum.sum(dim=(0, -2))"),
+    "permute_dims": epilogue("return accum.permute(0, 0)"),
+    "reshape_size": epilogue("return accum.reshape(7, -1)"),
+    "reshape_split": epilogue("return accum.reshape(4, 15)"),
+    "factors_differ": epilogue("D = accum.reshape(6, 5, 2)\n    E = (accum + 1).reshape(6, 2, 5)\n    return D, E"),
+    "index_rank": epilogue("return accum + index_m(row)"),
+}
+
+
+def _in_another_grad_mode() -> Any:
+    return gemm("lambda accum, C: accum + C", C=torch.ones(M, N, requires_grad=True))
+
+
+class _Tensor(torch.Tensor):
+    pass
+
+
+def _stale() -> Any:
+    function = function_from("def epi(accum):\n    return accum * 2\n", file="edited.py")
+    other = "def epi(accum):\n    return accum * 3\n"
+    with mock.patch("linecache.getlines", return_value=other.splitlines(keepends=True)):
+        return gemm(function)
+
+
+def _without_positions() -> Any:
+    """As on Python 3.10, where code objects know no columns."""
+    pair = function_from("pair = lambda accum: accum, lambda accum: accum * 2\n", file="user.py")
+    with mock.patch("epifuse.frontend.source._same_position", return_value=[]):
+        return gemm(pair[1])
+
+
+def _doubling() -> Any:
+    helpers = [f"def h{i}(x): return h{i + 1}(x) + h{i + 1}(x)\n" for i in range(20)]
+    return run_function("".join(helpers) + "def h20(x): return x\ndef epi(accum): return h0(accum)\n")()
+
+
+def _arguments(**named: Any) -> ef.GemmArguments:
+    return ef.GemmArguments(torch.ones(M, K), torch.ones(K, N), **named)
+
+
+def _artifact() -> Any:
+    args = _arguments()
+    kernel = ef.get_kernels(args)[0]
+    other = ef.GemmArguments(torch.ones(M, K), torch.ones(K, 2 * N))
+    return kernel.run(args, compiled_artifact=kernel.compile(other))
+
+
+def _kernel_device() -> Any:
+    kernel = ef.get_kernels(_arguments())[0]
+    other = ef.Plan(**{**vars(kernel.plan), "problem": ef.GemmArguments(*_on_another_target()).problem})
+    return type(kernel)(kernel.spec, other).run(_arguments())
+
+
+def _on_another_target() -> tuple[torch.Tensor, torch.Tensor]:
+    with FakeTensorMode():
+        return torch.ones(M, K, device="cuda"), torch.ones(K, N, device="cuda")
+
+
+def _pinned() -> ef.GemmArguments:
+    return _arguments(constraints=ef.Constraints(cluster=(2, 1)))
+
+
+def _no_kernel() -> Any:
+    with mock.patch("epifuse.providers.NAMES", ("cpu",)):
+        return ef.gemm(*_on_another_target())
+
+
+def _unwrap(status: ef.Status) -> Any:
+    raise status.error  # type: ignore[misc]
+
+
+def _overlapping() -> Any:
+    buffer = torch.ones(M + 1, N)
+    return gemm("lambda accum, C: accum + C", C=buffer[1:], out=buffer[:-1])
+
+
+def _picture_without_the_package() -> Any:
+    with mock.patch.dict(sys.modules, {"pygraphviz": None}):
+        return debug.to_svg(_arguments().graph, "nowhere.svg")
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "not_a_function": lambda: gemm(torch.nn.ReLU()),
+    "no_source": lambda: gemm(eval("lambda accum: accum * 2")),
+    "stale_source": _stale,
+    "lambdas_share_a_line": _without_positions,
+    "unnamed_outputs": run_function("def pair(x): return x, x * 2\ndef epi(accum): return pair(accum)\n"),
+    "star_in_helper": run_function("def h(*x): return x\ndef epi(accum): return h(accum)\n"),
+    "default_not_supported": run_function("def h(x, y=[]): return x\ndef epi(accum): return h(accum)\n"),
+    "captured_tensor": run_function("def epi(accum): return accum + W\n", W=torch.ones(3)),
+    "captured_module": run_function("def epi(accum): return layer(accum)\n", layer=torch.nn.Linear(2, 2)),
+    "recursion": run_function("def h(x): return h(x)\ndef epi(accum): return h(accum)\n"),
+    "too_many_calls": _doubling,
+    "operand_shape": lambda: gemm("lambda accum, v: accum + v", v=torch.ones(M)),
+    "dims_differ": lambda: gemm("lambda accum: accum + accum.permute(1, 0)", torch.ones(N, K)),
+    "integer_division": lambda: gemm("lambda accum: accum + index_m(accum) // index_n(accum)"),
+    "max_of_nothing": lambda: gemm("lambda accum: accum.amax()", torch.ones(0, K)),
+    "missing_operand": lambda: gemm("lambda accum, C: accum + C"),
+    "extra_operand": lambda: gemm("lambda accum: accum * 2", C=torch.ones(M, N)),
+    "name_clash": lambda: gemm("lambda accum, precision: accum * precision", precision=2.0),
+    "operand_type": lambda: gemm("lambda accum, C: accum + C", C="text"),
+    "tensor_type": lambda: gemm("lambda accum: accum", [[1.0]]),
+    "tensor_subclass": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).as_subclass(_Tensor)),
+    "requires_grad": _in_another_grad_mode,
+    "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
+    "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),
+    "rank": lambda: gemm("lambda accum: accum", torch.ones(K)),
+    "linear_shapes": lambda: ef.linear(torch.ones(2, K), torch.ones(K)),
+    "linear_out": lambda: ef.linear(torch.ones(2, M, K), torch.ones(N, K), out=torch.ones(M, 2, N).permute(1, 0, 2)),
+    "inner_extent": lambda: gemm("lambda accum: accum", torch.ones(M, K + 1)),
+    "batch_extent": lambda: gemm("lambda accum: accum", torch.ones(2, M, K), torch.ones(3, K, N)),
+    "gemm_dtype": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.int64)),
+    "gemm_dtypes": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.float16)),
+    "accumulator": lambda: gemm("lambda accum: accum", accumulator_type=torch.int32),
+    "operand_dtype": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N, dtype=torch.complex64)),
+    "operand_float64": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N, dtype=torch.float64)),
+    "device": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N, device="meta")),
+    "no_output_d": lambda: _arguments(
+        out=torch.ones(M, N), epilogue=ef.EpilogueArguments("def epi(accum): E = accum; return E", E=torch.ones(M, N))
+    ),
+    "out_shape": lambda: _arguments(out=torch.ones(N, M)),
+    "out_single": lambda: gemm("def epi(accum): E = accum; G = accum; return E, G", out=torch.ones(M, N)),
+    "unknown_output": lambda: gemm("lambda accum: accum", out_dtypes={"X": torch.float16}),
+    "output_shape": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(N, M)),
+    "output_dtype": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.complex64)),
+    "output_expanded": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(1, N).expand(M, N)),
+    "overlap": _overlapping,
+    "transport": lambda: ef.Load(torch.ones(2), via="pigeon"),
+    "transport_width": lambda: ef.Load(torch.ones(2), num_bits_per_copy=64),
+    "transport_width_type": lambda: ef.Load(torch.ones(2), via="sync_gmem_load", num_bits_per_copy="64"),
+    "transport_side": lambda: ef.EpilogueArguments("lambda accum, C: accum + C", C=ef.Store(torch.ones(2)), D=None),
+    "option": lambda: gemm("lambda accum: accum", precision="sloppy"),
+    "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
+    "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),
+    "no_kernel": _no_kernel,
+    "artifact": _artifact,
+    "workspace": lambda: ef.get_kernels(_arguments())[0].run(_arguments(), workspace=torch.ones(2, device="meta")),
+    "not_supported": lambda: _unwrap(ef.get_kernels(_arguments())[0].supports(_pinned())),
+    "kernel_device": _kernel_device,
+    "missing_package": _picture_without_the_package,
+    "device_cc": lambda: _unwrap(ef.utils.is_device_cc_supported({100})),
+    "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
+    "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
+}
