@@ -15,6 +15,7 @@ import torch
 from timing import interleave, machine, paired_ratio, save
 
 import epifuse as ef
+from epifuse.debug import peak_bytes
 
 M = N = 4096
 K = 256
@@ -30,19 +31,6 @@ def eight_operations(accum, C, E):
     t = accum * 1.5 + C * 0.5
     u = ef.relu(t) * E
     return ef.sigmoid(u) + t * 0.25
-
-
-def peak_bytes(run: Callable[[], Any]) -> int:
-    """Peak bytes of what torch allocates while `run` runs, its result included."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = run()
-    del result
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak
 
 
 def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> dict[str, Any]:

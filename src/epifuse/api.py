@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from epifuse import ir, providers
-from epifuse.arguments import EpilogueArguments, GemmArguments
+from epifuse.arguments import PLAIN, EpilogueArguments, GemmArguments
 from epifuse.arguments import parsed as parse_cached
 from epifuse.errors import fail
 from epifuse.frontend import Parsed
@@ -170,7 +170,7 @@ def gemm(
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
-    parsed = parse_cached(_PLAIN if epilogue is None else epilogue)
+    parsed = parse_cached(PLAIN if epilogue is None else epilogue)
     given = _given(parsed, by_name, operands, out)
     options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
     outputs, _ = _run(a, b, parsed, given, options)
@@ -204,7 +204,7 @@ def linear(
     if weight.dim() != 2 or x.dim() < 1:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     lead = tuple(x.shape[:-1])
-    parsed = parse_cached(_PLAIN if epilogue is None else epilogue)
+    parsed = parse_cached(PLAIN if epilogue is None else epilogue)
     if bias is not None:
         by_name = {**by_name, "bias": bias}
         if "bias" not in parsed.parameters:
@@ -262,9 +262,6 @@ def _with_bias(parsed: Parsed) -> Parsed:
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
-
-_PLAIN = "def plain(accum): D = accum; return D"
-
 
 @dataclass(frozen=True)
 class _Options:

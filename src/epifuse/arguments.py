@@ -153,7 +153,7 @@ class EpilogueArguments:
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
 
 
-_PLAIN = "def plain(accum): D = accum; return D"
+PLAIN = "def plain(accum): D = accum; return D"
 
 
 class GemmArguments:
@@ -186,7 +186,7 @@ class GemmArguments:
             )
         self.A, self.B, self.out = A, B, out
         given = {} if out is None else {"D": out}
-        self.epilogue = epilogue or EpilogueArguments.partial(_PLAIN, given)
+        self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, given)
         check_product(A, B, accumulator_type)
         self.accumulator_type = accumulator_type or default_accumulator(A.dtype, B.dtype)
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
