@@ -67,6 +67,8 @@ class Alignment:
 
     def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
         node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
+        # A literal that the kernel reads stays the kernel's, though a host expression may hold it too.
+        is_host = is_host and (node not in self.types or self.types[node].host)
         self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
         return node
 
