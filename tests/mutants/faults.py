@@ -1,0 +1,150 @@
+"""Planted faults, each a small wrong piece in place of a right one: what the random epilogues must notice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from epifuse import api, arguments
+from epifuse.providers.cpu import fuse, kernel, primitives, program, reduce, space, store
+from epifuse.runtime import cache, launch
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _row(table: Mapping[str, Any], name: str, wrong: Callable[..., Any]) -> Patch:
+    """A table's row computes `wrong(*tensors)` instead."""
+
+    def row(*tensors: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(wrong(*tensors))
+
+    return lambda monkeypatch: monkeypatch.setitem(table, name, row)  # type: ignore[arg-type]  # the tables are dicts
+
+
+def _primitive(name: str, wrong: Callable[..., Any]) -> Patch:
+    return _row(primitives.PRIMITIVE_ROWS, name, wrong)
+
+
+def _attribute(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Patch:
+    """`owner.name` becomes `wrong(owner.name)`."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
+
+
+def _module(name: str) -> Any:
+    """A pass's module; the package holds the function of the same name."""
+    return sys.modules[f"epifuse.passes.{name}"]
+
+
+def _drops_last(original: Callable[..., Iterator[space.Tile]]) -> Callable[..., Iterator[space.Tile]]:
+    def tiles(*args: Any) -> Iterator[space.Tile]:
+        found = list(original(*args))
+        yield from found[:-1] if len(found) > 1 else found
+
+    return tiles
+
+
+def _one_output_short(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sweep(self: Any, number: int) -> Any:
+        made = original(self, number)
+        kept = made.stored[:-1] if len(made.stored) > 1 else made.stored
+        return type(made)(made.number, kept, made.merged, made.program)
+
+    return sweep
+
+
+def _frozen_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    first: dict[Any, Any] = {}
+    return lambda args: first.setdefault(args.graph, original(args))
+
+
+def _one_more(original: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, name, shape, kind, compute, count: original(self, name, shape, kind, compute, count + 1)
+
+
+def _first_batch(matrix: torch.Tensor, batches: int) -> torch.Tensor:
+    first = matrix[:1] if matrix.dim() == 3 else matrix.unsqueeze(0)
+    return first.expand(batches, -1, -1)
+
+
+def _shared_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, node, dtype, factors, dying: (dtype, factors, 0)
+
+
+def _inverse(original: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
+    def permuted(order: Any, rank: int) -> tuple[int, ...]:
+        right = original(order, rank)
+        return tuple(right.index(position) for position in range(rank))
+
+    return permuted
+
+
+def _unrescaled(x: torch.Tensor, over: list[int], value: torch.Tensor, largest: torch.Tensor) -> None:
+    largest.copy_(torch.maximum(largest, torch.amax(x, over, keepdim=True)))
+    value += torch.sum(torch.exp(x - largest), over, keepdim=True)
+
+
+def _from_one(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda self, node: original(self, node) + 1
+
+
+def _clamped_short(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def to_integer(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return original(value.clamp(max=torch.iinfo(dtype).max - 1), dtype)
+
+    return to_integer
+
+
+FAULTS: dict[str, Patch] = {
+    "subtraction swapped": _primitive("sub", lambda x, y: y - x),
+    "division swapped": _primitive("div", lambda x, y: y / x),
+    "maximum drops NaN": _primitive("maximum", torch.fmax),
+    "minimum drops NaN": _primitive("minimum", torch.fmin),
+    "where takes the other branch": _primitive("where", lambda condition, x, y: torch.where(condition, y, x)),
+    "round goes half up": _primitive("round", lambda x: torch.floor(x + 0.5)),
+    "ge is gt": _primitive("ge", torch.gt),
+    "lt is le": _primitive("lt", torch.le),
+    "not is identity": _primitive("logical_not", lambda x: x),
+    "remainder has the dividend's sign": _primitive("remainder", torch.fmod),
+    "floor division truncates": _primitive("floor_divide", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
+    "clip forgets the upper bound": _primitive("clip", lambda x, low, high: torch.maximum(x, low)),
+    "sign of zero is one": _primitive("sign", lambda x: torch.where(x == 0, torch.ones_like(x), torch.sign(x))),
+    "rsqrt is sqrt": _primitive("rsqrt", torch.sqrt),
+    "log1p is log": _primitive("log1p", torch.log),
+    "gelu is its approximation": _row(
+        primitives.FAST, "gelu_erf", lambda x: torch.nn.functional.gelu(x, approximate="tanh")
+    ),
+    "x - s * y adds": _attribute(fuse, "_sub_scaled", lambda _: fuse._add_scaled),
+    "x - y * z adds": _attribute(fuse, "_sub_product", lambda _: fuse._add_product),
+    "stores saturate one short": _attribute(store, "_to_integer", _clamped_short),
+    "stores truncate": _attribute(
+        store, "_to_integer", lambda right: lambda x, dtype: right(torch.trunc(x.double()), dtype)
+    ),
+    "e4m3 saturates too early": lambda monkeypatch: monkeypatch.setitem(store._FP8_MAX, torch.float8_e4m3fn, 240.0),
+    "maximum starts from zero": _attribute(reduce, "_identity", lambda _: lambda name, dtype: 0),
+    "mean divides by one more": _attribute(reduce.Accumulator, "__init__", _one_more),
+    "logsumexp is not rescaled": _attribute(reduce, "_add_exponentials", lambda _: _unrescaled),
+    "row results are forgotten": _attribute(reduce.Accumulator, "assign", lambda _: lambda self, x, index: None),
+    "the last output is dropped": _attribute(kernel.CpuKernel, "_sweep", _one_output_short),
+    "the last tile is skipped": _attribute(kernel, "tiles", _drops_last),
+    "every batch is the first": _attribute(kernel, "_batched", lambda _: _first_batch),
+    "buffers are shared": _attribute(program._Allocator, "take", _shared_buffer),
+    "casts do not round": _attribute(program, "_cast", lambda _: lambda to, held: lambda x: x.to(held)),
+    "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
+    "numbers are frozen": _attribute(launch, "scalars", _frozen_numbers),
+    "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
+    "any constant divisor is inverted": _attribute(
+        _module("canonicalise"), "_is_power_of_two", lambda _: lambda value: value != 0
+    ),
+    "a shared operand is forgotten": _attribute(arguments, "check_overlaps", lambda _: lambda *args: ()),
+}
+
+
+def forget() -> None:
+    """Empty every cache, so that nothing built right hides a fault, and nothing built wrong outlives it."""
+    cache._built.clear()
+    api._selected.cache_clear()
+    arguments.typed_graph.cache_clear()
