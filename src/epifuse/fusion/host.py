@@ -90,13 +90,13 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
         return node.attr
     if node.op == "select":
         condition, body, orelse = args
-        chosen = _sound(body if _sound(condition) else orelse)
-        return chosen
+        return _sound(body if _sound(condition) else orelse)
     if node.op == "host" and node.attr in ("and", "or", "chained comparison"):
         first, second = args
         decided = bool(_sound(first)) == (node.attr == "or")
         return first if decided else _sound(second)
     sound = [_sound(arg) for arg in args]
+    _refuse_huge(node, sound)
     if node.op == "number":
         return +sound[0]
     if node.op == "host":
@@ -105,6 +105,21 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
     if isinstance(result, complex):
         raise ValueError("a complex number")
     return result
+
+
+_MOST_BITS = 1024
+_GROWING = ("factorial", "comb", "perm")
+
+
+def _refuse_huge(node: Node, args: list[Any]) -> None:
+    """Integers no kernel could take, before Python spends minutes on them: 2 ** 10 ** 10, factorial(10 ** 8)."""
+    if not args or not all(isinstance(arg, int) for arg in args):
+        return
+    power = node.op == "pow" or node.attr == "pow"
+    if power and args[0].bit_length() * max(args[1], 0) > _MOST_BITS and abs(args[0]) > 1:
+        raise OverflowError(f"the integer is too large: more than {_MOST_BITS} bits")
+    if node.op == "host" and node.attr in _GROWING and args[0] > _MOST_BITS:
+        raise OverflowError(f"{node.attr} of a number above {_MOST_BITS} is too large")
 
 
 def _sound(value: Any) -> Any:
