@@ -107,7 +107,8 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
     return result
 
 
-_MOST_BITS = 1024
+_MOST_BITS = 1 << 16  # well past what a float holds, and still computed at once
+_MOST_FACTORS = 1024
 _GROWING = ("factorial", "comb", "perm")
 
 
@@ -118,8 +119,8 @@ def _refuse_huge(node: Node, args: list[Any]) -> None:
     power = node.op == "pow" or node.attr == "pow"
     if power and args[0].bit_length() * max(args[1], 0) > _MOST_BITS and abs(args[0]) > 1:
         raise OverflowError(f"the integer is too large: more than {_MOST_BITS} bits")
-    if node.op == "host" and node.attr in _GROWING and args[0] > _MOST_BITS:
-        raise OverflowError(f"{node.attr} of a number above {_MOST_BITS} is too large")
+    if node.op == "host" and node.attr in _GROWING and args[0] > _MOST_FACTORS:
+        raise OverflowError(f"{node.attr} of a number above {_MOST_FACTORS} is too large")
 
 
 def _sound(value: Any) -> Any:
