@@ -1,4 +1,4 @@
-"""The store rule: the CPU's function against one written from bit patterns, and that one against torch where they agree."""
+"""The store rule: the CPU's function against one written from bit patterns, and that one against torch's."""
 
 import pytest
 import torch

@@ -263,6 +263,7 @@ def _with_bias(parsed: Parsed) -> Parsed:
 
 # --- shared ------------------------------------------------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class _Options:
     accumulator_type: torch.dtype | None

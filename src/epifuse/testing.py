@@ -131,9 +131,10 @@ def _to_integer(x: _Exact, dtype: torch.dtype) -> Any:
 
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
-ULPS_PER_OPERATION = 4.0
+ULPS_PER_OPERATION = 6.0
 """Rounding errors a primitive may make, in units of its compute dtype's epsilon: torch's vectorised functions are
-accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more."""
+accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more. The erf
+inside torch's own vectorised gelu was seen off by 4.6."""
 
 DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1.0}
 """A value that was cast to a narrow float is rounded after each operation: to the other neighbour at worst."""
@@ -142,13 +143,14 @@ DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1
 # --- a reference with a running error bound --------------------------------------------------------------------------
 
 _EXACT = frozenset(
-    ("neg", "__neg__", "abs", "absolute", "where", "maximum", "minimum", "amax", "amin", "clamp", "sign", "relu")
-    + ("floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__")
+    {"neg", "__neg__", "abs", "absolute", "where", "maximum", "minimum", "amax", "amin", "clamp", "sign", "relu"}
+    | {"floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__"}
 )
 _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
 """These ask whether a value is zero, which moving it by its bound does not make it."""
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
+_WAVES = frozenset({"sin", "cos", "tan"})
 _EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
 _SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -189,6 +191,8 @@ class Bounded(torch.Tensor):
                     bound += _moved(func, args, kwargs, leaf, value)
             if func.__name__ in _EQUALITY and len(plain[0]) == 2:
                 bound += _may_touch(*args)
+            if func.__name__ == "where":
+                bound += _either_branch(*args)
             if value.dtype.is_floating_point:
                 bound += _rounding(func.__name__, plain, value, eps)
                 bound = _overflow(value, bound, eps)
@@ -238,9 +242,17 @@ def _snapped(leaf: Bounded) -> torch.Tensor:
 
 def _may_touch(x: Any, y: Any) -> torch.Tensor:
     """For x == y: 1 where the two may be equal but need not."""
-    room = getattr(x, "bound", torch.zeros(())) + getattr(y, "bound", torch.zeros(()))
+    nothing = torch.zeros(())
+    room: torch.Tensor = getattr(x, "bound", nothing) + getattr(y, "bound", nothing)
     x, y = (torch.as_tensor(t).as_subclass(torch.Tensor).to(torch.float64) for t in (x, y))
-    return ((room > 0) & ((x - y).abs() <= room)).to(torch.float64)
+    touching: torch.Tensor = (room > 0) & ((x - y).abs() <= room)
+    return touching.to(torch.float64)
+
+
+def _either_branch(condition: Any, x: Any, y: Any) -> torch.Tensor:
+    """Where the mask may flip, it flips for the moved values: both branches' bounds count beside their difference."""
+    flips, *rooms = (getattr(t, "bound", torch.zeros((), dtype=torch.float64)) for t in (condition, x, y))
+    return torch.where(flips > 0, rooms[0] + rooms[1], torch.zeros((), dtype=torch.float64))
 
 
 def _softmax_moved(name: str, leaf: Bounded, value: torch.Tensor, dim: int) -> torch.Tensor:
@@ -265,7 +277,8 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
             return torch.full(value.shape, torch.inf, dtype=torch.float64)
         same = (moved == base) | (moved.isnan() & base.isnan())
         furthest = torch.maximum(furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf)))
-    return furthest
+    # Moved by a good part of a period, a wave may come back to where it was.
+    return torch.where(leaf.bound > 0.25, torch.inf, furthest) if func.__name__ in _WAVES else furthest
 
 
 def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.Tensor:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from fuzzing.grammar import HELPERS, Frame, Statement, Writer, write
+from fuzzing.grammar import HELPERS, Frame, Statement, Writer, write, write_all
 from fuzzing.operands import ACCESSES, DTYPES, Operand, Output, choose_layout, facts_of
 from fuzzing.values import Facts, Val
 
-_EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 40)
+_BATCHES = (1, 2, 2, 3, 3, 5)
+_EXTENTS = (1, 2, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 40)
 _DEPTHS = (1, 2, 3, 7, 8, 16, 17, 33)
 _TILES = ((1, 3), (2, 5), (4, 8), (3, 7), (8, 16), (5, 1), (16, 64))
 GEMM_DTYPES = (
@@ -84,23 +86,31 @@ def make(seed: int) -> Case:
     rng = random.Random(seed)
     access, dtype = FOCI[(seed // 2) % len(FOCI)]
     case = _frame(rng, seed, access, dtype)
-    names = iter(rng.sample(["C", "bias", "scale", "x1", "gate", "w", "k"], 6))
-    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+    names = iter(rng.sample(["C", "bias", "scale", "x1", "gate", "w", "k", "Aux"], 8))
+    dense = rng.random() < 0.6
+    for _ in range(rng.choice((5, 6, 7)) if dense else rng.choice((1, 2, 2, 3))):
         case.operands.append(_operand(rng, case, next(names), access, dtype))
         access, dtype = _another(rng, case)
-    writer = Writer(rng, Frame(case.sizes, case.batched, case.exact, case.wide, case.special, not case.as_string), [], _numbers(rng, case))
+    writer = Writer(
+        rng,
+        Frame(case.sizes, case.batched, case.exact, case.wide, case.special, not case.as_string),
+        [],
+        _numbers(rng, case),
+    )
     _accum(writer, case)
     for operand in case.operands:
         _load(rng, writer, operand)
-    write(writer, rng.choice((2, 4, 6, 6, 8, 12)))
+    if dense:
+        write_all(writer, rng.choice((8, 12, 16)))
+    write(writer, rng.choice((1, 2, 4, 6)))
     case.statements = writer.statements
     _choose_outputs(rng, case, writer)
     return case
 
 
 def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Case:
-    batched = access.startswith("batch") or rng.random() < 0.25
-    sizes = {"m": rng.choice(_EXTENTS), "n": rng.choice(_EXTENTS), "l": rng.choice((1, 2, 3, 5)) if batched else 1, "1": 1}
+    batched = access.startswith("batch") or rng.random() < 0.4
+    sizes = {"m": rng.choice(_EXTENTS), "n": rng.choice(_EXTENTS), "l": rng.choice(_BATCHES) if batched else 1, "1": 1}
     depth = rng.choice(_DEPTHS)
     if rng.random() < 0.02:
         sizes[rng.choice("mn")] = 0
@@ -111,7 +121,7 @@ def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Ca
         if divisors and rng.random() < 0.5:
             sizes[inner] = rng.choice(divisors)
             sizes[outer] = sizes[whole] // sizes[inner]
-    wide = dtype == torch.float64
+    wide = dtype == torch.float64 or rng.random() < 0.08
     dtypes = (torch.float64, torch.float64, None) if wide else rng.choice(GEMM_DTYPES)
     exact = seed % 2 == 0
     extreme = not dtypes[0].is_floating_point and rng.random() < 0.2
@@ -122,17 +132,21 @@ def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Ca
     batches = rng.choice(((True, True), (True, False), (False, True))) if batched else (False, False)
     layouts = (choose_layout(rng), choose_layout(rng))
     special = exact and rng.random() < 0.15
-    case = Case(seed, sizes, depth, dtypes, layouts, batches, exact, special, extreme, rng.choice(_TILES), rng.random() < 0.25)
+    case = Case(
+        seed, sizes, depth, dtypes, layouts, batches, exact, special, extreme, rng.choice(_TILES), rng.random() < 0.25
+    )
     return case
 
 
 def _another(rng: random.Random, case: Case) -> tuple[str, torch.dtype]:
-    accesses = [access for access in ACCESSES if case.batched or not access.startswith("batch")]
-    return rng.choice(accesses), rng.choice(DTYPES[: len(DTYPES) if case.wide else -1])
+    accesses = [access for access in ACCESSES if case.batched == access.startswith("batch") or rng.random() < 0.3]
+    accesses = [access for access in accesses if case.batched or not access.startswith("batch")] or ["tile"]
+    dtype = torch.float64 if case.wide and rng.random() < 0.5 else rng.choice(DTYPES[:-1])
+    return rng.choice(accesses), dtype
 
 
 def _operand(rng: random.Random, case: Case, name: str, access: str, dtype: torch.dtype) -> Operand:
-    dims = rng.choice(ACCESSES[access])
+    dims = ACCESSES[access][-1 if rng.random() < 0.7 else 0]
     operand = Operand(name, access, dims, dtype, choose_layout(rng))
     sizes = case.sizes
     if rng.random() > 0.15:
@@ -193,9 +207,14 @@ def _load(rng: random.Random, writer: Writer, operand: Operand) -> None:
 def _choose_outputs(rng: random.Random, case: Case, writer: Writer) -> None:
     named = [s.value for s in case.statements if s.value is not None and s.value.text == s.name]
     if not named:
-        named = [writer.assign(writer.values[[v.text for v in writer.values].index("accum")]._replace(text="accum * 1"))]
-    last, others = named[-1], named[:-1]
-    chosen = [last, *rng.sample(others, min(len(others), rng.choice((0, 0, 1, 2, 3))))]
+        named = [
+            writer.assign(writer.values[[v.text for v in writer.values].index("accum")]._replace(text="accum * 1"))
+        ]
+    used = set(re.findall(r"\bt\d+\b", " ".join(s.text for s in case.statements)))
+    # What nothing else reads leaves, so that every statement counts.
+    ends = [value for value in named if value.text not in used]
+    others = [value for value in named if value.text in used]
+    chosen = ends[-6:] + rng.sample(others, min(len(others), rng.choice((0, 0, 1))))
     rename = {chosen[0].text: "D"} if rng.random() < 0.6 else {}
     for value in chosen:
         case.outputs.append(_output(rng, case, value))
@@ -213,14 +232,17 @@ def _output(rng: random.Random, case: Case, value: Val) -> Output:
     for operand in case.operands:
         whole = ("l", "m", "n") if case.batched else ("m", "n")
         same = operand.dims == value.dims == whole and not operand.view
-        if same and operand.layout != "expanded" and not any(o.alias == operand.name for o in case.outputs) and rng.random() < 0.4:
+        if (
+            same
+            and operand.layout != "expanded"
+            and not any(o.alias == operand.name for o in case.outputs)
+            and rng.random() < 0.4
+        ):
             alias, dtype, layout = operand.name, operand.dtype, operand.layout
     return Output(value.text, value.dims, value.kind, dtype, layout, alias)
 
 
 def _rename(case: Case, names: Mapping[str, str]) -> None:
-    import re
-
     def renamed(text: str) -> str:
         return re.sub(r"\b(t\d+)\b", lambda match: names.get(match[1], match[1]), text)
 

@@ -32,7 +32,7 @@ _NAMESPACE: dict[str, Any] = {
 }
 
 
-class Mismatch(AssertionError):
+class MismatchError(AssertionError):
     """The fused result is not what the function means."""
 
 
@@ -120,7 +120,8 @@ def expected(case: Case, data: Data, numbers: dict[str, Any], captured: dict[str
     with _default_dtype(torch.float64 if wide else torch.float32):
         results = function(accum, **operands)
     results = results if isinstance(results, tuple) else (results,)
-    return [r if isinstance(r, torch.Tensor) else torch.tensor(r) for r in results]
+    # A result may be an operand itself, which the kernel overwrites.
+    return [r.clone() for r in results]
 
 
 def _with_bound(function: Callable[..., torch.Tensor], eps: float) -> Callable[..., Any]:
@@ -164,7 +165,7 @@ class Report:
 
 
 def run(case: Case) -> Report:
-    """Raises `Mismatch`, or whatever the library raised: the generator writes only what is legal."""
+    """Raises `MismatchError`, or whatever the library raised: the generator writes only what is legal."""
     data = draw(case)
     function: Any = case.source() if case.as_string else function_of(case.source(), case.captured)
     report = _once(case, data, function, case.numbers, case.captured)
@@ -194,14 +195,16 @@ def _once(case: Case, data: Data, function: Any, numbers: dict[str, Any], captur
     for output, want in zip(case.outputs, wants, strict=True):
         got = results[output.name]
         if tuple(got.shape) != tuple(want.shape):
-            raise Mismatch(f"{output.name} has the shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+            raise MismatchError(f"{output.name} has the shape {tuple(got.shape)}, expected {tuple(want.shape)}")
         verdict = _compare(case, got, want)
         if verdict.wrong:
-            raise Mismatch(f"{output.name} ({got.dtype}): {verdict.wrong} of {verdict.total} wrong, {verdict.detail}")
+            raise MismatchError(
+                f"{output.name} ({got.dtype}): {verdict.wrong} of {verdict.total} wrong, {verdict.detail}"
+            )
         judged, total = judged + verdict.judged, total + verdict.total
     for name, before in padding.items():
         if not torch.equal(before, _outside(data.outputs[name], data.memory[name])):
-            raise Mismatch(f"{name}: memory around the destination was written")
+            raise MismatchError(f"{name}: memory around the destination was written")
     return Report(judged, total, args)
 
 
@@ -209,11 +212,14 @@ def _compare(case: Case, got: torch.Tensor, want: torch.Tensor) -> Verdict:
     return compare_exact(got, want) if case.exact else compare_bounded(got, want)
 
 
-def _fused(case: Case, data: Data, function: Any, given: dict[str, Any]) -> tuple[GemmArguments, dict[str, torch.Tensor]]:
+def _fused(
+    case: Case, data: Data, function: Any, given: dict[str, Any]
+) -> tuple[GemmArguments, dict[str, torch.Tensor]]:
     """On the first of these tiles that the kernel takes; the last is its own choice, which it must take."""
     epilogue = EpilogueArguments.partial(function, given)
     dtypes = {o.name: o.dtype for o in case.outputs if o.dtype is not None and o.name not in data.outputs}
-    rows, columns = case.tile
+    # Four tiles along an axis are enough: a first, a last, a ragged one and one between.
+    rows, columns = max(case.tile[0], -(-case.sizes["m"] // 4)), max(case.tile[1], -(-case.sizes["n"] // 4))
     inner = case.sizes.get("s", 1)
     for tile in ((rows, columns), (rows * inner, max(case.sizes["n"], 1)), None):
         args = GemmArguments(
@@ -223,7 +229,7 @@ def _fused(case: Case, data: Data, function: Any, given: dict[str, Any]) -> tupl
         kernels = ef.get_kernels(args)
         if kernels:
             return args, kernels[0].run(args)
-    raise Mismatch(f"no kernel: {ef.explain(args)}")
+    raise MismatchError(f"no kernel: {ef.explain(args)}")
 
 
 def _outside(view: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -235,4 +241,4 @@ def _outside(view: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return memory.view(torch.uint8).reshape(*memory.shape, memory.dtype.itemsize)[~inside]
 
 
-__all__ = ["EpifuseError", "Mismatch", "Report", "draw", "run"]
+__all__ = ["EpifuseError", "MismatchError", "Report", "draw", "run"]

@@ -12,11 +12,12 @@ import torch
 
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.fusion.vocabulary import METHODS, VOCABULARY, is_static, torchs
+from epifuse.fusion.vocabulary import METHODS, VOCABULARY, torchs
 from fuzzing.rules import DOMAIN, EXACT, GUARDED_ALWAYS, SELECTING, smooth
 from fuzzing.values import RANK, Dims, Facts, Kind, Val, broadcast, exact_limit, promote
 
 ACTIVATIONS = {name: len(e.signature.parameters) for name, e in VOCABULARY.items() if e.group == "activation"}
+RARE = frozenset({"floor_divide", "remainder", "pow", "logical_and", "logical_or", "logsumexp"})
 DERIVATIVES = frozenset({"dsilu", "dgelu_erf", "dgelu_tanh"})
 ELEMENTWISE = (*PRIMITIVES, *ACTIVATIONS)
 _METHOD_NAMES = frozenset(METHODS)
@@ -57,6 +58,7 @@ class Writer:
     statements: list[Statement] = field(default_factory=list)
     special: bool = False
     counter: int = 0
+    rich: Val | None = None
 
     def __post_init__(self) -> None:
         self.special = self.frame.special
@@ -74,7 +76,9 @@ class Writer:
         return named
 
     def pick(self, wanted: Callable[[Val], bool] = lambda value: True) -> Val | None:
-        """A value, more often a recent one."""
+        """A value, more often a recent one, or the one that all operands flowed into."""
+        if self.rich is not None and self.rng.random() < 0.35 and wanted(self.rich):
+            return self.rich
         found = [value for value in self.values if wanted(value)]
         if not found:
             return None
@@ -84,7 +88,9 @@ class Writer:
         """A small number: whole for integers, a multiple of a quarter where data is exact."""
         if kind == "int":
             number: float | int = self.rng.choice((-3, -2, -1, 0, 1, 2, 3, 5))
-            return Val(f"({number})" if number < 0 else str(number), "int", (), Facts(abs(number)), True, literal=number)
+            return Val(
+                f"({number})" if number < 0 else str(number), "int", (), Facts(abs(number)), True, literal=number
+            )
         choices = (0.5, -0.5, 1.0, 2.0, -2.0, 0.25, 3.0, 4.0, 0.0)
         number = self.rng.choice(choices) if self.frame.exact else self.rng.randint(-128, 128) / 64
         step = abs(number) if number and math.log2(abs(number)).is_integer() else 0.25 if self.frame.exact else 1.0
@@ -116,7 +122,9 @@ class Writer:
             return self._as_float(value)
         if kind == "int" and value.kind in ("float", "mask") and not self.special and value.facts.bound < 2.0**30:
             whole = Facts(value.facts.bound, 1.0, value.facts.rounded and not self.frame.exact)
-            return value._replace(text=f"{_tight(value.text)}.to(torch.int32)", kind="int", facts=whole, narrow=None, raw=False)
+            return value._replace(
+                text=f"{_tight(value.text)}.to(torch.int32)", kind="int", facts=whole, narrow=None, raw=False
+            )
         return None
 
     def _as_float(self, value: Val) -> Val:
@@ -146,9 +154,36 @@ class Writer:
         """A primitive or an activation, each as often as any other."""
         return self.apply(self.rng.choice(ELEMENTWISE))
 
-    def apply(self, name: str) -> Val | None:
-        """`name` of values that fit it."""
-        args = self._arguments(name)
+    def mix(self) -> None:
+        """All values flow together, two by two in random order, into one rich value."""
+        pool = list(self.values)
+        self.rng.shuffle(pool)
+        while len(pool) > 1:
+            joined = self._joined(pool[-1], pool[-2])
+            if joined is not None:
+                del pool[-2:]
+                pool.insert(self.rng.randrange(len(pool) + 1), self.assign(joined))
+            else:
+                pool.pop(self.rng.choice((-1, -2)))
+        self.rich = pool[0]
+
+    def _joined(self, first: Val, second: Val) -> Val | None:
+        if broadcast([first.dims, second.dims]) is None:
+            return None
+        if first.kind == second.kind == "mask":
+            return self.apply(self.rng.choice(("logical_and", "logical_or", "eq")), [first, second])
+        if "mask" in (first.kind, second.kind):
+            mask, other = (first, second) if first.kind == "mask" else (second, first)
+            other = self.tame(other)
+            if self.rng.random() < 0.5:
+                return self.apply("mul", [mask, other])
+            return self.apply("where", [mask, other, self.number("int" if other.kind == "int" else "float")])
+        name = self.rng.choice(("add", "add", "sub", "mul", "maximum", "minimum"))
+        return self.apply(name, [self.tame(first), self.tame(second)])
+
+    def apply(self, name: str, args: list[Val] | None = None) -> Val | None:
+        """`name` of these values, or of some that fit it."""
+        args = args or self._arguments(name)
         if args is None:
             return None
         kind = _kind(name, [arg.kind for arg in args])
@@ -169,8 +204,15 @@ class Writer:
         for position in (first, *(i for i in range(len(kinds)) if i != first)):
             kind = kinds[position]
             # The bodies of derivatives cancel: with a number the reference would fold them in double precision.
-            needs_tensor = position == first or name in DERIVATIVES or kind == "mask" or (self.rng.random() < 0.6 and _may_be_tensor(name, position))
-            value = self._tensor(kind, [arg.dims for arg in found.values()]) if needs_tensor else self.number(_plain(kind))
+            needs_tensor = (
+                position == first
+                or name in DERIVATIVES
+                or kind == "mask"
+                or (self.rng.random() < 0.6 and _may_be_tensor(name, position))
+            )
+            value = (
+                self._tensor(kind, [arg.dims for arg in found.values()]) if needs_tensor else self.number(_plain(kind))
+            )
             if value is None:
                 return None
             found[position] = self.tame(value)
@@ -208,7 +250,7 @@ class Writer:
             safe = f"clip({divisor.text}, 1, 7)" if not divisor.host else str(self.rng.choice((1, 2, 3, 7, -3)))
             return [args[0], divisor._replace(text=safe, facts=Facts(7.0))]
         if name == "pow" and (self.frame.exact or self.rng.random() < 0.5):
-            power = self.rng.choice((1, 2, 3))
+            power = self.rng.choice((1, 2, 3, 3))
             return [args[0], Val(str(power), "int", (), Facts(power), True, literal=power)]
         if name not in DOMAIN or self.rng.random() < 0.1:
             self.special |= name in DOMAIN or (name in ("exp", "exp2") and self.frame.exact)
@@ -252,9 +294,13 @@ class Writer:
 
     # --- the other forms -----------------------------------------------------------------------------------------
 
-    def reduction(self) -> Val | None:
+    def operation(self, name: str) -> Val | None:
+        """This primitive, activation or reduction."""
+        return self.reduction(name) if name in REDUCTIONS else self.apply(name)
+
+    def reduction(self, name: str = "") -> Val | None:
         """A reduction over some dims."""
-        name = self.rng.choice(tuple(REDUCTIONS))
+        name = name or self.rng.choice(tuple(REDUCTIONS))
         rule = REDUCTIONS[name].rule
         value = self.pick(lambda v: bool(v.dims) and (rule in ("sum", "mask") or v.kind != "mask"))
         if value is None or (self.empty and not REDUCTIONS[name].has_identity):
@@ -273,7 +319,9 @@ class Writer:
         if facts is None:
             return None
         keepdim = self.rng.random() < 0.6
-        dims = tuple("1" if d in chosen else letter for d, letter in enumerate(value.dims) if keepdim or d not in chosen)
+        dims = tuple(
+            "1" if d in chosen else letter for d, letter in enumerate(value.dims) if keepdim or d not in chosen
+        )
         text = self._spell_reduction(name, value, chosen, keepdim)
         return Val(text, kind, dims, facts, narrow=value.narrow if kind == "float" else None)
 
@@ -293,6 +341,8 @@ class Writer:
         total = Facts(facts.bound ** (1 + squares) * max(count, 1), facts.step ** (1 + squares))
         if self.frame.exact and (facts.rounded or value.narrow or total.bound / total.step > exact_limit(kind)):
             return None
+        if name == "norm" and self.frame.exact and self.frame.wide:
+            return None  # torch's float64 norm rounds on its way
         if name in ("sum", "sum_of_squares"):
             return total if self.frame.exact else total._replace(rounded=True)
         self.special |= count == 0
@@ -309,7 +359,7 @@ class Writer:
             parts.append(f"keepdim={keepdim}")
         forms = [f"{name}({', '.join([value.text, *parts])})"]
         # torch takes keepdim only beside dim.
-        if name in _METHOD_NAMES and name != "norm" and not self.empty and (not parts or "dim=" == parts[0][:4]):
+        if name in _METHOD_NAMES and name != "norm" and not self.empty and (not parts or parts[0][:4] == "dim="):
             forms.append(f"{_tight(value.text)}.{name}({', '.join(parts)})")
         if name in ("amax", "amin"):
             forms.append(f"{name[1:]}({', '.join([value.text, *parts])})")
@@ -347,12 +397,16 @@ class Writer:
         rough = value.facts._replace(bound=value.facts.bound * 1.5, rounded=not self.frame.exact)
         if target.startswith("int"):
             rough = value.facts._replace(step=1.0 if self.frame.exact else value.facts.step, rounded=False)
-        return value._replace(text=f"{_tight(value.text)}.to(torch.{target}).to(FLOAT)", kind="float", facts=rough, narrow=None)
+        return value._replace(
+            text=f"{_tight(value.text)}.to(torch.{target}).to(FLOAT)", kind="float", facts=rough, narrow=None
+        )
 
     def conditional(self) -> Val | None:
         """Python's own `a if flag else b` on a host number."""
         first = self.pick()
-        second = self.pick(lambda v: first is not None and (v.kind, v.dims, v.narrow) == (first.kind, first.dims, first.narrow))
+        second = self.pick(
+            lambda v: first is not None and (v.kind, v.dims, v.narrow) == (first.kind, first.dims, first.narrow)
+        )
         if first is None or second is None or not self.numbers:
             return None
         flag = f"{self.rng.choice(self.numbers).text} > {self.literal().text}"
@@ -380,7 +434,9 @@ class Writer:
         if value is None:
             return None
         axis = self.rng.choice("mnl")
-        dims = {"m": ("m", "1"), "n": ("n",), "l": (value.dims[-3], "1", "1") if len(value.dims) > 2 else ("1", "1")}[axis]
+        dims = {"m": ("m", "1"), "n": ("n",), "l": (value.dims[-3], "1", "1") if len(value.dims) > 2 else ("1", "1")}[
+            axis
+        ]
         return Val(f"index_{axis}({value.text})", "int", dims, Facts(self.frame.sizes.get(axis, 1)))
 
     def unsqueeze(self) -> Val | None:
@@ -420,13 +476,25 @@ class Writer:
         if value is None:
             return None
         order = self.rng.sample(range(len(value.dims)), len(value.dims))
-        form = self.rng.choice((f"permute({value.text}, ({', '.join(map(str, order))}))", f"{_tight(value.text)}.permute({', '.join(map(str, order))})"))
+        form = self.rng.choice(
+            (
+                f"permute({value.text}, ({', '.join(map(str, order))}))",
+                f"{_tight(value.text)}.permute({', '.join(map(str, order))})",
+            )
+        )
         return value._replace(text=form, dims=tuple(value.dims[d] for d in order))
 
     def helper(self) -> Val | None:
         """A call of the user's own function."""
         first = self.pick(lambda v: v.kind == "float" and v.narrow is None)
-        second = self.pick(lambda v: v.kind == "float" and v.narrow is None and first is not None and broadcast([v.dims, first.dims]) is not None)
+        second = self.pick(
+            lambda v: (
+                v.kind == "float"
+                and v.narrow is None
+                and first is not None
+                and broadcast([v.dims, first.dims]) is not None
+            )
+        )
         if first is None or second is None or not self.frame.helpers:
             return None
         first, second = self.tame(first), self.tame(second)
@@ -465,14 +533,39 @@ PRODUCTIONS: tuple[tuple[float, Callable[[Writer], Val | None]], ...] = (
 
 
 def write(writer: Writer, length: int) -> None:
-    """`length` more statements."""
+    """`length` more statements, each of a production drawn anew."""
     weights, productions = zip(*PRODUCTIONS, strict=True)
     for _ in range(length):
-        for _ in range(40):
-            value = writer.rng.choices(productions, weights)[0](writer)
-            if value is not None:
-                writer.assign(value)
-                break
+        _try(writer, lambda: writer.rng.choices(productions, weights)[0](writer))
+
+
+def write_all(writer: Writer, length: int) -> None:
+    """`length` statements of different operations, after all operands flowed together."""
+    writer.mix()
+    names = [
+        name for name in (*ELEMENTWISE, *REDUCTIONS) if not writer.frame.exact or name in EXACT or name in REDUCTIONS
+    ]
+    # A weighted order without repeats: the name with the most weight is likely to come first.
+    deck = sorted(names, key=lambda name: writer.rng.random() ** (1 / _weight(name)), reverse=True)
+    for name in deck[:length]:
+        _try(writer, lambda name=name: writer.operation(name))  # type: ignore[misc]
+
+
+def _weight(name: str) -> float:
+    """Operations that only smooth data can have come more often there; activations are made of the others."""
+    if name in ACTIVATIONS:
+        return 0.4
+    if name in RARE:
+        return 4.0
+    return 1.0 if name in EXACT or name in REDUCTIONS else 3.0
+
+
+def _try(writer: Writer, production: Callable[[], Val | None]) -> None:
+    for _ in range(20):
+        value = production()
+        if value is not None:
+            writer.assign(value)
+            return
 
 
 # --- spelling ------------------------------------------------------------------------------------------------------
@@ -493,12 +586,16 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _wrapped(value: Val, pattern: str) -> Val:
-    if pattern == "{}" or value.host and "clip" in pattern:
+    if pattern == "{}" or (value.host and "clip" in pattern):
         return value
     bound = value.facts.bound
     if pattern.startswith("clip"):
         low = float(pattern.split(",")[1])
-        return value if bound <= -low else value._replace(text=pattern.format(value.text), facts=value.facts._replace(bound=-low))
+        return (
+            value
+            if bound <= -low
+            else value._replace(text=pattern.format(value.text), facts=value.facts._replace(bound=-low))
+        )
     more = 0.0 if pattern == "abs({})" else 1.0
     facts = value.facts._replace(bound=bound + more, step=min(value.facts.step, 1.0))
     text = f"({pattern.format(value.text)})" if "+" in pattern else pattern.format(value.text)
@@ -509,10 +606,10 @@ def _torch_forms(name: str, texts: list[str]) -> list[str]:
     forms = []
     for module, spelled in ((torch, "torch"), (torch.nn.functional, "F")):
         entry = torchs(getattr(module, name, None))
-        if entry is not None and entry.name == name and name not in ("norm", "logsigmoid"):
-            # torch's own activations take numbers where ours take tensors too.
-            if name in PRIMITIVES or len(texts) == 1:
-                forms.append(f"{spelled}.{name}({', '.join(texts)})")
+        known = entry is not None and entry.name == name and name not in ("norm", "logsigmoid")
+        # torch's own activations take numbers where ours take tensors too.
+        if known and (name in PRIMITIVES or len(texts) == 1):
+            forms.append(f"{spelled}.{name}({', '.join(texts)})")
     if name in _METHOD_NAMES and len(texts) < 3 and (name in PRIMITIVES or len(texts) == 1):
         forms.append(f"{_tight(texts[0])}.{name}({', '.join(texts[1:])})")
     return forms

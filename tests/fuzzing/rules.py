@@ -57,11 +57,13 @@ EXACT: Mapping[str, Rule] = {
     "prelu": lambda a, slope: _either(a, _mul(a, slope)),
     "threshold": lambda a, at, value: _either(a, value),
     "drelu": lambda dy, x: _either(dy, Facts(0.0)),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"), lambda *a: Facts(1)),
+    **dict.fromkeys(
+        ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"), lambda *a: Facts(1)
+    ),
 }
 SELECTING = frozenset(
-    "neg abs sign maximum minimum clip floor ceil round where identity relu eq ne lt le gt ge".split()
-    + ["amax", "amin", "absmax", "any", "all"]
+    {"neg", "abs", "sign", "maximum", "minimum", "clip", "floor", "ceil", "round", "where", "identity", "relu"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "amax", "amin", "absmax", "any", "all"}
 )
 """These give equal bits for equal bits, whatever the bits are."""
 

@@ -14,7 +14,7 @@ Dims = tuple[str, ...]
 
 
 class Facts(NamedTuple):
-    """Every element is a multiple of `step` and at most `bound`; `rounded` if only equal bits in make equal bits out."""
+    """Every element is a multiple of `step`, at most `bound`; `rounded` if only equal bits in make equal bits out."""
 
     bound: float
     step: float = 1.0

@@ -182,7 +182,10 @@ class _Launch:
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value, dtype=dtype)
         view = self.space.view(viewed(value, load), load.dims or ())
-        return view if per_tile(self.graph.stages[node]) else view.to(dtype)
+        if per_tile(self.graph.stages[node]):
+            return view
+        # A vector is read in every tile; an output that shares its storage may be stored before the first.
+        return view.to(dtype, copy=load.name in dict(self.kernel.problem.aliases).values())
 
     def _index(self, node: Node) -> torch.Tensor:
         dim = node.attr
