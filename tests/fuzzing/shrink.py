@@ -38,7 +38,10 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield _without_dead(replace(case, outputs=[output]))
     if case.tile != (1 << 20, 1 << 20):
         yield replace(case, tile=(1 << 20, 1 << 20))
+    results = {output.name for output in case.outputs}
     for position, statement in enumerate(case.statements):
+        if statement.name in results:
+            continue
         for other in case.statements[:position]:
             if _alike(statement, other):
                 yield _without_dead(_with_alias(case, statement, other))
@@ -51,8 +54,6 @@ def _alike(statement: Statement, other: Statement) -> bool:
 
 def _with_alias(case: Case, statement: Statement, other: Statement) -> Case:
     """Every later use of `statement` reads `other` instead."""
-    if statement.name in (output.name for output in case.outputs):
-        return case
     pattern = re.compile(rf"\b{statement.name}\b")
     kept = [
         Statement(s.name, pattern.sub(other.name, s.text), s.value) for s in case.statements if s.name != statement.name
