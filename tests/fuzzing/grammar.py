@@ -252,8 +252,9 @@ class Writer:
         if name == "pow" and (self.frame.exact or self.rng.random() < 0.5):
             power = self.rng.choice((1, 2, 3, 3))
             return [args[0], Val(str(power), "int", (), Facts(power), True, literal=power)]
-        if name not in DOMAIN or self.rng.random() < 0.1:
-            self.special |= name in DOMAIN or (name in ("exp", "exp2") and self.frame.exact)
+        # In exact data the sign of a zero is open, and with it that of its inverse.
+        if name not in DOMAIN or (self.rng.random() < 0.1 and not self.frame.exact):
+            self.special |= name in DOMAIN
             return args
         patterns = DOMAIN[name]
         if self.frame.exact:
@@ -269,6 +270,8 @@ class Writer:
             return None
         if narrow and name in ("multiply_add", "div", "pow"):
             return None
+        if name == "div" and args[0].host:
+            return None  # torch's number / tensor is reciprocal(tensor) * number
         floats = [facts for arg, facts in zip(args, given, strict=True) if arg.kind != "mask"]
         if name not in SELECTING and any(facts.rounded for facts in floats):
             return None
