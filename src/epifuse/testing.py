@@ -151,6 +151,7 @@ _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
 _WAVES = frozenset({"sin", "cos", "tan"})
+_INVERSES = frozenset({"reciprocal", "div", "__truediv__", "__rtruediv__", "rsqrt", "pow", "__pow__", "__rpow__"})
 _EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
 _SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -196,6 +197,8 @@ class Bounded(torch.Tensor):
             if value.dtype.is_floating_point:
                 bound += _rounding(func.__name__, plain, value, eps)
                 bound = _overflow(value, bound, eps)
+            if func.__name__ in _INVERSES:
+                bound = _singular(value, bound, any(leaf.bound.any() for leaf in leaves))
             return cls.of(value, bound, eps)
 
 
@@ -301,6 +304,11 @@ def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Ten
     if eps < torch.finfo(torch.float32).eps or value.dtype != torch.float64:
         return bound
     return torch.where(value.isfinite() & (value.abs() > 1e38), torch.inf, bound)
+
+
+def _singular(value: torch.Tensor, bound: torch.Tensor, moved: bool) -> torch.Tensor:
+    """An inverted zero has the zero's sign, which is open; a negative number has a power only where it is whole."""
+    return torch.where(value.isinf() | (value.isnan() & moved), torch.inf, bound)
 
 
 def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:

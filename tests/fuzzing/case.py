@@ -87,7 +87,7 @@ def make(seed: int) -> Case:
     access, dtype = FOCI[(seed // 2) % len(FOCI)]
     case = _frame(rng, seed, access, dtype)
     names = iter(rng.sample(["C", "bias", "scale", "x1", "gate", "w", "k", "Aux"], 8))
-    dense = rng.random() < 0.6
+    dense = rng.random() < 0.7
     for _ in range(rng.choice((5, 6, 7)) if dense else rng.choice((1, 2, 2, 3))):
         case.operands.append(_operand(rng, case, next(names), access, dtype))
         access, dtype = _another(rng, case)

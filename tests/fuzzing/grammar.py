@@ -560,7 +560,7 @@ def _weight(name: str) -> float:
         return 0.4
     if name in RARE:
         return 4.0
-    return 1.0 if name in EXACT or name in REDUCTIONS else 3.0
+    return 1.0 if name in EXACT or name in REDUCTIONS else 4.0
 
 
 def _try(writer: Writer, production: Callable[[], Val | None]) -> None:

@@ -75,8 +75,11 @@ class Alignment:
     def ones(self, node: Node) -> list[Factor]:
         """The factors of extent one below `node`: a reshape drops them from dims, the values still vary over them."""
         gone = node.attr[1] if node.op == "reduce" else ()
-        below = [factor for arg in node.args for factor in self.types[arg].factors]
-        return [factor for factor in below if factor.size(self.extents) == 1 and factor not in gone]
+        return [factor for arg in node.args for factor in self.ones_of(arg) if factor not in gone]
+
+    def ones_of(self, node: Node) -> list[Factor]:
+        """The factors of extent one that `node` varies over."""
+        return [factor for factor in self.types[node].factors if factor.size(self.extents) == 1]
 
     def device(self, value: Typed) -> Node:
         """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""

@@ -18,7 +18,7 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
-from epifuse.ir.types import dim_size, factors_of, promote, shape_of
+from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
 from epifuse.passes.alignment import NARROW, Alignment, Typed
 from epifuse.passes.dims import DimsError, normalise, permuted, regroup, resolve_shape
@@ -86,6 +86,8 @@ class _Inference(Alignment):
         kind = kinds.primitive_kind(node.op, [arg.kind for arg in args])
         if node.op == "pow" and kind != "float" and not _is_natural(args[1].node):
             raise self.fail("negative_power")
+        if node.op in ("floor_divide", "remainder") and args[1].node.op == "const" and not args[1].node.attr:
+            raise self.fail("integer_division")
         return self.result(node.op, args, kind)
 
     def host_value(self, node: Node, args: list[Typed], kind: Kind) -> Typed:
@@ -182,7 +184,11 @@ class _Inference(Alignment):
         chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
         if len(set(chosen)) != len(chosen):
             raise self.fail("dim_twice", dim=next(d for d in chosen if chosen.count(d) > 1))
-        gone = factors_of([x.dims[d] for d in chosen])
+        shown = factors_of(x.dims)
+        # Extents of one that a reshape dropped go along: what is left has no dim to show them in.
+        gone = canonical(
+            [*factors_of([x.dims[d] for d in chosen]), *(f for f in self.ones_of(x.node) if f not in shown)]
+        )
         if not REDUCTIONS[name].has_identity and any(dim_size(x.dims[d], self.extents) == 0 for d in chosen):
             raise self.fail("max_of_nothing", name=name)
         kept = [(d if i not in chosen else ()) for i, d in enumerate(x.dims) if keepdim or i not in chosen]
@@ -195,7 +201,9 @@ class _Inference(Alignment):
 
     def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
         if gone:
-            return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
+            # What a reshape dropped from the dims, because its extent is one, goes with the rest.
+            dropped = [f for f in self.ones_of(x.node) if f not in factors_of(x.dims)]
+            return self.emit("reduce", x.node, attr=(name, canonical([*gone, *dropped])), kind=kind, dims=dims)
         # A reduction over dims of extent one is elementwise.
         if name == "sum_of_squares":
             return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
