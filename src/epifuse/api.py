@@ -298,6 +298,8 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
     for name in parsed.parameters:
         if name in _OPTIONS and name not in (operands or {}):
             raise fail("name_clash", None, name=name)
+    for name in by_name.keys() & (operands or {}).keys():
+        raise fail("argument_twice", None, function="gemm", name=name)
     given = {**by_name, **(operands or {})}
     for name in given:
         if name not in parsed.parameters:
@@ -324,14 +326,12 @@ def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 def _run(
     a: torch.Tensor, b: torch.Tensor, parsed: Parsed, given: Mapping[str, Any], options: _Options
 ) -> tuple[dict[str, torch.Tensor], GemmArguments]:
-    names = tuple(output.name for output in parsed.graph.outputs)
-    dtypes = options.out_dtypes
     args = GemmArguments(
         a,
         b,
         accumulator_type=options.accumulator_type,
         epilogue=EpilogueArguments.partial(parsed, given),
-        out_dtypes=dict.fromkeys(names, dtypes) if isinstance(dtypes, torch.dtype) else dtypes,
+        out_dtypes=options.out_dtypes,
         constraints=options.constraints,
     )
     selection = _selected(args.graph, args.problem, providers.NAMES)

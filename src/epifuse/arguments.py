@@ -173,7 +173,7 @@ class GemmArguments:
         accumulator_type: torch.dtype | None = None,
         epilogue: EpilogueArguments | None = None,
         *,
-        out_dtypes: Mapping[str, torch.dtype] | None = None,
+        out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
@@ -198,6 +198,10 @@ class GemmArguments:
             if tuple(out.shape) != self.problem.accum_shape:
                 raise fail("out_shape", None, want=self.problem.accum_shape, shape=tuple(out.shape))
         self.graph: Graph = typed_graph(self.epilogue.parsed, self.problem)
+        if isinstance(out_dtypes, torch.dtype):
+            out_dtypes = dict.fromkeys(self.epilogue.output_names, out_dtypes)
+        if not isinstance(out_dtypes, (Mapping, type(None))):
+            raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=out_dtypes)
         self._settle_outputs(out_dtypes or {})
 
     def _problem(self, constraints: Constraints) -> Problem:

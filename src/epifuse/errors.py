@@ -367,9 +367,7 @@ CATALOGUE: dict[str, Sentence] = {
     "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, got {type}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
-    "integer_division": Sentence(
-        _A, "an integer was divided by zero; outputs may be partly written", "guard the divisor: x // maximum(y, 1)"
-    ),
+    "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not a {type}"),
     # --- planning and running

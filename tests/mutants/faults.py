@@ -136,9 +136,6 @@ FAULTS: dict[str, Patch] = {
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
     "numbers are frozen": _attribute(launch, "scalars", _frozen_numbers),
     "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
-    "any constant divisor is inverted": _attribute(
-        _module("canonicalise"), "_is_power_of_two", lambda _: lambda value: value != 0
-    ),
     "a shared operand is forgotten": _attribute(arguments, "check_overlaps", lambda _: lambda *args: ()),
 }
 

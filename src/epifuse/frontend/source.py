@@ -126,6 +126,9 @@ def from_string(text: str) -> Source:
     body, lines = read.module.body, read.lines
     if len(body) == 1:
         statement = body[0]
+        decorators = getattr(statement, "decorator_list", ())
+        if decorators:
+            raise fail("string_not_a_function", _loc(_STRING_FILE, lines, decorators[0]))
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return _checked(Source(statement, _STRING_FILE, lines))
         value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None

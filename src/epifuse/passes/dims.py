@@ -31,6 +31,10 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
                 key = "dims_differ" if left[-position] == right[-position] else "shapes_differ"
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
+    factors = [factor for dim in result for factor in dim]
+    if len(set(factors)) < len(factors):
+        # s[:, None] - s: every pair of rows is no value of a tile.
+        raise DimsError("dims_differ", left=shape_of(all_dims[0], extents), right=shape_of(all_dims[-1], extents))
     return tuple(reversed(result))
 
 

@@ -201,9 +201,7 @@ class _Inference(Alignment):
 
     def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
         if gone:
-            # What a reshape dropped from the dims, because its extent is one, goes with the rest.
-            dropped = [f for f in self.ones_of(x.node) if f not in factors_of(x.dims)]
-            return self.emit("reduce", x.node, attr=(name, canonical([*gone, *dropped])), kind=kind, dims=dims)
+            return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
         # A reduction over dims of extent one is elementwise.
         if name == "sum_of_squares":
             return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
