@@ -151,7 +151,8 @@ _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
 _WAVES = frozenset({"sin", "cos", "tan"})
-_INVERSES = frozenset({"reciprocal", "div", "__truediv__", "__rtruediv__", "rsqrt", "pow", "__pow__", "__rpow__"})
+_INVERSES = {"reciprocal": 0, "rsqrt": 0, "div": 1, "__truediv__": 1, "__rtruediv__": 0, "pow": 1, "__pow__": 1}
+"""Which argument makes these singular: a divisor that may be zero, an exponent that may be whole."""
 _EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
 _SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -198,7 +199,7 @@ class Bounded(torch.Tensor):
                 bound += _rounding(func.__name__, plain, value, eps)
                 bound = _overflow(value, bound, eps)
             if func.__name__ in _INVERSES:
-                bound = _singular(value, bound, any(leaf.bound.any() for leaf in leaves))
+                bound = _singular(value, bound, args[_INVERSES[func.__name__]])
             return cls.of(value, bound, eps)
 
 
@@ -235,7 +236,10 @@ def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
         return value + step, value - step
     wide = value.to(torch.float64)
     step = torch.where(wide < 0, -leaf.bound, leaf.bound) if outwards else leaf.bound
-    return (wide + step).to(value.dtype), (wide - step).to(value.dtype)
+    moved = (wide + step).to(value.dtype), (wide - step).to(value.dtype)
+    unknown = leaf.bound.isinf()
+    # What may be anything may be NaN, which no step reaches.
+    return (*moved, torch.where(unknown, torch.nan, wide).to(value.dtype)) if unknown.any() else moved
 
 
 def _snapped(leaf: Bounded) -> torch.Tensor:
@@ -306,9 +310,12 @@ def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Ten
     return torch.where(value.isfinite() & (value.abs() > 1e38), torch.inf, bound)
 
 
-def _singular(value: torch.Tensor, bound: torch.Tensor, moved: bool) -> torch.Tensor:
+def _singular(value: torch.Tensor, bound: torch.Tensor, culprit: Any) -> torch.Tensor:
     """An inverted zero has the zero's sign, which is open; a negative number has a power only where it is whole."""
-    return torch.where(value.isinf() | (value.isnan() & moved), torch.inf, bound)
+    room = getattr(culprit, "bound", torch.zeros(()))
+    near_zero = (room > 0) & (torch.as_tensor(culprit).as_subclass(torch.Tensor).abs() <= room)
+    unknown = value.isinf() | (value.isnan() & (room > 0)) | near_zero
+    return torch.where(unknown, torch.inf, bound)
 
 
 def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:

@@ -22,6 +22,7 @@ from epifuse.testing import Bounded, Verdict, bounded, compare_bounded, compare_
 from fuzzing.case import Case, draw_number, shape_of
 from fuzzing.grammar import HELPERS
 from fuzzing.operands import Operand, fill, handed, lay_out, poison
+from fuzzing.sibling import sibling
 
 _FILES = itertools.count()
 _NAMESPACE: dict[str, Any] = {
@@ -169,9 +170,20 @@ def run(case: Case) -> Report:
     data = draw(case)
     function: Any = case.source() if case.as_string else function_of(case.source(), case.captured)
     report = _once(case, data, function, case.numbers, case.captured)
-    if (case.numbers or case.captured) and not any(output.alias for output in case.outputs):
-        _again(case, data, function)
+    if not any(output.alias for output in case.outputs):
+        if case.numbers or case.captured:
+            _again(case, data, function)
+        if case.seed % 3 == 0 and (other := sibling(case)) is not None:
+            _beside(other, data)
     return report
+
+
+def _beside(other: Case, data: Data) -> None:
+    """Another epilogue on the same tensors: neither kernel serves the other."""
+    for name in data.outputs:
+        poison(data.memory[name])
+    function: Any = other.source() if other.as_string else function_of(other.source(), other.captured)
+    _once(other, data, function, other.numbers, other.captured)
 
 
 def _again(case: Case, data: Data, function: Any) -> None:
