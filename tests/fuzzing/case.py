@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fuzzing.grammar import HELPERS, Frame, Statement, Writer, write, write_all
+from fuzzing.grammar import HELPERS, Frame, Statement, Writer, attempt, write, write_all
 from fuzzing.operands import ACCESSES, DTYPES, Operand, Output, choose_layout, facts_of
 from fuzzing.values import Facts, Val
 
@@ -98,6 +99,8 @@ def make(seed: int) -> Case:
         _numbers(rng, case),
     )
     _accum(writer, case)
+    if case.extreme:
+        attempt(writer, lambda: writer.reduction(rng.choice(("sum", "sum_of_squares"))))
     for operand in case.operands:
         _load(rng, writer, operand)
     if dense:
@@ -119,7 +122,9 @@ def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Ca
     for whole, (outer, inner) in {"n": ("h", "d"), "m": ("g", "s")}.items():
         divisors = [d for d in range(2, sizes[whole]) if sizes[whole] % d == 0]
         if divisors and rng.random() < 0.5:
-            sizes[inner] = rng.choice(divisors)
+            # Pieces of one size hide behind each other.
+            square = math.isqrt(sizes[whole])
+            sizes[inner] = square if square in divisors and rng.random() < 0.7 else rng.choice(divisors)
             sizes[outer] = sizes[whole] // sizes[inner]
     wide = dtype == torch.float64 or rng.random() < 0.08
     dtypes = (torch.float64, torch.float64, None) if wide else rng.choice(GEMM_DTYPES)

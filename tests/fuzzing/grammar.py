@@ -529,7 +529,7 @@ PRODUCTIONS: tuple[tuple[float, Callable[[Writer], Val | None]], ...] = (
     (0.5, Writer.clamp),
     (0.4, Writer.index),
     (0.6, Writer.unsqueeze),
-    (0.5, Writer.split),
+    (1.0, Writer.split),
     (0.2, Writer.permute),
     (0.4, Writer.helper),
 )
@@ -539,7 +539,7 @@ def write(writer: Writer, length: int) -> None:
     """`length` more statements, each of a production drawn anew."""
     weights, productions = zip(*PRODUCTIONS, strict=True)
     for _ in range(length):
-        _try(writer, lambda: writer.rng.choices(productions, weights)[0](writer))
+        attempt(writer, lambda: writer.rng.choices(productions, weights)[0](writer))
 
 
 def write_all(writer: Writer, length: int) -> None:
@@ -551,7 +551,7 @@ def write_all(writer: Writer, length: int) -> None:
     # A weighted order without repeats: the name with the most weight is likely to come first.
     deck = sorted(names, key=lambda name: writer.rng.random() ** (1 / _weight(name)), reverse=True)
     for name in deck[:length]:
-        _try(writer, lambda name=name: writer.operation(name))  # type: ignore[misc]
+        attempt(writer, lambda name=name: writer.operation(name))  # type: ignore[misc]
 
 
 def _weight(name: str) -> float:
@@ -563,7 +563,8 @@ def _weight(name: str) -> float:
     return 1.0 if name in EXACT or name in REDUCTIONS else 4.0
 
 
-def _try(writer: Writer, production: Callable[[], Val | None]) -> None:
+def attempt(writer: Writer, production: Callable[[], Val | None]) -> None:
+    """One more statement, if the production gives a value within twenty tries."""
     for _ in range(20):
         value = production()
         if value is not None:

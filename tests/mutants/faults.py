@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from epifuse import api, arguments
-from epifuse.providers.cpu import fuse, kernel, primitives, program, reduce, space, store
+from epifuse import api, arguments, passes
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.providers.cpu import fuse, kernel, primitives, product, program, reduce, space, store
 from epifuse.runtime import cache, launch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -98,6 +100,61 @@ def _clamped_short(original: Callable[..., torch.Tensor]) -> Callable[..., torch
     return to_integer
 
 
+def _narrow_squares(value: torch.Tensor, x: torch.Tensor, over: list[int]) -> None:
+    value += torch.sum(x * x, over, keepdim=True)
+
+
+def _by_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def identity(*args: Any) -> Any:
+        found = original(*args)
+        return found._replace(names=tuple(sorted(found.names)))
+
+    return identity
+
+
+def _overlapping(original: Callable[..., Iterator[space.Tile]]) -> Callable[..., Iterator[space.Tile]]:
+    """The ragged last tile reaches back to be a whole one, so that its lanes are met twice."""
+
+    def tiles(extents: Mapping[str, int], rows: int, columns: int) -> Iterator[space.Tile]:
+        for tile in original(extents, rows, columns):
+            yield tile._replace(n=(max(tile.n[1] - columns, 0), tile.n[1]))
+
+    return tiles
+
+
+def _nan_as_zero(original: Callable[..., None]) -> Callable[..., None]:
+    def stored(value: torch.Tensor, destination: torch.Tensor) -> None:
+        original(value.nan_to_num(0.0) if destination.dtype in store._FP8_MAX else value, destination)
+
+    return stored
+
+
+def _columns_for_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where M = N, a vector lies along the other axis."""
+
+    def align(shape: Any, partner: Any, accum: Any, extents: Mapping[str, int]) -> Any:
+        found = original(shape, partner, accum, extents)
+        if len(shape) == 1 and extents["m"] == extents["n"] and found == accum[-1:]:
+            return (accum[-2], ())
+        return found
+
+    return align
+
+
+def _inner_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A dim split in two counts its inner piece first."""
+
+    def regroup(dims: Any, want: Any, extents: Mapping[str, int]) -> Any:
+        found = list(original(dims, want, extents))
+        for i, (outer, inner) in enumerate(itertools.pairwise(found)):
+            same = len(outer) == len(inner) == 1 and outer[0].axis == inner[0].axis
+            if same and outer[0].size(extents) == inner[0].size(extents):
+                found[i : i + 2] = [inner, outer]
+        return tuple(found)
+
+    return regroup
+
+
 FAULTS: dict[str, Patch] = {
     "subtraction swapped": _primitive("sub", lambda x, y: y - x),
     "division swapped": _primitive("div", lambda x, y: y / x),
@@ -136,6 +193,19 @@ FAULTS: dict[str, Patch] = {
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
     "numbers are frozen": _attribute(launch, "scalars", _frozen_numbers),
     "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
+    "the ragged tile is met twice": _attribute(kernel, "tiles", _overlapping),
+    "fp8 turns NaN into zero": _attribute(kernel, "store", _nan_as_zero),
+    "a row lies along columns": _attribute(_module("alignment"), "align", _columns_for_rows),
+    "reshape counts the inner piece first": _attribute(_module("infer_types"), "regroup", _inner_first),
+    "integers are added in float32": _attribute(
+        product, "largest_product", lambda _: lambda a, b: None if a.is_floating_point else 1
+    ),
+    "whole literals are floats": _attribute(_module("kinds"), "const_kind", lambda _: lambda value: "float"),
+    "squares of integers wrap": lambda monkeypatch: monkeypatch.setitem(
+        reduce._MERGE, "sum_of_squares", _narrow_squares
+    ),
+    "the digest sorts every argument": _attribute(passes, "COMMUTATIVE", lambda _: frozenset(PRIMITIVES)),
+    "the digest numbers operands by name": _attribute(passes, "identity", _by_name),
     "a shared operand is forgotten": _attribute(arguments, "check_overlaps", lambda _: lambda *args: ()),
 }
 
