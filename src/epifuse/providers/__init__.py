@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from epifuse.providers.base import Provider, Runner
+from epifuse.providers.base import Provider, Runner, Step
 
 NAMES: tuple[str, ...] = ("cutedsl", "cpu")
 
-__all__ = ["NAMES", "Provider", "Runner", "load"]
+__all__ = ["NAMES", "Provider", "Runner", "Step", "load"]
 
 
 @cache

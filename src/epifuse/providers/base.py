@@ -11,8 +11,11 @@ from epifuse.ir import Graph
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 
-Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], None]
-"""Launches: A, B, operands (tensors and numbers) by name, destinations by name."""
+Step = Callable[[], None]
+"""Launches, onto what it was bound to."""
+
+Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
+"""Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet."""
 
 
 class Provider(Protocol):

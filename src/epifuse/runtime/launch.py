@@ -70,9 +70,11 @@ def prepare(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Ten
         if isinstance(tensor, torch.Tensor) and (tensor.is_meta or _is_fake(tensor)):
             raise fail("no_data", None, name=name)
 
+    step = runner(args.A, args.B, operands, outputs)
+
     def run() -> None:
         try:
-            runner(args.A, args.B, operands, outputs)
+            step()
         except RuntimeError as error:
             # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
             if "ZeroDivisionError" not in str(error):

@@ -93,7 +93,7 @@ class CuteDslProvider:
 
     def build(self, plan: Plan) -> Runner:
         """Compile for sm_90a."""
-        from epifuse.providers.cutedsl.compile import GpuKernel
+        from epifuse.providers.cutedsl.launch import GpuKernel
 
         graph, problem = lowered(plan.graph, plan.problem), plan.problem
         staged = staged_output(plan.graph, problem)

@@ -1,8 +1,8 @@
-"""From a program to a launchable function: fake tensors in, `cute.compile`, then real tensors as (M, N, L) views."""
+"""From a program to a compiled function: fake tensors in, `cute.compile`."""
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import cutlass
@@ -14,7 +14,6 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from epifuse.ir import Node
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
-from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.program import Design, Program
 
@@ -92,50 +91,3 @@ def _anywhere(dtype: Any, shape: tuple[Any, ...]) -> Any:
     return make_fake_tensor(
         dtype, shape, tuple(cute.sym_int64() for _ in range(3)), assumed_align=max(dtype.width // 8, 1)
     )
-
-
-class GpuKernel:
-    """One plan, ready to launch on torch's current stream."""
-
-    def __init__(self, plan: Plan, program: Program, design: Design) -> None:
-        compiled = compile_program(plan, program, design)
-        # The raw tvm-ffi function: 0.12 us a call instead of 0.37 us through the wrapper for keyword arguments.
-        self.function: Callable[..., Any] = compiled.__tvm_ffi_object__()
-        self.plan = plan
-        self.program = program
-        self.design = design
-        self.space = Space.of(program.graph, plan.problem.extents)
-
-    def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Launch. `operands` holds tensors and numbers, `outputs` the destinations."""
-        e = self.plan.problem.extents
-        if 0 in (e["l"], e["m"], e["n"]):
-            return
-        left = _with_batches(a, e["l"]).permute(1, 2, 0)
-        right = _with_batches(b, e["l"]).permute(2, 1, 0)
-        shape = (e["m"], e["n"], e["l"])
-        tensors = [
-            self._spread(viewed(operands[n.attr.name], n.attr), n.attr.dims, shape) for n in self.program.tensors
-        ]
-        numbers = [operands[n.attr.name] for n in self.program.scalars]
-        results = [self._spread(outputs[o.name], o.dims, shape) for o in self.program.graph.outputs]
-        with torch.cuda.device(a.device):
-            self.function(left, right, tensors, numbers, results, self._clusters(a.device))
-
-    def _spread(self, tensor: torch.Tensor, dims: Any, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor as (M, N, L), stride 0 where it does not vary."""
-        view = self.space.view(tensor, dims or ()).permute(1, 2, 0)
-        strides = [s if view.shape[i] > 1 else 0 for i, s in enumerate(view.stride())]
-        if tensor.dim() and strides[1] == 1 and strides[2] == 0 and shape[2] == 1:
-            strides[2] = strides[0] * shape[0]
-        return view.as_strided(shape, strides, view.storage_offset())
-
-    def _clusters(self, device: torch.device) -> int:
-        size = self.design.cluster[0] * self.design.cluster[1]
-        return torch.cuda.get_device_properties(device).multi_processor_count // size
-
-
-def _with_batches(matrix: torch.Tensor, batches: int) -> torch.Tensor:
-    return (matrix if matrix.dim() == 3 else matrix.unsqueeze(0)).expand(batches, -1, -1)
