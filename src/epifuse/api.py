@@ -300,7 +300,7 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
             raise fail("name_clash", None, name=name)
     for name in by_name.keys() & (operands or {}).keys():
         raise fail("argument_twice", None, function="gemm", name=name)
-    given = {**by_name, **(operands or {})}
+    given = parsed.named({**by_name, **(operands or {})})
     for name in given:
         if name not in parsed.parameters:
             shown = ", ".join(parsed.parameters) or "none"

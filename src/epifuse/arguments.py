@@ -84,6 +84,9 @@ def parsed(function: Callable[..., Any] | str | Parsed) -> Parsed:
         return function
     if isinstance(function, str):
         return _parsed_string(function)
+    # A visitor tree or a functor is its own front end: it says itself what it parses to.
+    if (own := getattr(type(function), "__epifuse__", None)) is not None:
+        return own(function)  # type: ignore[no-any-return]  # declared by the class
     reassign = bool(getattr(function, "__epifuse_reassign__", False))
     try:
         known = _PARSED.get(function)
@@ -119,6 +122,7 @@ class EpilogueArguments:
     def _bind(self, epilogue_fn: Any, given: Mapping[str, Any], *, allocate: bool) -> None:
         self.parsed = parsed(epilogue_fn)
         self.epilogue_fn = epilogue_fn
+        given = self.parsed.named(given)
         operands, outputs = self.parsed.parameters, self.output_names
         for name in given:
             if name not in operands and name not in outputs:

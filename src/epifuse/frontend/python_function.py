@@ -20,7 +20,8 @@ class Parsed:
     """A parsed epilogue: the graph as written, and what must be read when arguments are bound.
 
     `captures` reads each hidden scalar operand. `guards` are the other captured objects: when one of them is another
-    object than at parse time, the function is parsed again.
+    object than at parse time, the function is parsed again. `prepare` is a front end's own reading of the arguments by
+    name, before they are checked: `alpha_ptr` in place of `alpha`.
     """
 
     name: str
@@ -30,7 +31,12 @@ class Parsed:
     captures: Mapping[str, Reader]
     guards: tuple[tuple[Reader, Any], ...]
     source: Source
-    function: Callable[..., Any] | str
+    function: Any
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+
+    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Operands and outputs by the names of `parameters` and of the graph's outputs."""
+        return dict(given if self.prepare is None else self.prepare(given))
 
     def is_current(self) -> bool:
         """False once a captured object that shaped the graph was replaced, or a captured number is none any more."""
