@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epifuse.errors import EpifuseError, Loc, fail
-from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Module, Number, Reader, Scope, Static
+from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Reader, Scope, Static
 from epifuse.frontend.source import Source
 from epifuse.ir import Builder, Load, Node
 
@@ -44,6 +44,8 @@ def describe(item: Any) -> str:
             return "a tuple"
         case Module():
             return f"the module {item.spelled}"
+        case Instance():
+            return f"the object {item.spelled}"
         case FunctionRef() | HostFunction() | Helper():
             return f"the function {item.spelled}"
         case Method():

@@ -8,7 +8,7 @@ from typing import Any
 
 from epifuse.frontend import calls, names
 from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe, hint_for
-from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Module, Number, Static
+from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Static
 from epifuse.fusion.vocabulary import METHODS
 from epifuse.ir import Node
 
@@ -73,6 +73,8 @@ class Expressions(Context):
         base = yield self.expression(node.value)
         if isinstance(base, Module):
             return self.meaning(self.frame.scope.attribute(base, node.attr, self.frame.loc(node)), node)
+        if isinstance(base, Instance):
+            return self.meaning(self.frame.scope.member(base, node.attr, self.frame.loc(node)), node)
         if isinstance(base, Node):
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
@@ -201,7 +203,8 @@ class Expressions(Context):
             case HostFunction():
                 return calls.host_call(self, function, positional, named, node)
             case Helper():
-                return (yield self.inline(function.function, positional, named, node, library=False))
+                receiver = [] if function.receiver is None else [function.receiver]
+                return (yield self.inline(function.function, receiver + positional, named, node, library=False))
             case Method():
                 return (yield calls.method(self, function.receiver, function.name, positional, named, node))
             case FunctionRef():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import inspect
 import math
 import types
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,15 @@ class Helper:
 
     function: types.FunctionType
     spelled: str
+    receiver: Instance | None = None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The object whose method is an epilogue: its attributes may be looked up without running anything."""
+
+    value: Any
+    spelled: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class Number:
     spelled: str
 
 
-Meaning = Static | FunctionRef | HostFunction | Helper | Module | Number
+Meaning = Static | FunctionRef | HostFunction | Helper | Instance | Module | Number
 
 _OURS = types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()})
 _STRING_NAMES: dict[str, Any] = {
@@ -127,8 +137,22 @@ class Scope:
             raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
         return self.classify(value, spelled, reader, loc)
 
+    def member(self, base: Instance, name: str, loc: Loc) -> Meaning:
+        """`self.name`: a number is captured, a method is a helper; properties, which run, are refused."""
+        spelled = f"{base.spelled}.{name}"
+        reader = Reader((id(base.value), name), lambda: _member(base.value, name))
+        value = reader()
+        if value is _MISSING:
+            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(name))
+        found = self.classify(value, spelled, reader, loc)
+        # Python binds what the class holds, and neither a staticmethod nor what the object itself holds.
+        bound = inspect.getattr_static(type(base.value), name, None) is value
+        return replace(found, receiver=base) if isinstance(found, Helper) and bound else found
+
     def classify(self, value: Any, spelled: str, reader: Reader, loc: Loc) -> Meaning:
         """Sort a captured object into what the language knows; everything else is refused."""
+        if isinstance(value, Instance):
+            return value
         if is_number(value):
             return Number(reader, spelled)
         self.guards.append((reader, value))
@@ -159,6 +183,11 @@ class Scope:
             return Reader(id(cell), lambda: _cell(cell))
         namespace: Mapping[str, Any] = function.__globals__
         return Reader((id(namespace), name), lambda: namespace.get(name, vars(builtins).get(name, _MISSING)))
+
+
+def _member(holder: Any, name: str) -> Any:
+    found = inspect.getattr_static(holder, name, _MISSING)
+    return found.__func__ if isinstance(found, staticmethod) else found
 
 
 def _tuple(place: Hashable) -> tuple[Hashable, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from epifuse.frontend import signature
@@ -49,10 +49,17 @@ def _same(value: Any, seen: Any) -> bool:
     return value is seen or (type(value) is type(seen) and isinstance(seen, (str, tuple, int, float)) and value == seen)
 
 
-def parse(function: Callable[..., Any] | str, *, reassign: bool = False) -> Parsed:
+def parse(
+    function: Callable[..., Any] | str,
+    *,
+    reassign: bool = False,
+    given: Mapping[str, Any] | None = None,
+    accum: str = "accum",
+) -> Parsed:
     """Parse an epilogue: a Python function, a lambda, a vocabulary function of one value, or source text.
 
-    Raises `EpilogueSyntaxError` (a `SyntaxError`) with file, line and caret for everything outside the language.
+    `given` fixes parameters while parsing: None, a function, the `Instance` of a method. `accum` is the name of the
+    product. Raises `EpilogueSyntaxError` (a `SyntaxError`), with file, line and caret, outside the language.
     """
     inner = _wrap_vocabulary(function)
     if isinstance(inner, str):
@@ -60,20 +67,27 @@ def parse(function: Callable[..., Any] | str, *, reassign: bool = False) -> Pars
     else:
         source, scope = from_function(inner), Scope(inner)
     parser = Parser(source, scope, reassign=reassign)
-    parameters, defaults = signature.epilogue_parameters(parser, source, inner)
+    parameters, defaults = signature.epilogue_parameters(parser, source, inner, given or {}, accum)
     frame = parser.frame
-    frame.env["accum"] = parser.builder.node("accum")
+    for name, value in (given or {}).items():
+        reader = Reader(name, partial(_known, value))
+        frame.env[name] = scope.classify(value, name, reader, source.loc(source.definition))
+    frame.env[accum] = parser.builder.node("accum")
     for name in parameters:
         frame.env[name] = parser.builder.node("load", attr=Load(name))
     result = drive(parser.body(source))
     graph = Graph(
         (*parameters, *parser.captures),
-        signature.outputs_of(parser, source, result),
+        signature.outputs_of(parser, source, result, accum),
         tuple(parser.effects),
         parser.builder.locs,
         checked=tuple(parser.assigned),
     )
     return Parsed(source.name, graph, parameters, defaults, parser.captures, tuple(parser.guards), source, function)
+
+
+def _known(value: Any) -> Any:
+    return value
 
 
 def _wrap_vocabulary(function: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from epifuse.frontend.context import Context, TupleValue
@@ -15,22 +15,23 @@ from epifuse.ir import Output
 
 
 def epilogue_parameters(
-    context: Context, source: Source, function: Callable[..., Any] | str
+    context: Context, source: Source, function: Callable[..., Any] | str, given: Container[str], accum: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Operand names in order, and the defaults some of them have."""
+    """Operand names in order, and the defaults some of them have; parameters that are `given` are no operands."""
     arguments = source.parameters
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
             raise context.fail("star_parameters", star, name=star.arg)
-    positional = [*arguments.posonlyargs, *arguments.args]
-    declared = [*positional, *arguments.kwonlyargs]
-    if "accum" not in [argument.arg for argument in declared]:
+    positional = [a for a in (*arguments.posonlyargs, *arguments.args) if a.arg not in given]
+    declared = [*positional, *(a for a in arguments.kwonlyargs if a.arg not in given)]
+    if accum not in [argument.arg for argument in declared]:
         raise context.fail("no_accum", source.definition)
-    if not positional or positional[0].arg != "accum":
-        raise context.fail("accum_not_first", next(a for a in declared if a.arg == "accum"))
-    values = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
+    if not positional or positional[0].arg != accum:
+        raise context.fail("accum_not_first", next(a for a in declared if a.arg == accum))
+    held = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
+    values = {name: value for name, value in held.items() if name not in given}
     for name, value in values.items():
-        if name == "accum" or not is_number(value):
+        if name == accum or not is_number(value):
             raise context.fail("default_not_a_number", _expression(arguments, name), name=name)
     return tuple(argument.arg for argument in declared[1:]), values
 
@@ -80,7 +81,7 @@ def signature_of(function: types.FunctionType, source: Source) -> inspect.Signat
     )
 
 
-def outputs_of(context: Context, source: Source, result: Any) -> tuple[Output, ...]:
+def outputs_of(context: Context, source: Source, result: Any, accum: str) -> tuple[Output, ...]:
     """Names and nodes of what the epilogue returns; one unnamed result is `D`."""
     returned = _returned(source)
     items = result.items if isinstance(result, TupleValue) else (result,)
@@ -93,7 +94,7 @@ def outputs_of(context: Context, source: Source, result: Any) -> tuple[Output, .
     if not elements:
         raise context.fail("returns_nothing", returned, name=source.name)
     arguments = source.parameters
-    inputs = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)} - {"accum"}
+    inputs = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)} - {accum}
     outputs: dict[str, Output] = {}
     for element, item in zip(elements, items, strict=True):
         if not isinstance(element, ast.Name) and len(elements) > 1:
