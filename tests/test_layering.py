@@ -10,6 +10,7 @@ SRC = Path(__file__).parents[1] / "src" / "epifuse"
 
 # Modules of one row may import each other; a row may import from the rows above it.
 LAYERS = (
+    "places",
     "errors config dtypes target",
     "ir",
     "fusion",
