@@ -18,6 +18,7 @@ from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
+from epifuse.memory import empty
 from epifuse.problem import Constraints, HostNumber, Problem, info
 from epifuse.target import CPU, TARGETS, Target
 
@@ -267,7 +268,7 @@ class GemmArguments:
             given = self.epilogue.tensors.get(output.name)
             shape = shape_of(output.dims or (), self.problem.extents)
             dtype = dict(self.problem.dtypes)[output.name]
-            made[output.name] = torch.empty(shape, dtype=dtype, device=self.A.device) if given is None else given
+            made[output.name] = empty(shape, dtype, self.A.device) if given is None else given
         return made
 
 
