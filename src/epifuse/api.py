@@ -115,6 +115,7 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
+        parts += [f"note     {note}" for note in self.args.epilogue.parsed.notes]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
         return "\n".join(parts)
 
@@ -334,19 +335,26 @@ def _run(
         out_dtypes=options.out_dtypes,
         constraints=options.constraints,
     )
+    return execute(args, options.fallback), args
+
+
+def execute(
+    args: GemmArguments, fallback: str | None = None, hint: str = "fallback='torch' runs it unfused in PyTorch"
+) -> dict[str, torch.Tensor]:
+    """Run `args` on the best kernel; the outputs by name. Raises `UnsupportedError` with `hint` where there is none."""
     selection = _selected(args.graph, args.problem, providers.NAMES)
     if not selection.plans:
-        return _fall_back(options.fallback, args, selection), args
+        return _fall_back(fallback, hint, args, selection)
     outputs = args.allocate()
     launch(cache.get_or_build(selection.plans[0]), args, outputs)
-    return outputs, args
+    return outputs
 
 
-def _fall_back(fallback: str | None, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:
+def _fall_back(fallback: str | None, hint: str, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:
     reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
     if fallback is None:
-        raise fail("no_kernel", None, reasons=reasons, hint="fallback='torch' runs it unfused in PyTorch")
-    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=4)
+        raise fail("no_kernel", None, reasons=reasons, hint=hint)
+    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=5)
     outputs = args.allocate()
     unfused(args, outputs)
     return outputs

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from epifuse import passes
-from epifuse.checks import check_operand, check_output, check_overlaps, check_product, check_tensor, host_number
+from epifuse.checks import (
+    check_declared,
+    check_operand,
+    check_output,
+    check_overlaps,
+    check_product,
+    check_tensor,
+    host_number,
+)
 from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
@@ -192,8 +200,10 @@ class GemmArguments:
         self.A, self.B, self.out = A, B, out
         given = {} if out is None else {"D": out}
         self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, given)
-        check_product(A, B, accumulator_type)
-        self.accumulator_type = accumulator_type or default_accumulator(A.dtype, B.dtype)
+        parsed = self.epilogue.parsed
+        check_product(A, B, accumulator_type or parsed.dtypes.get("accum"))
+        self.accumulator_type = accumulator_type or parsed.dtypes.get("accum") or default_accumulator(A.dtype, B.dtype)
+        check_declared("accum", self.accumulator_type, parsed)
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
             raise fail("no_output_d", self.epilogue.parsed.source.loc(self.epilogue.parsed.source.definition))
         self.numbers: dict[str, Any] = {}
@@ -202,7 +212,7 @@ class GemmArguments:
             check_tensor("out", out, A.device)
             if tuple(out.shape) != self.problem.accum_shape:
                 raise fail("out_shape", None, want=self.problem.accum_shape, shape=tuple(out.shape))
-        self.graph: Graph = typed_graph(self.epilogue.parsed, self.problem)
+        self.graph: Graph = typed_graph(parsed.graph, self.problem)
         if isinstance(out_dtypes, torch.dtype):
             out_dtypes = dict.fromkeys(self.epilogue.output_names, out_dtypes)
         if not isinstance(out_dtypes, (Mapping, type(None))):
@@ -220,6 +230,7 @@ class GemmArguments:
                 operands.append((name, HostNumber(number.kind)))
             else:
                 check_operand(name, value, self.A.device, self.accumulator_type)
+                check_declared(name, value.dtype, epilogue.parsed)
                 operands.append((name, info(value)))
         return Problem(
             info(self.A),
@@ -239,7 +250,7 @@ class GemmArguments:
                 raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=self.epilogue.output_names)
             if not is_storable(dtype):
                 raise fail("output_dtype", None, name=name, dtype=dtype)
-        dtypes, infos = [], []
+        dtypes, infos, declared = [], [], self.epilogue.parsed.dtypes
         for output in self.graph.outputs:
             given = tensors.get(output.name)
             if given is not None:
@@ -247,8 +258,11 @@ class GemmArguments:
             chosen = (
                 given.dtype
                 if given is not None
-                else out_dtypes.get(output.name, _default(output, self.graph, self.problem))
+                else out_dtypes.get(output.name)
+                or declared.get(output.name)
+                or _default(output, self.graph, self.problem)
             )
+            check_declared(output.name, chosen, self.epilogue.parsed)
             dtypes.append((output.name, chosen))
             infos.append((output.name, None if given is None else info(given)))
         destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
@@ -273,9 +287,9 @@ class GemmArguments:
 
 
 @lru_cache(maxsize=1024)
-def typed_graph(parsed: Parsed, problem: Problem) -> Graph:
-    """The passes' result, the same object for the same epilogue and problem."""
-    return passes.run(parsed.graph, problem)
+def typed_graph(graph: Graph, problem: Problem) -> Graph:
+    """The passes' result, the same object for the same graph as parsed and the same problem."""
+    return passes.run(graph, problem)
 
 
 def target_of(tensor: torch.Tensor) -> Target:

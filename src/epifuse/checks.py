@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from epifuse.dtypes import ACCUMULATORS, BY_TORCH, is_storable
 from epifuse.errors import fail
+from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.problem import Problem
@@ -99,6 +100,13 @@ def check_operand(name: str, tensor: torch.Tensor, device: torch.device, accumul
         raise fail("operand_dtype", None, name=name, dtype=tensor.dtype)
     if tensor.dtype == torch.float64 and accumulator != torch.float64:
         raise fail("operand_float64", None, name=name)
+
+
+def check_declared(name: str, dtype: torch.dtype, parsed: Parsed) -> None:
+    """The dtype that the epilogue itself declares for an operand, an output or the accumulator, where it does."""
+    want = parsed.dtypes.get(name, dtype)
+    if want != dtype:
+        raise fail("declared_dtype", None, name=name, dtype=dtype, epilogue=parsed.name, want=want)
 
 
 def check_output(output: Output, tensor: Any, graph: Graph, problem: Problem) -> None:

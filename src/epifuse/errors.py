@@ -297,6 +297,7 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
     ),
     "operand_dtype": Sentence(_A, "operand '{name}' has dtype {dtype}, which an epilogue cannot load"),
+    "declared_dtype": Sentence(_A, "'{name}' has dtype {dtype}, and {epilogue} was made for {want}"),
     "operand_float64": Sentence(
         _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
     ),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
+
+import torch
 
 from epifuse.frontend import signature
 from epifuse.frontend.names import FunctionRef, Reader, Scope, is_number, known_function
@@ -21,7 +23,8 @@ class Parsed:
 
     `captures` reads each hidden scalar operand. `guards` are the other captured objects: when one of them is another
     object than at parse time, the function is parsed again. `prepare` is a front end's own reading of the arguments by
-    name, before they are checked: `alpha_ptr` in place of `alpha`.
+    name, before they are checked: `alpha_ptr` in place of `alpha`. `dtypes` are those that operands and outputs must
+    have, the accumulator's under "accum"; an output that is allocated gets its own. `explain` prints the `notes`.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Parsed:
     source: Source
     function: Any
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Operands and outputs by the names of `parameters` and of the graph's outputs."""
