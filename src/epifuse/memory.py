@@ -37,4 +37,4 @@ def _advise(tensor: torch.Tensor) -> None:
 def _madvise() -> Callable[..., Any]:
     function = ctypes.CDLL(None).madvise
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return function  # type: ignore[no-any-return]
+    return function

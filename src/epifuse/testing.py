@@ -150,12 +150,12 @@ _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
 """These ask whether a value is zero, which moving it by its bound does not make it."""
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
-_WAVES = frozenset({"sin", "cos", "tan"})
+_WAVES = {"sin": 0.25, "cos": 0.25, "tan": 0.25, "remainder": 1.0, "__mod__": 1.0, "__rmod__": 1.0}
+"""These come back to where they were: moved further than this, they may be anything between."""
 _INVERSES = {"reciprocal": 0, "rsqrt": 0, "div": 1, "__truediv__": 1, "__rtruediv__": 0, "pow": 1, "__pow__": 1}
 """Which argument makes these singular: a divisor that may be zero, an exponent that may be whole."""
 _EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
 _SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Bounded(torch.Tensor):
@@ -221,9 +221,7 @@ def _substituted(tree: Any, values: Mapping[int, torch.Tensor]) -> Any:
         return values[id(tree)]
     if isinstance(tree, (tuple, list)):
         return type(tree)(_substituted(item, values) for item in tree)
-    if isinstance(tree, dict):
-        return {key: _substituted(item, values) for key, item in tree.items()}
-    return tree
+    return {key: _substituted(item, values) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
@@ -284,8 +282,8 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
             return torch.full(value.shape, torch.inf, dtype=torch.float64)
         same = (moved == base) | (moved.isnan() & base.isnan())
         furthest = torch.maximum(furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf)))
-    # Moved by a good part of a period, a wave may come back to where it was.
-    return torch.where(leaf.bound > 0.25, torch.inf, furthest) if func.__name__ in _WAVES else furthest
+    far = _WAVES.get(func.__name__)
+    return furthest if far is None else torch.where(leaf.bound > far, torch.inf, furthest)
 
 
 def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.Tensor:
@@ -293,6 +291,8 @@ def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.T
     size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
     if value.dtype in DTYPE_ULPS:
         return size * torch.finfo(value.dtype).eps * DTYPE_ULPS[value.dtype]
+    if name in _SOFTMAXES:
+        return _softmax_rounding(name, value, (*plain[0], *plain[1].values())[1], eps)
     if name in _SUMS:
         terms = next(item for item in plain[0] if isinstance(item, torch.Tensor))
         count = max(terms.numel() // max(value.numel(), 1), 1)
@@ -301,6 +301,15 @@ def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.T
             total = getattr(torch, name)(terms.abs(), *plain[0][1:], **plain[1])
         return total.to(torch.float64).nan_to_num(0.0, posinf=0.0) * (count + ULPS_PER_OPERATION) * eps
     return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + 1e-44 * (name not in _EXACT)
+
+
+def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
+    """exp(x - largest) / sum: the sum errs by its count, the difference by its size, which the result's logarithm
+    bounds; what is relative to the softmax is an amount of its logarithm."""
+    size = value.to(torch.float64).abs()
+    logarithm = (size if name == "log_softmax" else -torch.log(size)).nan_to_num(0.0, posinf=0.0)
+    scale = 1.0 if name == "log_softmax" else size.nan_to_num(0.0)
+    return (value.shape[dim] + ULPS_PER_OPERATION * (1.0 + logarithm)) * eps * scale + 1e-44
 
 
 def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
@@ -314,8 +323,7 @@ def _singular(value: torch.Tensor, bound: torch.Tensor, culprit: Any) -> torch.T
     """An inverted zero has the zero's sign, which is open; a negative number has a power only where it is whole."""
     room = getattr(culprit, "bound", torch.zeros(()))
     near_zero = (room > 0) & (torch.as_tensor(culprit).as_subclass(torch.Tensor).abs() <= room)
-    unknown = value.isinf() | (value.isnan() & (room > 0)) | near_zero
-    return torch.where(unknown, torch.inf, bound)
+    return torch.where(value.isinf() | (value.isnan() & (room > 0)) | near_zero, torch.inf, bound)
 
 
 def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:

@@ -268,7 +268,7 @@ class Writer:
             return facts if facts.bound < (1e30 if kind == "float" else 2.0**30) else None
         if name not in EXACT or (narrow and name not in PRIMITIVES and name not in SELECTING):
             return None
-        if narrow and name in ("multiply_add", "div", "pow"):
+        if narrow and name in ("div", "pow"):
             return None
         if name == "div" and args[0].host:
             return None  # torch's number / tensor is reciprocal(tensor) * number

@@ -135,13 +135,13 @@ class Alignment:
             if node.op == "const":
                 kinds.fitting(node.attr, 64 if wide else 32)
         node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
-        narrow = _narrow_of(values) if kind == "float" else None
+        narrow = narrow_of(values) if kind == "float" else None
         if narrow is not None:
             node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)
         return Typed(node, kind, dims, narrow=narrow)
 
 
-def _narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
+def narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
     """float16 or bfloat16 if every float tensor among the values is of it; numbers and integers do not widen."""
     found = {value.narrow for value in values if value.kind == "float" and not value.host}
     return found.pop() if len(found) == 1 else None

@@ -20,7 +20,7 @@ from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
-from epifuse.passes.alignment import NARROW, Alignment, Typed
+from epifuse.passes.alignment import NARROW, Alignment, Typed, narrow_of
 from epifuse.passes.dims import DimsError, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
@@ -88,6 +88,10 @@ class _Inference(Alignment):
             raise self.fail("negative_power")
         if node.op in ("floor_divide", "remainder") and args[1].node.op == "const" and not args[1].node.attr:
             raise self.fail("integer_division")
+        if node.op == "multiply_add" and narrow_of(args[:2]) is not None:
+            # PyTorch rounds the product to the narrow float before it adds.
+            product = self.result("mul", args[:2], promote([arg.kind for arg in args[:2]]))
+            return self.result("add", [product, args[2]], kind)
         return self.result(node.op, args, kind)
 
     def host_value(self, node: Node, args: list[Typed], kind: Kind) -> Typed:
@@ -170,6 +174,19 @@ class _Inference(Alignment):
         x = self.settle(args[0])
         return replace(x, node=self.emit("debug_print", x.node, attr=node.attr, kind=x.kind, dims=x.dims))
 
+    def infer_access(self, node: Node, args: list[Typed]) -> Typed:
+        """Stands for an operand, once it varies as the node of a visitor tree that loads it says."""
+        x, (want, label) = args[0], node.attr
+        if x.host:
+            return x
+        if want == "column" and len(x.shape) == 1 and x.shape != (1,):
+            x = self.viewed(x, ("unsqueeze", 1), (*x.shape, 1))
+        axes = {factor.axis for factor in factors_of(self.settle(x).dims)}
+        if not axes <= {*ACCESS_AXES[want], "l"}:
+            hint = f"a {want} has the shape {ACCESS_SHAPES[want]}"
+            raise self.fail("tree_access", node=label, want=want, shape=args[0].shape, hint=hint)
+        return x
+
     # --- reductions ------------------------------------------------------------------------------------------
 
     def infer_reduce(self, node: Node, args: list[Typed]) -> Typed:
@@ -179,6 +196,8 @@ class _Inference(Alignment):
         x = self.settle(args[0])
         if x.narrow is not None and x.narrow not in NARROW:
             raise self.fail("storage_only", dtype=short(x.narrow))
+        if dim is not None and isinstance(dim[0], str):
+            x, dim = self.tile_of(x), self.dims_of_axes(dim)
         kind = self.reduced_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
         chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
@@ -198,6 +217,20 @@ class _Inference(Alignment):
         if narrow is not None:
             made = self.emit("cast", made, attr=narrow, kind="float", dims=dims)
         return Typed(made, kind, dims, narrow=narrow)
+
+    def tile_of(self, x: Typed) -> Typed:
+        """A visitor tree's values are tiles: what does not vary over an axis of accum is the same all along it."""
+        want = self.problem.accum_dims
+        if any(dim not in ((), want[-position]) for position, dim in enumerate(reversed(x.dims), 1)):
+            raise self.fail("tree_reduced_dims", shape=shape_of(x.dims, self.extents))
+        missing = tuple(f for f in factors_of(want) if f not in self.types[x.node].factors)
+        if not missing:
+            return replace(x, dims=want)
+        return replace(x, node=self.emit("expand", x.node, attr=missing, kind=x.kind, dims=want), dims=want)
+
+    def dims_of_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """The dims of accum that are these axes: a problem without a batch has no l."""
+        return tuple(i for i, dim in enumerate(self.problem.accum_dims) if dim[0].axis in axes)
 
     def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
         if gone:
@@ -282,6 +315,14 @@ class _Inference(Alignment):
         dropped = tuple(f for f in ones if f.size(self.extents) == 1 and f not in shown)
         return ((*dropped, *value.dims[0]), *value.dims[1:]) if value.dims else value.dims
 
+
+ACCESS_AXES = {"scalar": "", "row": "n", "column": "m", "tile": "mn"}
+ACCESS_SHAPES = {
+    "scalar": "() or (L, 1, 1)",
+    "row": "(N,), (1, N) or (L, 1, N)",
+    "column": "(M,), (M, 1) or (L, M, 1)",
+    "tile": "of accum",
+}
 
 _HOST_HINTS = {
     "and": "combine masks with &",

@@ -1,0 +1,31 @@
+"""The reference's error bounds: wide enough for an honest float32 evaluation, narrow enough to tell a wrong one."""
+
+import pytest
+import torch
+
+from epifuse.testing import bounded, compare_bounded
+
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_softmax_near_one(name, spread):
+    """Where one element is nearly all, the logarithm is nearly zero, and its error is the sum's, not its own size's."""
+    torch.manual_seed(0)
+    x = torch.randn(2000, 5) * spread
+    function = getattr(torch, name)
+    want = function(bounded(x, EPS), dim=-1)
+    got = function(x, dim=-1)
+    assert compare_bounded(got, want).wrong == 0
+    assert compare_bounded(got * (1 + 1e-4), want).wrong > 0.9 * (got != 0).sum()
+
+
+def test_a_remainder_moved_by_whole_periods_is_unknown():
+    x, y = torch.tensor([7, 7, 7]), torch.tensor(3)
+    moved = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    bound = torch.remainder(bounded(x, EPS, moved), y).bound
+    assert bound[0] == 0
+    assert 1 <= bound[1] < torch.inf
+    assert bound[2] == torch.inf
+    assert torch.equal((bounded(x, EPS, moved) % y).bound, bound)

@@ -1,0 +1,25 @@
+"""Values cast to float16 or bfloat16 inside an epilogue are computed as PyTorch computes in them."""
+
+import pytest
+import torch
+
+import epifuse as ef
+
+EXPRESSIONS = {
+    "sum": "h + h * 3.0",
+    "all narrow": "multiply_add(h, h, h)",
+    "narrow product, wide sum": "multiply_add(h, h, accum)",
+    "narrow product of a number, wide sum": "multiply_add(0.3, h, accum)",
+    "wide product, narrow sum": "multiply_add(accum, accum, h)",
+}
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16"])
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_each_operation_rounds_where_torch_rounds(name, cast):
+    torch.manual_seed(0)
+    a, b = (torch.randint(-8, 9, shape).float() for shape in ((32, 16), (16, 48)))
+    accum = a @ b
+    want = eval(EXPRESSIONS[name], {"accum": accum, "h": getattr(accum, cast)(), "multiply_add": ef.multiply_add})
+    source = f"def epi(accum): h = accum.{cast}(); D = {EXPRESSIONS[name]}; return D"
+    assert torch.equal(ef.gemm(a, b, epilogue=source, out_dtypes=want.dtype), want)
