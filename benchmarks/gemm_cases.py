@@ -1,0 +1,209 @@
+"""What is measured: shapes, epilogues, and each epilogue as epifuse and its peers compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+import epifuse as ef
+
+SHAPES = (
+    (8192, 8192, 8192),
+    (4096, 14336, 4096),
+    (4096, 4096, 4096),
+    (16384, 4096, 1024),
+    (8192, 8192, 512),
+    (1024, 4096, 4096),
+    (64, 14336, 4096),
+)
+"""M, N, K."""
+
+ALPHA, BETA = 1.25, 0.5
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Operands(NamedTuple):
+    """One set of inputs and destinations; `b` is the weight (N, K) as a transposed view."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+    preact: torch.Tensor
+
+    @staticmethod
+    def random(m: int, n: int, k: int, device: str = "cuda") -> Operands:
+        """Normal data, the weight scaled as a layer's is, so that activations see both sides of zero."""
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.bfloat16, device=device)
+
+        weight = normal(n, k).mul_(k**-0.5)
+        empty = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+        return Operands(normal(m, k), weight.t(), normal(n), normal(m, n), empty, torch.empty_like(empty))
+
+
+def same(outputs: Outputs) -> Outputs:
+    """Outputs as they are."""
+    return outputs
+
+
+class Peer(NamedTuple):
+    """Another way to compute a case. `finish` completes, for the comparison alone, what a peer leaves out."""
+
+    run: Callable[[Operands], Outputs]
+    finish: Callable[[Outputs], Outputs] = same
+
+
+@dataclass(frozen=True)
+class Case:
+    """One epilogue. `eager` is its meaning in PyTorch, and what torch.compile is given."""
+
+    name: str
+    formula: str
+    eager: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Outputs]
+    epilogue: Callable[..., Any] | None = None
+    operands: tuple[str, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("D",)
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    compiled: bool = True
+
+    def arguments(self, x: Operands) -> ef.GemmArguments:
+        """The case for epifuse."""
+        if self.epilogue is None:
+            return ef.GemmArguments(x.a, x.b, out=x.D)
+        given = {name: getattr(x, name) for name in (*self.operands, *self.outputs)}
+        return ef.GemmArguments(x.a, x.b, epilogue=ef.EpilogueArguments(self.epilogue, **given, **self.numbers))
+
+
+# --- the epilogues as epifuse reads them -------------------------------------------------------------------------
+
+
+def gelu_bias(accum, bias):
+    """A linear layer's bias and activation."""
+    D = ef.gelu_tanh(accum + bias)
+    return D
+
+
+def gelu_bias_preact(accum, bias):
+    """The same with what the backward pass needs."""
+    preact = accum + bias
+    D = ef.gelu_tanh(preact)
+    return D, preact
+
+
+def relu_residual(accum, C, alpha, beta):
+    """A scaled residual connection."""
+    D = ef.relu(alpha * accum + beta * C)
+    return D
+
+
+# --- and as PyTorch and its peers do -----------------------------------------------------------------------------
+
+
+def _plain(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    return (a @ b,)
+
+
+def _gelu(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    return (F.gelu(torch.addmm(bias, a, b), approximate="tanh"),)
+
+
+def _gelu_preact(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    preact = torch.addmm(bias, a, b)
+    return F.gelu(preact, approximate="tanh"), preact
+
+
+def _relu(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    return (torch.relu(torch.addmm(c, a, b, alpha=ALPHA, beta=BETA)),)
+
+
+def cublas(x: Operands) -> Outputs:
+    """The product alone."""
+    return (torch.mm(x.a, x.b, out=x.D),)
+
+
+def _cublaslt_gelu(x: Operands) -> Outputs:
+    # PyTorch's only door to cuBLASLt's epilogues; its GELU is the tanh form.
+    return (torch._addmm_activation(x.bias, x.a, x.b, use_gelu=True, out=x.D),)
+
+
+def _quack(x: Operands) -> Outputs:
+    from quack.gemm_interface import gemm
+
+    return (gemm(x.a, x.b, out=x.D, tuned=False),)
+
+
+def _quack_gelu(x: Operands) -> Outputs:
+    from quack.gemm_interface import gemm_act
+
+    _, post = gemm_act(
+        x.a, x.b, bias=x.bias, activation="gelu_tanh_approx", postact_out=x.D, store_preact=False, tuned=False
+    )
+    return (post,)
+
+
+def _quack_gelu_preact(x: Operands) -> Outputs:
+    from quack.gemm_interface import gemm_act
+
+    preact, post = gemm_act(
+        x.a, x.b, bias=x.bias, activation="gelu_tanh_approx", preact_out=x.preact, postact_out=x.D, tuned=False
+    )
+    assert preact is not None
+    return post, preact
+
+
+def _quack_add(x: Operands) -> Outputs:
+    from quack.gemm_interface import gemm_add
+
+    return (gemm_add(x.a, x.b, x.C, out=x.D, alpha=ALPHA, beta=BETA, tuned=False),)
+
+
+def _with_relu(outputs: Outputs) -> Outputs:
+    return tuple(map(torch.relu, outputs))
+
+
+def _eager(function: Callable[..., Outputs]) -> Peer:
+    return Peer(lambda x: function(x.a, x.b, x.bias, x.C))
+
+
+CASES = (
+    Case("plain", "A @ B", _plain, peers={"cuBLAS": Peer(cublas), "QuACK": Peer(_quack)}, compiled=False),
+    Case(
+        "gelu",
+        "gelu_tanh(A @ B + bias)",
+        _gelu,
+        gelu_bias,
+        ("bias",),
+        peers={"eager": _eager(_gelu), "cuBLASLt": Peer(_cublaslt_gelu), "QuACK": Peer(_quack_gelu)},
+    ),
+    Case(
+        "gelu_preact",
+        "the same, A @ B + bias stored too",
+        _gelu_preact,
+        gelu_bias_preact,
+        ("bias",),
+        outputs=("D", "preact"),
+        peers={"eager": _eager(_gelu_preact), "QuACK": Peer(_quack_gelu_preact)},
+    ),
+    Case(
+        "relu_residual",
+        "relu(alpha * A @ B + beta * C)",
+        _relu,
+        relu_residual,
+        ("C",),
+        {"alpha": ALPHA, "beta": BETA},
+        # QuACK's ready function has no relu: it does less, and is compared all the same.
+        peers={"eager": _eager(_relu), "QuACK gemm_add": Peer(_quack_add, _with_relu)},
+    ),
+)
+"""Of each case, QuACK's untuned defaults, as epifuse's choice is untuned too."""
+
+COMPILED = {"torch.compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
+"""torch.compile's modes; CUDA graphs would copy the inputs at each call."""

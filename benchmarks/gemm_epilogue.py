@@ -1,0 +1,200 @@
+"""GPU speed of fused epilogues beside cuBLAS, cuBLASLt, torch.compile and QuACK, interleaved in one run.
+
+python benchmarks/gemm_epilogue.py --save results.json --chart results.png     measure all, some minutes on an H200
+python benchmarks/gemm_epilogue.py --peers cuBLAS,QuACK --shapes 4096x4096x4096 --cases plain,gelu
+python benchmarks/gemm_epilogue.py --host                                      only the host time of a launch
+python benchmarks/gemm_epilogue.py --check [FILE]                              which figures of a file hold
+python benchmarks/gemm_epilogue.py --publish [FILE]                            README's table and the chart from a file
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gemm_report
+import torch
+from gemm_cases import CASES, COMPILED, SHAPES, Case, Operands
+from timing import machine, paired_ratio, save
+
+HOME = Path(__file__).parent
+RESULTS = HOME / "results" / "gemm_epilogue.json"
+PEERS = tuple(dict.fromkeys([*(name for case in CASES for name in case.peers), *COMPILED]))
+SLOW_TO_COMPILE = "max-autotune"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, check or publish; the exit status is not 0 where a figure fails."""
+    options = _options(argv)
+    if options.publish is not None:
+        _publish(json.loads(options.publish.read_text()))
+        return 0
+    if options.check is not None:
+        return _check(json.loads(options.check.read_text()))
+    if not torch.cuda.is_available():
+        print("this measures GPUs, and there is none here; --check and --publish work on saved results")
+        return 2
+    results = measure(options)
+    if options.save:
+        save(options.save, results)
+    if options.chart:
+        gemm_report.chart(results, options.chart)
+    return _check(results)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--shapes", type=_shapes, default=SHAPES, help="as in 4096x4096x4096,64x14336x4096")
+    parser.add_argument("--cases", type=_among(case.name for case in CASES), default=None)
+    parser.add_argument("--peers", type=_among(PEERS), default=None, help=f"of {', '.join(PEERS)}; none: --peers=")
+    parser.add_argument("--budget", type=float, default=420.0, help="seconds after which max-autotune is left out")
+    parser.add_argument("--host", action="store_true", help="only the host time of a launch")
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--chart", type=Path)
+    parser.add_argument("--check", type=Path, nargs="?", const=RESULTS)
+    parser.add_argument("--publish", type=Path, nargs="?", const=RESULTS)
+    return parser.parse_args(argv)
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    shapes = tuple(tuple(int(extent) for extent in shape.split("x")) for shape in text.split(","))
+    if any(len(shape) != 3 for shape in shapes):
+        raise argparse.ArgumentTypeError("a shape is MxNxK")
+    return shapes
+
+
+def _among(known: Any) -> Callable[[str], tuple[str, ...]]:
+    names = tuple(known)
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(filter(None, text.split(",")))
+        if unknown := [name for name in given if name not in names]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not one of {', '.join(names)}")
+        return given
+
+    return parse
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Every row, and the host's part."""
+    import host_time
+
+    started = time.monotonic()
+    results = _header(options)
+    if not options.host:
+        from gpu_timing import Backlog
+
+        backlog = Backlog()
+        wanted = [case for case in CASES if options.cases is None or case.name in options.cases]
+        for shape in options.shapes:
+            sets = _input_sets(*shape)
+            for case in wanted:
+                results["rows"].append(_row(case, sets, options, backlog, started))
+                _progress(results["rows"][-1], started)
+            del sets
+            torch.cuda.empty_cache()
+            if options.save:
+                save(options.save, results)  # what is measured stays measured, whatever happens to the rest
+    results["host"] = host_time.measure("cuda", options.rounds)
+    print("host", results["host"]["microseconds"], flush=True)
+    results["seconds"] = round(time.monotonic() - started, 1)
+    return results
+
+
+def _header(options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.cuda.get_device_properties(0)
+    return {
+        "device": device.name,
+        "multiprocessors": device.multi_processor_count,
+        **machine(),
+        "versions": {name: _version(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "quack-kernels")},
+        "cuda": torch.version.cuda,
+        "command": " ".join(["python", "benchmarks/gemm_epilogue.py", *sys.argv[1:]]),
+        "rounds": options.rounds,
+        "rows": [],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+_FOOTPRINT = 4 * 60 << 20  # four times the L2 cache of an H200
+_MOST_SETS = 8
+
+
+def _input_sets(m: int, n: int, k: int) -> list[Operands]:
+    """As many sets of inputs as keep a call from finding its own in the L2 cache."""
+    torch.manual_seed(0)
+    count = min(max(-(-_FOOTPRINT // (2 * (m * k + k * n))), 1), _MOST_SETS)
+    return [Operands.random(m, n, k) for _ in range(count)]
+
+
+def _row(case: Case, sets: list[Operands], options: argparse.Namespace, backlog: Any, started: float) -> dict[str, Any]:
+    import gemm_variants
+    from gpu_timing import interleave
+
+    def afford(name: str) -> bool:
+        return name != SLOW_TO_COMPILE or time.monotonic() - started < options.budget
+
+    made = gemm_variants.build(case, sets, options.peers, afford)
+    seconds = interleave(made.calls, options.rounds, backlog) if made.calls else {}
+    own = gemm_variants.EPIFUSE
+    return {
+        "case": case.name,
+        "shape": [*sets[0].a.shape[:1], sets[0].b.shape[1], sets[0].a.shape[1]],
+        "kernel": made.kernel,
+        "peers": made.peers,
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": {
+            name: [round(x, 4) for x in paired_ratio(seconds, own, name)]
+            for name in seconds
+            if own in seconds and name != own
+        },
+        "errors": made.errors,
+        "skipped": made.skipped,
+    }
+
+
+def _progress(row: dict[str, Any], started: float) -> None:
+    shape = "x".join(map(str, row["shape"]))
+    times = ", ".join(f"{name} {time:.1f}" for name, time in row["microseconds"].items())
+    print(
+        f"[{time.monotonic() - started:5.0f} s] {row['case']} {shape} {row['kernel'].get('name')}: {times}", flush=True
+    )
+    for name, reason in row["skipped"].items():
+        print(f"           {name} left out: {reason}", flush=True)
+
+
+# --- reporting ---------------------------------------------------------------------------------------------------
+
+
+def _check(results: dict[str, Any]) -> int:
+    found = gemm_report.verdicts(results)
+    print(*found, sep="\n", flush=True)
+    return 0 if all(verdict.holds for verdict in found) else 1
+
+
+def _publish(results: dict[str, Any]) -> None:
+    save(RESULTS, results)
+    gemm_report.chart(results, RESULTS.with_suffix(".png"))
+    readme = HOME.parent / "README.md"
+    readme.write_text(gemm_report.inserted(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

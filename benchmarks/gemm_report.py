@@ -1,0 +1,220 @@
+"""What the measurements say: ratios, the figures that must hold, the README's table and the chart. Needs no GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gemm_cases import CASES
+
+EPIFUSE, OWN_PLAIN = "epifuse", "epifuse plain"
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+class Verdict(NamedTuple):
+    """One figure that must hold; `holds` is None where it was not measured."""
+
+    claim: str
+    holds: bool | None
+    detail: str
+
+    def __str__(self) -> str:
+        mark = {True: "holds", False: "FAILS", None: "not measured"}[self.holds]
+        return f"{mark:>12}  {self.claim}: {self.detail}"
+
+
+def best_peer(row: Row) -> str | None:
+    """The fastest peer that was measured."""
+    peers = [name for name in row["peers"] if name in row["microseconds"]]
+    return min(peers, key=lambda name: float(row["microseconds"][name])) if peers else None
+
+
+def tiles(row: Row) -> int:
+    """Tiles of the product in epifuse's choice."""
+    (m, n, _), (tm, tn) = row["shape"], row["kernel"]["tile"]
+    return int(-(-m // tm) * -(-n // tn))
+
+
+# --- the figures that must hold ----------------------------------------------------------------------------------
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Each figure that must hold, and whether it does."""
+    rows = [row for row in results.get("rows", ()) if EPIFUSE in row["microseconds"]]
+    found = [check(rows, results.get("multiprocessors", 132)) for check in _CHECKS]
+    missing = [row for row in results.get("rows", ()) if EPIFUSE not in row["microseconds"]]
+    refused = [Verdict("epifuse runs", False, f"{_where(row)}: {row['skipped'].get(EPIFUSE)}") for row in missing]
+    return [*refused, *found, *_host_verdicts(results.get("host", {})), _cold(results)]
+
+
+def _where(row: Row) -> str:
+    return f"{row['case']} {'x'.join(map(str, row['shape']))}"
+
+
+def _ratios(rows: list[Row], against: Callable[[Row], str | None]) -> Iterator[tuple[Row, str, float, float]]:
+    """Rows with what they are compared to, the median ratio, and the upper end of its interval."""
+    for row in rows:
+        name = against(row)
+        if name is not None and name in row["ratios"]:
+            median, _, high = row["ratios"][name]
+            yield row, name, median, high
+
+
+def _worst(claim: str, rows: list[Row], against: Callable[[Row], str | None], limit: float) -> Verdict:
+    measured = list(_ratios(rows, against))
+    if not measured:
+        return Verdict(claim, None, "no row")
+    over = [entry for entry in measured if entry[2] > limit]
+    shown = over or [max(measured, key=lambda entry: entry[2])]
+    text = "; ".join(f"{_where(row)} {median:.3f} (to {high:.3f}) x {name}" for row, name, median, high in shown)
+    return Verdict(f"{claim} <= {limit}", not over, text)
+
+
+def _plain_mean(rows: list[Row], multiprocessors: int) -> Verdict:
+    speeds = [1 / median for _, _, median, _ in _ratios(_of("plain", rows, 1024), lambda row: "cuBLAS")]
+    claim = "plain, M >= 1024: geometric mean >= 1.03 x cuBLAS, none below 0.96"
+    if not speeds:
+        return Verdict(claim, None, "no row")
+    mean, worst = statistics.geometric_mean(speeds), min(speeds)
+    return Verdict(claim, mean >= 1.03 and worst >= 0.96, f"mean {mean:.3f}, lowest {worst:.3f}, {len(speeds)} shapes")
+
+
+def _plain_small(rows: list[Row], multiprocessors: int) -> Verdict:
+    claim = "plain, 64 rows: >= 0.90 x cuBLAS"
+    small = [row for row in _of("plain", rows, 0) if row["shape"][0] == 64]
+    speeds = [1 / median for _, _, median, _ in _ratios(small, lambda row: "cuBLAS")]
+    if not speeds:
+        return Verdict(claim, None, "no row")
+    return Verdict(claim, min(speeds) >= 0.90, f"{min(speeds):.3f}")
+
+
+def _fused_peers(rows: list[Row], multiprocessors: int) -> Verdict:
+    return _worst("fused, M >= 1024: time of the best peer", _fused(rows), best_peer, 1.01)
+
+
+def _fused_own(rows: list[Row], multiprocessors: int) -> Verdict:
+    busy = [row for row in _fused(rows) if row["shape"][2] >= 4096 and tiles(row) >= 2 * multiprocessors]
+    return _worst(
+        "fused, K >= 4096, two tiles a multiprocessor: epifuse's plain time", busy, lambda row: OWN_PLAIN, 1.03
+    )
+
+
+def _fused_single_wave(rows: list[Row], multiprocessors: int) -> Verdict:
+    single = [row for row in _fused(rows) if tiles(row) <= multiprocessors]
+    return _worst("fused, a single wave: time of cuBLASLt's fused gelu", single, lambda row: "cuBLASLt", 1.01)
+
+
+def _of(case: str, rows: list[Row], least: int) -> list[Row]:
+    return [row for row in rows if row["case"] == case and row["shape"][0] >= least]
+
+
+def _fused(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["case"] != "plain" and row["shape"][0] >= 1024]
+
+
+_CHECKS = (_plain_mean, _plain_small, _fused_peers, _fused_own, _fused_single_wave)
+
+HOST_LIMITS = {"kernel.run": 1.3, "ef.gemm": 2.5, "bound": 1.0}
+"""Host time of a launch beside `torch.mm(out=)`."""
+
+
+def _host_verdicts(host: Mapping[str, Any]) -> list[Verdict]:
+    found = []
+    for name, limit in HOST_LIMITS.items():
+        claim = f"host time of {name} <= {limit} x torch.mm(out=)"
+        if name not in host.get("ratios", {}):
+            found.append(Verdict(claim, None, "no row"))
+            continue
+        median, low, high = host["ratios"][name]
+        shown = f"{median:.3f} ({low:.3f} to {high:.3f}), {host['microseconds'][name]:.2f} us"
+        found.append(Verdict(claim, median <= limit, shown))
+    return found
+
+
+def _cold(results: Results) -> Verdict:
+    claim = "cold compile of one kernel <= 3 s"
+    taken = [row["kernel"]["compile_seconds"] for row in results.get("rows", ()) if row.get("kernel")]
+    if not taken:
+        return Verdict(claim, None, "no row")
+    return Verdict(claim, max(taken) <= 3.0, f"longest of {len(taken)}: {max(taken):.2f} s")
+
+
+# --- the README's table ------------------------------------------------------------------------------------------
+
+START, END = "<!-- gemm_epilogue: written by benchmarks/gemm_epilogue.py -->", "<!-- gemm_epilogue ends -->"
+
+
+def table(results: Results) -> str:
+    """The README's table: a row for each shape, a column for each case, epifuse's time and the best peer's."""
+    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in results["rows"]))
+    cases = [case for case in CASES if any(row["case"] == case.name for row in results["rows"])]
+    cells = {(tuple(row["shape"]), row["case"]): _cell(row) for row in results["rows"]}
+    lines = [
+        "| M x N x K | " + " | ".join(f"`{case.formula}`" for case in cases) + " |",
+        "|---|" + "---|" * len(cases),
+    ]
+    for shape in shapes:
+        found = " | ".join(cells.get((shape, case.name), "") for case in cases)
+        lines.append(f"| {' x '.join(map(str, shape))} | {found} |")
+    about = f"{results['device']}, {results['date']}, bfloat16, microseconds (medians of {results['rounds']} rounds): "
+    return about + "epifuse, and the best peer.\n\n" + "\n".join(lines)
+
+
+def _cell(row: Row) -> str:
+    if EPIFUSE not in row["microseconds"]:
+        return "refused"
+    own, peer = row["microseconds"][EPIFUSE], best_peer(row)
+    return f"**{own:.0f}**" + (f", {row['microseconds'][peer]:.0f} {peer}" if peer else "")
+
+
+def section(results: Results) -> str:
+    """The table between its marks, as it stands in the README."""
+    return f"{START}\n{table(results)}\n\n![Speed beside the peers](benchmarks/results/gemm_epilogue.png)\n{END}"
+
+
+def inserted(page: str, results: Results) -> str:
+    """The README with the section of these results instead of the one it has."""
+    before, rest = page.split(START, 1)
+    return before + section(results) + rest.split(END, 1)[1]
+
+
+# --- the chart ---------------------------------------------------------------------------------------------------
+
+
+def speeds(row: Row) -> dict[str, float]:
+    """TFLOP/s of the product, by variant."""
+    m, n, k = row["shape"]
+    return {name: 2 * m * n * k / time / 1e6 for name, time in row["microseconds"].items()}
+
+
+def chart(results: Results, path: Path) -> None:
+    """A picture: one panel a case, one group a shape, one bar a variant. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = [case for case in CASES if any(row["case"] == case.name for row in results["rows"])]
+    figure, axes = pyplot.subplots(len(cases), 1, figsize=(11, 2.6 * len(cases)), squeeze=False, layout="constrained")
+    names = list(dict.fromkeys(name for row in results["rows"] for name in row["microseconds"]))
+    names.sort(key=lambda name: name != EPIFUSE)
+    palette = dict(zip(names, pyplot.get_cmap("tab10").colors, strict=False))
+    for case, axis in zip(cases, axes[:, 0], strict=True):
+        rows = [row for row in results["rows"] if row["case"] == case.name]
+        present = [name for name in names if any(name in row["microseconds"] for row in rows)]
+        width = 0.8 / len(present)
+        for index, name in enumerate(present):
+            at = [group + (index - len(present) / 2 + 0.5) * width for group in range(len(rows))]
+            axis.bar(at, [speeds(row).get(name, 0.0) for row in rows], width, label=name, color=palette[name])
+        axis.set_xticks(range(len(rows)), ["x".join(map(str, row["shape"])) for row in rows], fontsize=8)
+        axis.set_title(case.formula, fontsize=9)
+        axis.set_ylabel("TFLOP/s")
+        axis.legend(fontsize=7, ncols=len(present), loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    figure.suptitle(f"{results['device']}, bfloat16, {results['date']}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,125 @@
+"""Every way to compute a case, built, run once and compared before it is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from gemm_cases import CASES, COMPILED, Case, Operands, Outputs, Peer, cublas
+from gpu_timing import Calls
+
+import epifuse as ef
+
+EPIFUSE, OWN_PLAIN, CUBLAS_PLAIN = "epifuse", "epifuse plain", "cuBLAS plain"
+
+
+@dataclass
+class Variants:
+    """What can be timed of one case: calls by name, the errors of their results, and why others cannot."""
+
+    calls: dict[str, Calls] = field(default_factory=dict)
+    peers: list[str] = field(default_factory=list)
+    errors: dict[str, list[float]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    kernel: dict[str, Any] = field(default_factory=dict)
+
+
+class WrongResultError(Exception):
+    """A variant computed something else."""
+
+
+def build(
+    case: Case, sets: Sequence[Operands], wanted: Collection[str] | None, afford: Callable[[str], bool]
+) -> Variants:
+    """Build and check each variant; `afford(name)` is asked before what compiles for long."""
+    torch._dynamo.reset()  # a function is compiled for eight shapes only, then torch.compile gives up on it
+    made = Variants()
+    want = reference(case, sets[0])
+    _add(made, EPIFUSE, partial(_fused, case, sets, made.kernel), case, sets[0], want)
+    for name, peer in case.peers.items():
+        if wanted is None or name in wanted:
+            _add(made, name, partial(_direct, peer, sets), case, sets[0], want, peer)
+    for name, mode in COMPILED.items() if case.compiled else ():
+        if wanted is not None and name not in wanted:
+            continue
+        if not afford(name):
+            made.skipped[name] = "no time left to compile it"
+            continue
+        _add(made, name, partial(_compiled, case, mode, sets), case, sets[0], want)
+    made.peers = [name for name in made.calls if name != EPIFUSE]
+    if case.epilogue is not None:
+        plain = CASES[0]
+        product = reference(plain, sets[0])
+        _add(made, OWN_PLAIN, partial(_fused, plain, sets, {}), plain, sets[0], product)
+        _add(made, CUBLAS_PLAIN, partial(_direct, Peer(cublas), sets), plain, sets[0], product)
+    return made
+
+
+def reference(case: Case, x: Operands) -> Outputs:
+    """The case in float32."""
+    return case.eager(x.a.float(), x.b.float(), x.bias.float(), x.C.float())
+
+
+def _add(
+    made: Variants,
+    name: str,
+    prepare: Callable[[], Calls],
+    case: Case,
+    x: Operands,
+    want: Outputs,
+    peer: Peer | None = None,
+) -> None:
+    """Prepare a variant and compare its first result. One that fails is left out, and the reason kept."""
+    x.D.fill_(float("nan"))
+    x.preact.fill_(float("nan"))
+    try:
+        calls = prepare()
+        got = calls[0]()
+        torch.cuda.synchronize()
+        made.errors[name] = [round(e, 6) for e in _compare(peer.finish(got) if peer else got, want)]
+    except Exception as error:  # peers may be missing, or fail in ways of their own
+        made.skipped[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        return
+    made.calls[name] = calls
+
+
+def _compare(got: Outputs, want: Outputs) -> list[float]:
+    errors = [float((g.float() - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
+    # A step between two numbers of that dtype: rounding once costs a fifth of it in this norm, eager rounds thrice.
+    if not all(error <= torch.finfo(g.dtype).eps for error, g in zip(errors, got, strict=True)):
+        raise WrongResultError(f"relative errors {errors}")
+    return errors
+
+
+def _fused(case: Case, sets: Sequence[Operands], kernel: dict[str, Any]) -> Calls:
+    arguments = [case.arguments(x) for x in sets]
+    found = ef.get_kernels(arguments[0], limit=1)
+    if not found:
+        raise RuntimeError("; ".join(map(str, ef.explain(arguments[0]).refusals)))
+    chosen = found[0]
+    start = time.perf_counter()
+    artifact = chosen.compile(arguments[0])
+    kernel.update(
+        name=chosen.metadata.kernel_name,
+        tile=list(chosen.metadata.tile_shape),
+        compile_seconds=round(time.perf_counter() - start, 3),
+    )
+
+    def run(args: ef.GemmArguments) -> Outputs:
+        outputs = chosen.run(args, compiled_artifact=artifact)
+        return tuple(outputs[name] for name in case.outputs)
+
+    return [partial(run, args) for args in arguments]
+
+
+def _direct(peer: Peer, sets: Sequence[Operands]) -> Calls:
+    return [partial(peer.run, x) for x in sets]
+
+
+def _compiled(case: Case, mode: str | None, sets: Sequence[Operands]) -> Calls:
+    function = torch.compile(case.eager, mode=mode, dynamic=False)
+    return [partial(function, x.a, x.b, x.bias, x.C) for x in sets]

@@ -1,0 +1,85 @@
+"""GPU time of variants, interleaved: a round times each once, so that clocks and heat are the same for all of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Calls = Sequence[Callable[[], Any]]
+"""One variant: a function for each set of inputs. Several sets, so that no call finds its inputs in the L2 cache."""
+
+_SAMPLE = 2e-3  # seconds of work in one sample: events resolve half a microsecond
+_MOST_REPEATS = 20
+_FLUSH_BYTES = 1 << 30
+
+
+class Backlog:
+    """Work queued before each sample: it empties the L2 cache, and while it runs the host gets ahead of the GPU.
+
+    Without it the time of a short kernel would be the host's time of its launch.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.queue(2)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.queue(4)
+        torch.cuda.synchronize()
+        self.seconds = (time.perf_counter() - start) / 4
+
+    def queue(self, times: int) -> None:
+        """Fill the buffer so many times."""
+        for _ in range(times):
+            self.buffer.zero_()
+
+    def times(self, host_seconds: float) -> int:
+        """How often the buffer is filled in `host_seconds`, with half as much again for a slow moment."""
+        return 1 + math.ceil(1.5 * host_seconds / self.seconds)
+
+
+def interleave(variants: Mapping[str, Calls], rounds: int, backlog: Backlog, warmup: int = 2) -> dict[str, list[float]]:
+    """Seconds of a call of each variant in each round, by CUDA events."""
+    host = {name: _host_seconds(calls, backlog) for name, calls in variants.items()}
+    once = {name: _sample(calls, 3, backlog, host[name]) for name, calls in variants.items()}
+    repeats = repeats_for(min(once.values()))
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for round_ in range(warmup + rounds):
+        for name, calls in variants.items():
+            measured = _sample(calls, repeats, backlog, host[name])
+            if round_ >= warmup:
+                seconds[name].append(measured)
+    return seconds
+
+
+def repeats_for(seconds: float) -> int:
+    """Calls in one sample, the same for every variant."""
+    return min(max(math.ceil(_SAMPLE / max(seconds, 1e-9)), 2), _MOST_REPEATS)
+
+
+def _host_seconds(calls: Calls, backlog: Backlog) -> float:
+    """What the host needs for one call; the median, for the first calls build things."""
+    taken = []
+    for call in [*calls, *calls, *calls, *calls][:12]:
+        backlog.queue(1)
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+        torch.cuda.synchronize()
+    return statistics.median(taken[len(taken) // 2 :])
+
+
+def _sample(calls: Calls, repeats: int, backlog: Backlog, host_seconds: float) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    backlog.queue(backlog.times(repeats * host_seconds))
+    start.record()
+    for index in range(repeats):
+        calls[index % len(calls)]()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3 / repeats

@@ -1,0 +1,248 @@
+"""The benchmark programs without a GPU: what they conclude from measurements; README shows the committed ones."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gemm_cases
+import gemm_epilogue
+import gemm_report
+import gemm_variants
+import gpu_timing
+import host_time
+import pytest
+import torch
+from gemm_cases import CASES, Case, Operands, Peer
+
+ROOT = Path(__file__).parents[1]
+
+
+def row(case: str, shape: tuple[int, int, int], own: float, **peers: float) -> dict[str, Any]:
+    """A row whose ratios are exact, with an interval of one percent either way."""
+    times = {"epifuse": own, **{name.replace("_", " "): time for name, time in peers.items()}}
+    ratios = {name: [own / time, own / time - 0.01, own / time + 0.01] for name, time in times.items()}
+    del ratios["epifuse"]
+    return {
+        "case": case,
+        "shape": list(shape),
+        "kernel": {"name": "sm90_gemm", "tile": [128, 192], "compile_seconds": 1.5},
+        "peers": [name for name in times if not name.endswith(("epifuse", "plain"))],
+        "microseconds": times,
+        "ratios": ratios,
+        "errors": {},
+        "skipped": {},
+    }
+
+
+def results() -> dict[str, Any]:
+    """A run in which every figure holds."""
+    large, small, wave = (4096, 14336, 4096), (64, 14336, 4096), (1024, 2048, 4096)
+    fused = {"eager": 120.0, "cuBLASLt": 102.0, "epifuse_plain": 99.0, "cuBLAS_plain": 103.0}
+    return {
+        "device": "NVIDIA H200",
+        "multiprocessors": 132,
+        "date": "2026-11-21",
+        "rounds": 21,
+        "rows": [
+            row("plain", large, 95.0, cuBLAS=100.0, QuACK=97.0),
+            row("plain", wave, 97.0, cuBLAS=100.0),
+            row("plain", small, 110.0, cuBLAS=100.0),
+            row("gelu", large, 100.0, **fused),
+            row("gelu", wave, 102.5, **fused),
+            row("gelu", small, 300.0, **fused),
+        ],
+        "host": {
+            "microseconds": {"kernel.run": 11.0, "ef.gemm": 20.0, "bound": 9.0},
+            "ratios": {"kernel.run": [1.2, 1.1, 1.3], "ef.gemm": [2.2, 2.1, 2.3], "bound": [0.95, 0.9, 1.0]},
+        },
+    }
+
+
+def test_a_run_in_which_every_figure_holds() -> None:
+    verdicts = gemm_report.verdicts(results())
+    assert [str(verdict) for verdict in verdicts if not verdict.holds] == []
+    assert len(verdicts) == 9
+
+
+def failing(change: Any) -> list[str]:
+    run = copy.deepcopy(results())
+    change(run)
+    return [verdict.claim for verdict in gemm_report.verdicts(run) if verdict.holds is False]
+
+
+@pytest.mark.parametrize(
+    ("position", "peer", "ratio", "claim"),
+    [
+        (0, "cuBLAS", 1.05, "geometric mean"),
+        (1, "cuBLAS", 1.05, "none below 0.96"),
+        (2, "cuBLAS", 1.12, "64 rows"),
+        (3, "cuBLASLt", 1.02, "best peer"),
+        (3, "epifuse plain", 1.04, "epifuse's plain time"),
+        (4, "cuBLASLt", 1.02, "single wave"),
+    ],
+)
+def test_a_figure_that_fails_is_named(position: int, peer: str, ratio: float, claim: str) -> None:
+    def change(run: dict[str, Any]) -> None:
+        run["rows"][position]["ratios"][peer] = [ratio, ratio, ratio]
+
+    assert any(claim in text for text in failing(change))
+
+
+@pytest.mark.parametrize(("way", "ratio"), [("kernel.run", 1.31), ("ef.gemm", 2.51), ("bound", 1.01)])
+def test_a_launch_that_costs_the_host_too_much_is_named(way: str, ratio: float) -> None:
+    assert failing(lambda run: run["host"]["ratios"].update({way: [ratio, 0, 9]})) == [
+        f"host time of {way} <= {gemm_report.HOST_LIMITS[way]} x torch.mm(out=)"
+    ]
+
+
+def test_a_slow_compilation_is_named() -> None:
+    assert failing(lambda run: run["rows"][0]["kernel"].update(compile_seconds=3.5)) == [
+        "cold compile of one kernel <= 3 s"
+    ]
+
+
+def test_a_shape_that_epifuse_does_not_run_fails() -> None:
+    def change(run: dict[str, Any]) -> None:
+        del run["rows"][3]["microseconds"]["epifuse"]
+        run["rows"][3]["skipped"]["epifuse"] = "RuntimeError: no kernel"
+
+    assert "epifuse runs" in failing(change)
+
+
+def test_what_was_not_measured_is_neither_right_nor_wrong() -> None:
+    assert {verdict.holds for verdict in gemm_report.verdicts({"rows": []})} == {None}
+
+
+def test_the_best_peer_is_the_fastest_that_computes_the_same() -> None:
+    assert gemm_report.best_peer(results()["rows"][3]) == "cuBLASLt", "the plain products are quicker, but no peers"
+    assert gemm_report.best_peer(row("gelu", (1, 1, 1), 1.0)) is None
+
+
+def test_shapes_with_more_than_one_wave_are_no_single_wave() -> None:
+    rows = results()["rows"]
+    assert [gemm_report.tiles(rows[3]), gemm_report.tiles(rows[4])] == [32 * 75, 8 * 11]
+
+
+def test_speed_is_two_operations_an_element_and_step() -> None:
+    assert gemm_report.speeds(row("plain", (1000, 1000, 1000), 2.0)) == {"epifuse": 1000.0}
+
+
+def test_the_table() -> None:
+    lines = gemm_report.table(results()).splitlines()
+    assert lines[0] == (
+        "NVIDIA H200, 2026-11-21, bfloat16, microseconds (medians of 21 rounds): epifuse, and the best peer."
+    )
+    assert lines[2] == "| M x N x K | `A @ B` | `gelu_tanh(A @ B + bias)` |"
+    assert lines[4] == "| 4096 x 14336 x 4096 | **95**, 97 QuACK | **100**, 102 cuBLASLt |"
+
+
+def test_the_chart_is_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "chart.png"
+    gemm_report.chart(results(), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_section_of_the_readme_is_replaced_whole() -> None:
+    page = f"before\n{gemm_report.START}\nold\n{gemm_report.END}\nafter\n"
+    once = gemm_report.inserted(page, results())
+    assert once == f"before\n{gemm_report.section(results())}\nafter\n"
+    assert gemm_report.inserted(once, results()) == once
+
+
+def test_the_readme_shows_the_committed_results() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = page[page.index(gemm_report.START) : page.index(gemm_report.END) + len(gemm_report.END)]
+    if not gemm_epilogue.RESULTS.exists():
+        assert shown == f"{gemm_report.START}\n{gemm_report.END}", "a table without measurements"
+        return
+    committed = json.loads(gemm_epilogue.RESULTS.read_text())
+    assert shown == gemm_report.section(committed), "run: python benchmarks/gemm_epilogue.py --publish"
+    assert gemm_epilogue.RESULTS.with_suffix(".png").exists()
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, str(ROOT / "benchmarks" / "gemm_epilogue.py"), *arguments]
+    return subprocess.run(run, capture_output=True, text=True)
+
+
+def test_check_says_what_fails_and_exits_so(tmp_path: Path) -> None:
+    saved = tmp_path / "run.json"
+    saved.write_text(json.dumps(results()))
+    good = program("--check", str(saved))
+    assert (good.returncode, good.stdout.count("holds  ")) == (0, 9), good.stdout + good.stderr
+    broken = results()
+    broken["host"]["ratios"]["bound"] = [1.5, 1.4, 1.6]
+    saved.write_text(json.dumps(broken))
+    bad = program("--check", str(saved))
+    assert bad.returncode == 1
+    assert "FAILS  host time of bound <= 1.0 x torch.mm(out=): 1.500" in bad.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    assert gemm_epilogue.main([]) == 2
+
+
+@pytest.mark.parametrize("arguments", [["--shapes", "1x2"], ["--shapes", "axbxc"], ["--peers", "cuDNN"]])
+def test_options_are_checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gemm_epilogue.main(arguments)
+    assert "error: argument" in capsys.readouterr().err
+
+
+def test_a_sample_lasts_but_not_for_ever() -> None:
+    assert [gpu_timing.repeats_for(seconds) for seconds in (1.0, 1e-3, 0.5e-3, 1e-6, 0.0)] == [2, 2, 4, 20, 20]
+
+
+# --- the variants, on the CPU ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def everything(name: str) -> bool:
+    return True
+
+
+@pytest.mark.usefixtures("no_device")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_each_case_means_the_same_to_epifuse_and_pytorch(case: Case) -> None:
+    sets = [Operands.random(64, 96, 32, "cpu") for _ in range(2)]
+    direct = [name for name in case.peers if "QuACK" not in name]
+    made = gemm_variants.build(case, sets, direct, everything)
+    plain = [] if case.epilogue is None else ["epifuse plain", "cuBLAS plain"]
+    assert made.skipped == {}
+    assert list(made.calls) == ["epifuse", *direct, *plain]
+    assert made.peers == direct
+    assert [len(calls) for calls in made.calls.values()] == [2] * len(made.calls)
+
+
+@pytest.mark.usefixtures("no_device")
+def test_a_peer_that_computes_something_else_is_left_out() -> None:
+    wrong = Peer(lambda x: (x.D.copy_(x.a @ x.b).mul_(1.02),))
+    unwritten = Peer(lambda x: (x.D,))
+    absent = Peer(lambda x: __import__("no_such_package"))
+    case = Case("plain", "", gemm_cases._plain, peers={"wrong": wrong, "unwritten": unwritten, "absent": absent})
+    made = gemm_variants.build(case, [Operands.random(64, 96, 32, "cpu")], None, lambda name: False)
+    assert list(made.calls) == ["epifuse"]
+    assert [reason.split(":")[0] for reason in made.skipped.values()] == [
+        "WrongResultError",
+        "WrongResultError",
+        "ModuleNotFoundError",
+        *["no time left to compile it"] * 2,
+    ]
+
+
+def test_the_host_time_of_every_way_to_launch() -> None:
+    measured = host_time.measure("cpu", rounds=2, calls=1)
+    assert gemm_report.HOST_LIMITS.keys() <= measured["ratios"].keys() < measured["microseconds"].keys()
+    assert all(time > 0 for time in measured["microseconds"].values())
