@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from fuzzing.grammar import HELPERS, Frame, Statement, Writer, attempt, write, write_all
+from fuzzing.forms import HELPERS
+from fuzzing.grammar import attempt, write, write_all
 from fuzzing.operands import ACCESSES, DTYPES, Operand, Output, choose_layout, facts_of
+from fuzzing.reductions import reduction
 from fuzzing.values import Facts, Val
+from fuzzing.writer import Frame, Statement, Writer
 
 _BATCHES = (1, 2, 2, 3, 3, 5)
 _EXTENTS = (1, 2, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 40)
@@ -100,7 +103,7 @@ def make(seed: int) -> Case:
     )
     _accum(writer, case)
     if case.extreme:
-        attempt(writer, lambda: writer.reduction(rng.choice(("sum", "sum_of_squares"))))
+        attempt(writer, lambda: reduction(writer, rng.choice(("sum", "sum_of_squares"))))
     for operand in case.operands:
         _load(rng, writer, operand)
     if dense:

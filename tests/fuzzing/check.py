@@ -20,7 +20,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.problem import Constraints
 from epifuse.testing import Bounded, Verdict, bounded, compare_bounded, compare_exact
 from fuzzing.case import Case, draw_number, shape_of
-from fuzzing.grammar import HELPERS
+from fuzzing.forms import HELPERS
 from fuzzing.operands import Operand, fill, handed, lay_out, poison
 from fuzzing.sibling import sibling
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fuzzing.case import Case
 from fuzzing.check import run
-from fuzzing.grammar import Statement
+from fuzzing.writer import Statement
 
 
 def smallest(case: Case) -> Case:

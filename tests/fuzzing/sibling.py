@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from fuzzing.case import Case
-from fuzzing.grammar import Statement
+from fuzzing.writer import Statement
 
 _ORDERED = re.compile(r"\((\w+) (-|<|<=|>|>=) (\w+)\)")
 
