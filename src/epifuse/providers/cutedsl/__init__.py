@@ -19,7 +19,7 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl.budget import fit_stages
 from epifuse.providers.cutedsl.program import Design, Program
 
-NATIVE = frozenset({"sigmoid", "silu", "gelu_tanh"})
+NATIVE = frozenset({"sigmoid", "silu", "gelu_tanh", "gelu_erf", "expm1", "softplus", "logsigmoid", "mish"})
 """Activations with a fast device form; a test compares this with the table, which needs cutlass to be imported."""
 
 DESIGNS = tuple(

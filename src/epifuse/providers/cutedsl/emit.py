@@ -8,14 +8,20 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from epifuse.ir import Graph, Node
-from epifuse.providers.cutedsl.primitives import FAST, PRIMITIVE_ROWS
+from epifuse.providers.cutedsl.precision import Accuracy
+from epifuse.providers.cutedsl.primitives import row
 
 Fragment = Any
 HELD = {"float": Float32, "int32": Int32, "mask": Boolean}
 
 
-def walk(graph: Graph, leaf: Callable[[Node], Fragment], like: Fragment) -> Mapping[Node, Fragment]:
-    """Every node's fragment. `leaf` gives accum, loads and coordinates; `like` has the fragment's shape."""
+def walk(
+    graph: Graph, leaf: Callable[[Node], Fragment], like: Fragment, accuracy: Mapping[Node, Accuracy] | None = None
+) -> Mapping[Node, Fragment]:
+    """Every node's fragment. `leaf` gives accum, loads and coordinates; `like` has the fragment's shape.
+
+    `accuracy` says what a value must be computed with (`precision.accuracies`); in full where it says nothing.
+    """
     values: dict[Node, Fragment] = {}
     for node in graph.nodes:
         if node.op == "const":
@@ -23,12 +29,17 @@ def walk(graph: Graph, leaf: Callable[[Node], Fragment], like: Fragment) -> Mapp
         elif not node.args:
             values[node] = leaf(node)
         else:
-            args = [_as_kind(values[arg], graph, arg, node, i) for i, arg in enumerate(node.args)]
-            row = (
-                FAST[node.attr] if node.op == "call" else _cast(node) if node.op == "cast" else PRIMITIVE_ROWS[node.op]
-            )
-            values[node] = row(*args)
+            values[node] = _computed(node, graph, values, (accuracy or {}).get(node, "full"))
     return values
+
+
+def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accuracy: Accuracy) -> Fragment:
+    args = [_as_kind(values[arg], graph, arg, node, i) for i, arg in enumerate(node.args)]
+    if node.op == "cast":
+        return _cast(node)(*args)
+    name = str(node.attr) if node.op == "call" else node.op
+    literals = tuple(arg.attr if arg.op == "const" else None for arg in node.args)
+    return row(name, accuracy, graph.types[node].kind, literals)(*args)
 
 
 def _constant(node: Node, like: Fragment, graph: Graph) -> Fragment:

@@ -1,80 +1,50 @@
-"""The device table: one row a primitive, on TensorSSA fragments. FAST holds fast forms of activations.
+"""The device tables: one row a primitive or activation, on TensorSSA fragments.
 
-PyTorch's semantics: `max` and `min` propagate NaN, `round` is half to even. No mask is made by `.to(Boolean)`, which is
-inverted for floats in CuTe DSL 4.8.1, and `~mask` is written as a comparison, since the operator does not compile.
+A row is exact to a few units in the last place; `NARROW` and `FAST_MATH` hold cheaper ones for values that need less
+(`precision.py`), `INTEGER` those that integers compute differently. docs/accuracy.md has the error of each. No mask is
+made by `.to(Boolean)`, which is inverted for floats in CuTe DSL 4.8.1, and `~mask` does not compile.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32
+
+from epifuse.providers.cutedsl import device_math as dm
+from epifuse.providers.cutedsl import integer_math as im
+from epifuse.providers.cutedsl import wave_math as wm
+from epifuse.providers.cutedsl.precision import Accuracy
 
 Fragment = Any  # cute.TensorSSA
-_LOG2_E = 1.4426950408889634
+Row = Callable[..., Fragment]
+Literals = tuple[float | int | None, ...]
 
-
-def _like(x: Fragment, value: float) -> Fragment:
-    return cute.full_like(x, value)
-
-
-def each(function: Callable[[Any], Any], *fragments: Fragment) -> Fragment:
-    """Apply a scalar function element by element; unrolled while tracing."""
-    out = cute.make_rmem_tensor(fragments[0].shape, Float32)
-    for i in range(cute.size(fragments[0].shape)):
-        out[i] = function(*(fragment[i] for fragment in fragments))
-    return out.load()
-
-
-def _maximum(x: Fragment, y: Fragment) -> Fragment:
-    if x.element_type is Float32:
-        return cute.math.max(x, y, propagate_nan=True)
-    return cute.where(x > y, x, y)
-
-
-def _minimum(x: Fragment, y: Fragment) -> Fragment:
-    if x.element_type is Float32:
-        return cute.math.min(x, y, propagate_nan=True)
-    return cute.where(x < y, x, y)
-
-
-def _abs(x: Fragment) -> Fragment:
-    return abs(x)
-
-
-def _sign(x: Fragment) -> Fragment:
-    one, zero = _like(x, 1), _like(x, 0)
-    return cute.where(x > zero, one, cute.where(x < zero, -one, zero))
-
-
-def _rcp(x: Fragment) -> Fragment:
-    return _like(x, 1.0) / x
-
-
-PRIMITIVE_ROWS: Mapping[str, Callable[..., Fragment]] = {
+PRIMITIVE_ROWS: Mapping[str, Row] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
+    "div": dm.divide,
+    "floor_divide": im.floor_divide,
+    "remainder": im.remainder,
     "pow": lambda x, y: cute.math.pow(x, y),
     "neg": lambda x: -x,
-    "abs": _abs,
-    "sign": _sign,
+    "abs": abs,
+    "sign": dm.sign,
     "multiply_add": lambda x, y, z: x * y + z,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "clip": lambda x, low, high: _minimum(_maximum(x, low), high),
-    "sqrt": lambda x: cute.math.sqrt(x),
+    "maximum": dm.maximum,
+    "minimum": dm.minimum,
+    "clip": lambda x, low, high: dm.minimum(dm.maximum(x, low), high),
+    "sqrt": dm.sqrt,
     "rsqrt": lambda x: cute.math.rsqrt(x),
-    "reciprocal": _rcp,
+    "reciprocal": dm.reciprocal,
     "exp": lambda x: cute.math.exp(x),
     "exp2": lambda x: cute.math.exp2(x),
     "log": lambda x: cute.math.log(x),
     "log2": lambda x: cute.math.log2(x),
     "log1p": lambda x: cute.math.log1p(x),
-    "sin": lambda x: cute.math.sin(x),
-    "cos": lambda x: cute.math.cos(x),
-    "tan": lambda x: cute.math.tan(x),
+    "sin": wm.sin,
+    "cos": wm.cos,
+    "tan": wm.tan,
     "tanh": lambda x: cute.math.tanh(x),
     "erf": lambda x: cute.math.erf(x),
     "floor": lambda x: cute.math.floor(x),
@@ -92,20 +62,112 @@ PRIMITIVE_ROWS: Mapping[str, Callable[..., Fragment]] = {
     "where": lambda condition, x, y: cute.where(condition, x, y),
 }
 
+INTEGER: Mapping[str, Row] = {"floor": lambda x: x, "ceil": lambda x: x, "round": lambda x: x}
 
-def _sigmoid(x: Fragment) -> Fragment:
-    # ex2.approx and rcp.approx: two instructions of the special function unit instead of about 45 of the rest.
-    return each(cute.arch.rcp_approx, cute.math.exp2(x * _like(x, -_LOG2_E), fastmath=True) + _like(x, 1.0))
+ACTIVATION_ROWS: Mapping[str, Row] = {
+    "sigmoid": dm.sigmoid,
+    "silu": lambda x: x * dm.sigmoid(x),
+    "gelu_tanh": lambda x: x * dm.sigmoid(dm.gelu_argument(x)),
+    "gelu_erf": lambda x: x * 0.5 * (cute.math.erf(x * 0.7071067811865476) + 1.0),
+    "expm1": lambda x: cute.math.expm1(x),
+    "softplus": dm.softplus_row(dm.log1p_exp, dm.divide),
+    "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp(-abs(x)),
+    "mish": dm.mish_row(lambda x: cute.math.exp(x)),
+}
+
+NARROW: Mapping[str, Row] = {
+    "div": dm.divide_narrow,
+    "reciprocal": dm.reciprocal_narrow,
+    "sqrt": dm.square_root,
+    "exp": dm.exp_narrow,
+    "log": dm.log_narrow,
+    "log2": dm.log2_narrow,
+    "log1p": dm.log1p_narrow,
+    "sigmoid": dm.sigmoid_narrow,
+    "silu": lambda x: x * dm.sigmoid_narrow(x),
+    "gelu_tanh": lambda x: x * dm.sigmoid_narrow(dm.gelu_argument(x)),
+    "gelu_erf": dm.gelu_erf_narrow,
+    "expm1": dm.expm1_narrow,
+    "softplus": dm.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),
+    "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp_narrow(-abs(x)),
+    "mish": dm.mish_row(dm.exp_narrow),
+}
+
+FAST_MATH: Mapping[str, Row] = {
+    "div": lambda x, y: x * dm.rcp(y),
+    "reciprocal": dm.rcp,
+    "sqrt": lambda x: cute.math.sqrt(x, fastmath=True),
+    "rsqrt": lambda x: cute.math.rsqrt(x, fastmath=True),
+    "exp": lambda x: dm.ex2(x * dm.LOG2_E),
+    "exp2": dm.ex2,
+    "log": lambda x: cute.math.log2(x, fastmath=True) * dm.LN_2,
+    "log2": lambda x: cute.math.log2(x, fastmath=True),
+    "log1p": lambda x: cute.math.log2(x + 1.0, fastmath=True) * dm.LN_2,
+    "sin": lambda x: cute.math.sin(x, fastmath=True),
+    "cos": lambda x: cute.math.cos(x, fastmath=True),
+    "tan": lambda x: cute.math.sin(x, fastmath=True) * dm.rcp(cute.math.cos(x, fastmath=True)),
+    "tanh": dm.tanh_approx,
+    "sigmoid": dm.sigmoid_by_tanh,
+    "silu": lambda x: x * dm.sigmoid_by_tanh(x),
+    "gelu_tanh": lambda x: x * dm.sigmoid_by_tanh(dm.gelu_argument(x)),
+    "expm1": lambda x: dm.ex2(x * dm.LOG2_E) - 1.0,
+}
+
+_TABLES: Mapping[Accuracy, tuple[Mapping[str, Row], ...]] = {
+    "full": (PRIMITIVE_ROWS, ACTIVATION_ROWS),
+    "narrow": (NARROW, PRIMITIVE_ROWS, ACTIVATION_ROWS),
+    "fast": (FAST_MATH, NARROW, PRIMITIVE_ROWS, ACTIVATION_ROWS),
+}
 
 
-def _gelu_tanh(x: Fragment) -> Fragment:
-    # 0.5 x (1 + tanh u) = x sigmoid(2 u)
-    u = x * (x * x * _like(x, 0.044715) + _like(x, 1.0))
-    return x * _sigmoid(u * _like(x, 2 * 0.7978845608028654))
+def row(name: str, accuracy: Accuracy, kind: str, literals: Literals) -> Row:
+    """The row that computes `name` for a result of this kind. `literals` are the arguments known while compiling."""
+    if kind == "int32" and name == "pow":
+        return im.power(int(literals[1] or 0))
+    if kind == "int32" and name in INTEGER:
+        return INTEGER[name]
+    special = SPECIALISED[name](accuracy, literals) if name in SPECIALISED else None
+    return special or _general(name, accuracy)
 
 
-FAST: Mapping[str, Callable[..., Fragment]] = {
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
-    "gelu_tanh": _gelu_tanh,
+def _general(name: str, accuracy: Accuracy) -> Row:
+    return next(table[name] for table in _TABLES[accuracy] if name in table)
+
+
+def _division(accuracy: Accuracy, literals: Literals) -> Row | None:
+    divisor = literals[1]
+    if divisor is None or not 2.0**-126 < abs(divisor) < 2.0**126:
+        return None
+    return dm.divide_by(divisor) if accuracy == "full" else dm.divide_by_narrow(divisor)
+
+
+_LARGEST_PRODUCT = 8
+"""The highest power computed by multiplication: each squaring doubles the error, here to 3.5 ulp."""
+
+
+def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
+    """The exponents that torch treats apart, and small integers."""
+    exponent = literals[1]
+    if exponent is None:
+        return None
+    named = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(exponent)
+    if named:
+        return lambda x, _: _general(named, accuracy)(x)
+    if exponent == -2.0:
+        return lambda x, _: _general("reciprocal", accuracy)(x * x)
+    if 1 <= exponent <= _LARGEST_PRODUCT and exponent == int(exponent):
+        return im.power(int(exponent))
+    return None
+
+
+def _softplus(accuracy: Accuracy, literals: Literals) -> Row | None:
+    if literals[1] not in (1, 1.0):
+        return None
+    return dm.softplus_row(dm.log1p_exp if accuracy == "full" else dm.log1p_exp_narrow, None)
+
+
+SPECIALISED: Mapping[str, Callable[[Accuracy, Literals], Row | None]] = {
+    "div": _division,
+    "pow": _power,
+    "softplus": _softplus,
 }

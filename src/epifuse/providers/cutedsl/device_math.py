@@ -1,0 +1,312 @@
+"""Float32 functions on fragments, without branches, so that the values of a thread overlap.
+
+CuTe DSL's division and square root call a subroutine for each value, and its sine keeps a table in local memory. A
+function here is exact to a few units in the last place (*ulp*) or, named `..._narrow`, to `precision.NARROW_ERROR`.
+Coefficients are minimax fits of the relative error in float64, rounded to float32; docs/accuracy.md has the errors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+Fragment = Any  # cute.TensorSSA of Float32
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+
+
+def like(x: Fragment, value: float) -> Fragment:
+    """A constant of x's shape and type."""
+    return cute.full_like(x, value)
+
+
+def each(function: Callable[..., Any], *fragments: Fragment, dtype: Any = Float32) -> Fragment:
+    """Apply a scalar function element by element; unrolled while tracing."""
+    out = cute.make_rmem_tensor(fragments[0].shape, dtype)
+    for i in range(cute.size(fragments[0].shape)):
+        out[i] = function(*(fragment[i] for fragment in fragments))
+    return out.load()
+
+
+def fma(x: Fragment, y: Fragment | float, z: Fragment | float) -> Fragment:
+    """x * y + z, rounded once."""
+    y = like(x, y) if isinstance(y, float) else y
+    return cute.math.fma(x, y, like(x, z) if isinstance(z, float) else z)
+
+
+def polynomial(x: Fragment, coefficients: Sequence[float]) -> Fragment:
+    """Horner's scheme, the lowest coefficient first."""
+    value = like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = fma(value, x, coefficient)
+    return value
+
+
+# --- instructions ----------------------------------------------------------------------------------------------
+
+
+def instruction(name: str) -> Callable[[Fragment], Fragment]:
+    """A PTX instruction of one float32; ptxas guards subnormals where its name lacks `.ftz`."""
+
+    def scalar(value: Any) -> Any:
+        text = f"{name}.f32 {{$w0}}, {{$r0}};"
+        return cute.arch.inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+    return lambda x: each(scalar, x)
+
+
+lg2 = instruction("lg2.approx")
+square_root = instruction("sqrt.approx")
+
+
+def rcp(x: Fragment) -> Fragment:
+    """rcp.approx.ftz, 1 ulp: infinity for a subnormal, zero where the result would be one."""
+    return each(cute.arch.rcp_approx, x)
+
+
+def ex2(x: Fragment) -> Fragment:
+    """ex2.approx.ftz, 2 ulp: zero where the result would be subnormal."""
+    return cute.math.exp2(x, fastmath=True)
+
+
+# --- exact functions -------------------------------------------------------------------------------------------
+
+
+def maximum(x: Fragment, y: Fragment) -> Fragment:
+    """torch's: NaN wherever either is NaN."""
+    if x.element_type is Float32:
+        return cute.math.max(x, y, propagate_nan=True)
+    return cute.where(x > y, x, y)
+
+
+def minimum(x: Fragment, y: Fragment) -> Fragment:
+    """torch's: NaN wherever either is NaN."""
+    if x.element_type is Float32:
+        return cute.math.min(x, y, propagate_nan=True)
+    return cute.where(x < y, x, y)
+
+
+def sign(x: Fragment) -> Fragment:
+    """-1, 0 or 1; 0 for NaN."""
+    one, zero = like(x, 1), like(x, 0)
+    return cute.where(x > zero, one, cute.where(x < zero, -one, zero))
+
+
+# --- quotients and roots ---------------------------------------------------------------------------------------
+
+
+def _balance(y: Fragment) -> Fragment:
+    """A power of two near |y| ** -0.5: y times it, and the reciprocal of that, are normal for every y."""
+    bits = y.bitcast(Int32)
+    half = each(lambda e: e >> 1, bits & cute.full_like(bits, 0x7F000000), dtype=Int32)
+    return (cute.full_like(half, 0x5F000000) - half).bitcast(Float32)
+
+
+def _refined(x: Fragment, y: Fragment, inverse: Fragment) -> Fragment:
+    """x / y from an approximate 1 / y by one step of Newton, which makes an exact quotient exact."""
+    quotient = x * inverse
+    refined = fma(fma(-y, quotient, x), inverse, quotient)
+    # The step is void where the quotient is 0 or infinite, or y is: it gives NaN, or a zero of the wrong sign.
+    return cute.where(abs(refined) > 0.0, refined, quotient)
+
+
+def divide(x: Fragment, y: Fragment) -> Fragment:
+    """x / y, correctly rounded but for one in a million quotients that lie halfway between two floats."""
+    scale = _balance(y)
+    y = y * scale
+    return _refined(x * scale, y, rcp(y))
+
+
+def divide_narrow(x: Fragment, y: Fragment) -> Fragment:
+    """x / y to 2 ulp."""
+    scale = _balance(y)
+    return (x * scale) * rcp(y * scale)
+
+
+def divide_by(number: float) -> Callable[[Fragment, Fragment], Fragment]:
+    """x / y for a y known while compiling; neither it nor its inverse may be subnormal."""
+    return lambda x, y: _refined(x, y, like(x, 1.0 / number))
+
+
+def divide_by_narrow(number: float) -> Callable[[Fragment, Fragment], Fragment]:
+    """x / y to 1.5 ulp for a y known while compiling."""
+    return lambda x, y: x * (1.0 / number)
+
+
+def reciprocal(x: Fragment) -> Fragment:
+    """1 / x, see `divide`."""
+    return divide(like(x, 1.0), x)
+
+
+def reciprocal_narrow(x: Fragment) -> Fragment:
+    """1 / x to 2 ulp."""
+    return divide_narrow(like(x, 1.0), x)
+
+
+def sqrt(x: Fragment) -> Fragment:
+    """rsqrt.approx and one step of Newton on the root, which makes exact roots exact."""
+    tiny = x < 2.0**-100
+    scaled = x * cute.where(tiny, like(x, 2.0**64), like(x, 1.0))
+    inverse = cute.math.rsqrt(scaled, fastmath=True)
+    root = scaled * inverse
+    refined = fma(fma(-root, root, scaled), inverse * 0.5, root)
+    unscaled = refined * cute.where(tiny, like(x, 2.0**-32), like(x, 1.0))
+    return cute.where((x == 0.0) | (x == float("inf")), x, unscaled)
+
+
+# --- exponentials and logarithms -------------------------------------------------------------------------------
+
+_LOG1P_NEAR = (
+    0.9999999403953552,
+    -0.5000115036964417,
+    0.33335548639297485,
+    -0.24899323284626007,
+    0.1987503170967102,
+    -0.18834643065929413,
+    0.1647796779870987,
+)
+"""log1p(x) / x for |x| < 0.3, to 2^-20.9."""
+_LOG1P_UNIT = (
+    1.0,
+    -0.4999990165233612,
+    0.3332996368408203,
+    -0.24954134225845337,
+    0.1967593878507614,
+    -0.15305592119693756,
+    0.10603652894496918,
+    -0.05695951730012894,
+    0.019851453602313995,
+    -0.003244023071601987,
+)
+"""log1p(x) / x for x in [0, 1], to 2^-27.6."""
+_LOG1P_UNIT_NARROW = (
+    0.9999987483024597,
+    -0.4998696446418762,
+    0.3310944736003876,
+    -0.23503859341144562,
+    0.14922386407852173,
+    -0.06640178710222244,
+    0.014141020365059376,
+)
+"""The same to 2^-19.6."""
+_EXPM1_NEAR = (0.9999995231628418, 0.4999731481075287, 0.1666782796382904, 0.04210032522678375, 0.008333280682563782)
+"""expm1(x) / x for |x| < 0.5, to 2^-18.5."""
+
+
+def exp_narrow(x: Fragment) -> Fragment:
+    """ex2.approx of a rounded argument: an error of |x| / 2 ulp."""
+    return cute.math.exp2(x * LOG2_E)
+
+
+def expm1_narrow(x: Fragment) -> Fragment:
+    """exp(x) - 1, a polynomial near zero."""
+    return cute.where(abs(x) < 0.5, x * polynomial(x, _EXPM1_NEAR), exp_narrow(x) - 1.0)
+
+
+def log_narrow(x: Fragment) -> Fragment:
+    """lg2.approx, whose absolute error is too large near one, and a polynomial there."""
+    near = x - 1.0
+    return cute.where(abs(near) < 0.3, near * polynomial(near, _LOG1P_NEAR), lg2(x) * LN_2)
+
+
+def log2_narrow(x: Fragment) -> Fragment:
+    """See `log_narrow`."""
+    near = x - 1.0
+    return cute.where(abs(near) < 0.3, near * LOG2_E * polynomial(near, _LOG1P_NEAR), lg2(x))
+
+
+def log1p_narrow(x: Fragment) -> Fragment:
+    """See `log_narrow`."""
+    return cute.where(abs(x) < 0.3, x * polynomial(x, _LOG1P_NEAR), lg2(x + 1.0) * LN_2)
+
+
+def log1p_exp(x: Fragment) -> Fragment:
+    """log(1 + exp(x)) for x <= 0."""
+    e = cute.math.exp(x)
+    return e * polynomial(e, _LOG1P_UNIT)
+
+
+def log1p_exp_narrow(x: Fragment) -> Fragment:
+    """log(1 + exp(x)) for x <= 0."""
+    e = exp_narrow(x)
+    return e * polynomial(e, _LOG1P_UNIT_NARROW)
+
+
+# --- activations -----------------------------------------------------------------------------------------------
+
+_SHIFT = 2.0**-24
+
+
+def _shifted_sigmoid(exponential: Fragment) -> Fragment:
+    """1 / (1 + e) of `exponential` = e 2^-24: the shift keeps rcp.approx.ftz from flushing results below 2^-126."""
+    return rcp(exponential + _SHIFT) * _SHIFT
+
+
+def sigmoid(x: Fragment) -> Fragment:
+    """1 / (1 + exp(-x))."""
+    return _shifted_sigmoid(cute.math.exp(-x) * _SHIFT)
+
+
+def sigmoid_narrow(x: Fragment) -> Fragment:
+    """By ex2.approx of a rounded argument: an error of |x| ulp."""
+    return _shifted_sigmoid(ex2(fma(x, -LOG2_E, -24.0)))
+
+
+def tanh_approx(x: Fragment) -> Fragment:
+    """tanh.approx: an error of 2^-11."""
+    return cute.math.tanh(x, fastmath=True)
+
+
+def sigmoid_by_tanh(x: Fragment) -> Fragment:
+    """(1 + tanh(x / 2)) / 2 by tanh.approx: an absolute error of 2^-12."""
+    return fma(tanh_approx(x * 0.5), 0.5, 0.5)
+
+
+def gelu_argument(x: Fragment) -> Fragment:
+    """u of gelu_tanh: 0.5 x (1 + tanh(u / 2)) = x sigmoid(u), u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
+    return x * fma(x * x, 2 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
+
+
+_TAIL_POLE = 0.36
+_TAIL = (
+    0.1437089741230011,
+    0.14183038473129272,
+    0.13940005004405975,
+    0.02742673084139824,
+    0.17967738211154938,
+    -0.17882630228996277,
+    0.04678236320614815,
+)
+"""exp(t^2 / 2) Q(t) / u with u = 1 / (1 + 0.36 t), Q the upper tail of the normal distribution, 0 <= t < 14.5, to
+2^-19.9; the form is Hastings' (Abramowitz and Stegun 26.2.17)."""
+
+
+def gelu_erf_narrow(x: Fragment) -> Fragment:
+    """x Phi(x) by the tail of the normal distribution, which is exact where 1 + erf(x / sqrt 2) cancels."""
+    t = abs(x)
+    u = rcp(fma(t, _TAIL_POLE, 1.0))
+    tail = u * polynomial(u, _TAIL) * ex2(x * x * (-0.5 * LOG2_E))
+    return x * cute.where(x > 0.0, like(x, 1.0) - tail, tail)
+
+
+def softplus_row(log_one_plus: Callable[[Fragment], Fragment], quotient: Any) -> Callable[..., Fragment]:
+    """softplus by its logarithm and its division by beta, which is None where beta is one."""
+
+    def softplus(x: Fragment, beta: Fragment, threshold: Fragment) -> Fragment:
+        scaled = x * beta
+        bent = maximum(scaled, like(x, 0.0)) + log_one_plus(-abs(scaled))
+        return cute.where(scaled > threshold, x, quotient(bent, beta) if quotient else bent)
+
+    return softplus
+
+
+def mish_row(exp: Callable[[Fragment], Fragment]) -> Callable[[Fragment], Fragment]:
+    """x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x)."""
+
+    def mish(x: Fragment) -> Fragment:
+        e = exp(minimum(x, like(x, 30.0)))  # from there on the quotient is one
+        n = e * (e + 2.0)
+        return x * (n * rcp(n + 2.0))
+
+    return mish

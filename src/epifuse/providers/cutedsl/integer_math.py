@@ -1,0 +1,34 @@
+"""Integers on fragments, rounded as by torch. CuTe DSL's `//` rounds down; its `%` takes the sign of the dividend."""
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass.cute as cute
+
+Fragment = Any  # cute.TensorSSA
+
+
+def floor_divide(x: Fragment, y: Fragment) -> Fragment:
+    """x // y, towards minus infinity."""
+    return x // y
+
+
+def remainder(x: Fragment, y: Fragment) -> Fragment:
+    """x - y * (x // y), with the sign of y."""
+    rest = x % y
+    return cute.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+def power(exponent: int) -> Callable[[Fragment, Fragment], Fragment]:
+    """x ** exponent for an exponent >= 0 known while compiling, by repeated squaring; integers wrap."""
+
+    def row(x: Fragment, _: Fragment) -> Fragment:
+        result, square, left = None, x, exponent
+        while left:
+            if left & 1:
+                result = square if result is None else result * square
+            left >>= 1
+            square = square * square if left else square
+        return cute.full_like(x, 1) if result is None else result
+
+    return row
