@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from epifuse import errors, utils
+from epifuse import errors, evt, utils
 from epifuse.api import Explanation, Results, epilogue, explain, gemm, get_kernels, linear
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
@@ -37,6 +37,7 @@ __all__ = [
     "Transport",
     "epilogue",
     "errors",
+    "evt",
     "explain",
     "gemm",
     "get_kernels",

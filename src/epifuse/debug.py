@@ -57,12 +57,17 @@ def to_svg(graph: Graph, path: str | os.PathLike[str]) -> Path:
 
     Raises `UnsupportedError` where it is not installed.
     """
+    return draw(to_dot(graph), path)
+
+
+def draw(dot: str, path: str | os.PathLike[str]) -> Path:
+    """Write a picture of `dot` as SVG. Raises `UnsupportedError` where pygraphviz is not installed."""
     try:
         import pygraphviz
     except ImportError:
         raise fail("missing_package", None, what="the picture", package="pygraphviz", extra="demo") from None
     with _silent_stderr():
-        drawn: bytes = pygraphviz.AGraph(string=to_dot(graph)).draw(format="svg", prog="dot")
+        drawn: bytes = pygraphviz.AGraph(string=dot).draw(format="svg", prog="dot")
     written = Path(path)
     written.write_bytes(drawn)
     return written

@@ -322,6 +322,57 @@ CATALOGUE: dict[str, Sentence] = {
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not a {type}"),
+    # --- visitor trees
+    "compute_function": Sentence(
+        _AT,
+        "Compute takes a function of the epilogue language, and {what} is none",
+        "pass ef.<name>, one of torch's functions of the same name, or a Python function of values",
+    ),
+    "tree_node": Sentence(
+        _AT, "{visitor} takes nodes of a visitor tree, not {what}", "write AccFetch(), Compute(fn), EVT(op, ...)"
+    ),
+    "tree_operator": Sentence(
+        _AT, "{node} computes nothing, so it can have no children", "EVT takes Compute, AuxStore or a reduction first"
+    ),
+    "tree_arity": Sentence(
+        _A, "{node} takes {want} inputs, and has {have}", "join an operator to its inputs: EVT(operator, *children)"
+    ),
+    "tree_edges": Sentence(_A, "TopologicalVisitor has edges for {have} nodes, and {want} nodes"),
+    "tree_edge": Sentence(_A, "node {position}, {node}, takes the value of {source}: nodes are numbered 0 to {last}"),
+    "tree_order": Sentence(
+        _A,
+        "node {position}, {node}, takes the value of node {source}, {other}, which is visited later",
+        "list nodes in topological order: each after those whose values it takes",
+    ),
+    "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
+    "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name, and not accum"),
+    "tree_name_twice": Sentence(
+        _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"
+    ),
+    "tree_reduction": Sentence(
+        _A,
+        "{node}: {first} and {second} are not one reduction",
+        "use plus with atomic_add, maximum with atomic_maximum, or one reduction of the vocabulary",
+    ),
+    "tree_identity": Sentence(
+        _A, "{node} cannot start from {identity}: the result would depend on the tiles", "{neutral} changes nothing"
+    ),
+    "tree_stride": Sentence(_A, "the strides of {node} are {want}, and cannot be {stride}"),
+    "tree_pointer": Sentence(
+        _A, "{node}: the strides (dM, dN, dL) = {stride} do not fit a tensor of shape {shape} and strides {strides}"
+    ),
+    "tree_arguments": Sentence(_A, "the arguments of {node} are {want}, and not {value}"),
+    "tree_argument_twice": Sentence(_A, "the argument '{name}' is given twice, and differently"),
+    "tree_null": Sentence(_A, "the pointer of {node} is null, and there is no value to use instead"),
+    "tree_access": Sentence(_T, "{node} loads a {want}, and the operand has shape {shape}", "{hint}"),
+    "tree_reduced_dims": Sentence(
+        _T, "the reduction of a visitor tree takes a value with accum's dims; this one has shape {shape}"
+    ),
+    # --- functors, the class form, plan objects
+    "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
+    "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
+    "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),
+    "positional": Sentence(_A, "{function} takes {want} by position"),
     # --- planning and running
     "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),
     "artifact": Sentence(_A, "this compiled artifact was built for other arguments: {why}"),

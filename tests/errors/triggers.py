@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import epifuse as ef
 from epifuse import debug
 from epifuse.passes.verify import verify
+from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
 
 M, N, K = 6, 10, 4
@@ -262,4 +263,5 @@ CALLS: dict[str, Callable[[], Any]] = {
     "device_cc": lambda: _unwrap(ef.utils.is_device_cc_supported({100})),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
+    **TREES,
 }

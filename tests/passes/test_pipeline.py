@@ -8,13 +8,14 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.frontend import parse
+from epifuse.arguments import parsed
+from epifuse.evt import EVT, ColBroadcast, ColReduction, Compute, ScalarBroadcast
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph
 from epifuse.passes.lower import lower
 from epifuse.problem import Problem
 
-EPILOGUES = {
+EPILOGUES: dict[str, Any] = {
     "linear_combination": "def epi(accum, C, alpha, beta): D = alpha * accum + beta * C; return D",
     "host_arithmetic": "def epi(accum, alpha, beta): s = alpha if beta > 0 else 1 - beta; D = accum * s; return D",
     "literals": "def epi(accum, C): D = (accum * 1 + 0) / 4 - C ** 2 * 1.0 - 0; return D, accum",
@@ -31,6 +32,7 @@ EPILOGUES = {
     "layout": "def epi(accum, heads): h = accum.reshape(8, 3, 4); D = h * heads; m = sum(h, dim=-1); return D, m",
     "transposed": "def epi(accum, T): D = accum.permute(1, 0) + T; return D",
     "effects": "def epi(accum): debug_print('t = {}', accum * 2); D = accum + 1; return D",
+    "known_reductions": EVT(ColReduction("sums"), EVT(Compute(ef.mul), ColBroadcast("col"), ScalarBroadcast("alpha"))),
     "shared": "def epi(accum): t = relu(accum); u = t * t; D = u * u + u; return D",
 }
 OPERANDS = {
@@ -45,9 +47,9 @@ OPERANDS = {
 }
 
 
-def problem_for(source: str, given: dict[str, Any] | None = None) -> tuple[Graph, Problem]:
+def problem_for(source: Any, given: dict[str, Any] | None = None) -> tuple[Graph, Problem]:
     """The graph as parsed, and the problem on an 8 x 12 product."""
-    graph = parse(source).graph
+    graph = parsed(source).graph
     inputs = {name: OPERANDS[name] for name in graph.inputs} if given is None else given
     args = ef.GemmArguments(
         torch.empty(8, 4), torch.empty(4, 12), epilogue=ef.EpilogueArguments.partial(source, inputs)
@@ -59,7 +61,7 @@ def problem_for(source: str, given: dict[str, Any] | None = None) -> tuple[Graph
 def test_every_pass(name: str, golden: Callable[[str], None]) -> None:
     """Sections that a pass left as they were say so."""
     graph, problem = problem_for(EPILOGUES[name])
-    parts = [EPILOGUES[name], f"== parsed\n{graph}"]
+    parts = [str(EPILOGUES[name]), f"== parsed\n{graph}"]
     shown = str(graph)
     for step in passes.PIPELINE:
         graph = step(graph, problem)

@@ -10,6 +10,7 @@ from epifuse.ir import Graph
 from epifuse.ir.digest import Identity, identify
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import canonicalise
+from epifuse.passes.eliminate_reductions import eliminate_reductions
 from epifuse.passes.infer_types import infer_types
 from epifuse.passes.lower import lower
 from epifuse.passes.prune import prune
@@ -18,7 +19,7 @@ from epifuse.problem import Problem
 
 Pass = Callable[[Graph, Problem], Graph]
 
-PIPELINE: tuple[Pass, ...] = (infer_types, canonicalise, prune, assign_stages)
+PIPELINE: tuple[Pass, ...] = (infer_types, canonicalise, eliminate_reductions, prune, assign_stages)
 
 
 def run(graph: Graph, problem: Problem) -> Graph:

@@ -57,6 +57,8 @@ def _attr(node: Node, cuts: Cuts) -> object:
         return node.attr._replace(dims=_dims(node.attr.dims, cuts))
     if node.op == "index":
         return expand(node.attr, cuts)
+    if node.op == "expand":
+        return canonical(expand(node.attr, cuts))
     if node.op == "reduce":
         name, gone = node.attr
         return name, canonical(expand(gone, cuts))

@@ -10,7 +10,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph, Load, Node
 from epifuse.ir.types import canonical, factors_of
 
-_LEAVES = {"accum": 0, "load": 0, "const": 0, "index": 0, "cast": 1, "reduce": 1, "debug_print": 1}
+_LEAVES = {"accum": 0, "load": 0, "const": 0, "index": 0, "cast": 1, "expand": 1, "reduce": 1, "debug_print": 1}
 
 
 def verify(name: str, before: Graph, after: Graph) -> None:
@@ -42,7 +42,8 @@ def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
         yield f"{node} is no operation"
     elif len(node.args) != arity:
         yield f"{node} has {len(node.args)} arguments, not {arity}"
-    given = canonical(factor for arg in node.args for factor in graph.types[arg].factors)
+    added = node.attr if node.op == "expand" else ()
+    given = canonical([*added, *(factor for arg in node.args for factor in graph.types[arg].factors)])
     factors = graph.types[node].factors
     if node.op == "load":
         if not isinstance(node.attr, Load) or node.attr.dims is None or factors_of(node.attr.dims) != factors:

@@ -1,0 +1,41 @@
+"""Visitor trees: an epilogue as CUTLASS's people say it. A tree is read into the graph a Python function gives."""
+
+from epifuse.evt import functional
+from epifuse.evt.nodes import (
+    AccFetch,
+    AuxLoad,
+    AuxStore,
+    ColBroadcast,
+    ColReduction,
+    Compute,
+    Operation,
+    Reduction,
+    RowBroadcast,
+    RowReduction,
+    ScalarBroadcast,
+    ScalarReduction,
+    SrcFetch,
+)
+from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
+from epifuse.evt.visitor import Visitor
+
+__all__ = [
+    "EVT",
+    "AccFetch",
+    "AuxLoad",
+    "AuxStore",
+    "ColBroadcast",
+    "ColReduction",
+    "Compute",
+    "Operation",
+    "Reduction",
+    "RowBroadcast",
+    "RowReduction",
+    "ScalarBroadcast",
+    "ScalarReduction",
+    "SplitTreeVisitor",
+    "SrcFetch",
+    "TopologicalVisitor",
+    "Visitor",
+    "functional",
+]

@@ -1,0 +1,195 @@
+"""Arguments of a tree: nested as CUTLASS nests them, or flat by name with pointers and strides. Both end as names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from epifuse import api
+from epifuse.arguments import GemmArguments, Load, Store
+from epifuse.errors import EpifuseError, fail
+from epifuse.evt.nodes import AuxStore, Compute, Reduction, ScalarBroadcast
+from epifuse.evt.outline import Line, outline
+from epifuse.evt.tree import EVT, children_of
+from epifuse.evt.visitor import Visitor
+
+# --- nested ------------------------------------------------------------------------------------------------------
+
+
+def from_nested(tree: Visitor, nested: Any) -> dict[str, Any]:
+    """Operands and outputs by name. Raises `ArgumentError` naming the node whose part does not fit."""
+    lines = outline(tree)
+    found: dict[str, Any] = {}
+    for line, part in _parts(tree, lines, nested):
+        for name, value in _own(line, part):
+            if name in found and not _same(found[name], value):
+                raise fail("tree_argument_twice", line.place, name=name)
+            found[name] = value
+    return found
+
+
+def _parts(tree: Visitor, lines: Sequence[Line], nested: Any) -> Iterator[tuple[Line, Any]]:
+    """Each line with the part that is for its own node; of a tree visitor the last part."""
+    rest = iter(lines)
+    stack = [(tree, nested)]
+    while stack:
+        node, part = stack.pop()
+        line = next(rest)
+        children = children_of(node)
+        if not children:
+            yield line, part
+            continue
+        has_own = isinstance(node, EVT)
+        want = len(children) + has_own
+        if not isinstance(part, (tuple, list)) or len(part) != want:
+            shape = f"a tuple of {want}, one for each child" + (" and its own last" if has_own else "")
+            raise fail("tree_arguments", line.place, node=line.label, want=shape, value=_shown(part))
+        if has_own:
+            yield line, part[-1]
+        stack.extend(reversed(list(zip(children, part, strict=False))))
+
+
+def _own(line: Line, part: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values from the part of one leaf or operator."""
+    node = line.node
+    fields = tuple(part) if isinstance(part, (tuple, list)) else () if part == {} else (part,)
+    match node:
+        case ScalarBroadcast():
+            yield from _scalars(line, node, fields)
+        case Compute():
+            if len(fields) != len(node.slots) and not (not fields and all(d is not None for _, d in node.slots)):
+                raise _misfit(line, ", ".join(name for name, _ in node.slots) or "(): nothing", part)
+            yield from ((name, value) for (name, _), value in zip(node.slots, fields, strict=False))
+        case AuxStore():
+            pointer, stride = _padded(line, fields, ("pointer", "stride"), part)
+            yield str(node.name), _pointer(line, pointer, stride, None)
+        case Reduction():
+            pointer, identity, stride = _padded(line, fields, ("pointer", "identity", "stride"), part)
+            if identity is not None and identity != node.identity and not node.is_neutral(identity):
+                raise fail("tree_identity", line.place, node=line.label, identity=identity, neutral=node.neutral)
+            if stride is not None:
+                node.check_stride(tuple(stride) if isinstance(stride, (list, tuple)) else stride)
+            yield str(node.name), _pointer(line, pointer, None, None)
+        case _ if line.node.slots and hasattr(node, "default"):
+            pointer, default, stride = _padded(line, fields, ("pointer", "value if null", "stride"), part)
+            yield str(node.name), _pointer(line, pointer, stride, node.default if default is None else default)
+        case _:
+            if fields:
+                raise _misfit(line, "(): nothing", part)
+
+
+def _scalars(line: Line, node: ScalarBroadcast, fields: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """((value, ...), (pointer, ...), (stride, ...)); a pointer that is not null comes before the value."""
+    if not node.slots:
+        if fields:
+            raise _misfit(line, "(): its number is written in the tree", fields)
+        return
+    groups = [tuple(f) if isinstance(f, (tuple, list)) else (f,) for f in fields]
+    count = len(node.slots)
+    if len(groups) > 3 or any(len(group) > count for group in groups):
+        raise _misfit(line, f"((value, ...), (pointer, ...), (stride, ...)) for {count}", fields)
+    values, pointers, strides = ((*group, *(None,) * (count - len(group))) for group in (*groups, (), (), ())[:3])
+    for (name, default), value, pointer, stride in zip(node.slots, values, pointers, strides, strict=True):
+        value = default if value is None else value
+        if pointer is not None or value is not None or not fields:
+            yield name, _pointer(line, pointer, stride, value)
+
+
+def _padded(line: Line, fields: tuple[Any, ...], names: tuple[str, ...], part: Any) -> tuple[Any, ...]:
+    if len(fields) > len(names):
+        raise _misfit(line, f"({', '.join(names)})", part)
+    return (*fields, *(None,) * (len(names) - len(fields)))
+
+
+def _misfit(line: Line, want: str, part: Any) -> EpifuseError:
+    return fail("tree_arguments", line.place, node=line.label, want=want, value=_shown(part))
+
+
+def _shown(part: Any) -> str:
+    if isinstance(part, torch.Tensor):
+        return f"a tensor of shape {tuple(part.shape)}"
+    return f"a {type(part).__name__} of {len(part)}" if isinstance(part, (tuple, list)) else repr(part)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, torch.Tensor) and not isinstance(other, torch.Tensor) and one == other)
+
+
+# --- flat --------------------------------------------------------------------------------------------------------
+
+
+def prepared(lines: Sequence[Line], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with `x_ptr` and `dX` read as the pointer and strides of x, and None as a null pointer."""
+    rest = dict(given)
+    found: dict[str, Any] = {}
+    for line in lines:
+        outputs = ((line.node.name, None),) if isinstance(line.node, (AuxStore, Reduction)) else ()
+        for name, default in (*line.node.slots, *outputs):
+            keys = (name, f"{name}_ptr", _stride_name(name))
+            if name in found or not any(key in rest for key in keys):
+                continue
+            value, pointer, stride = (rest.pop(key, None) for key in keys)
+            found[name] = _pointer(line, pointer if pointer is not None else value, stride, default)
+    return found | rest
+
+
+def _stride_name(name: str) -> str:
+    """scale_a -> dScaleA."""
+    return "d" + "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
+# --- pointers ----------------------------------------------------------------------------------------------------
+
+
+def _pointer(line: Line, pointer: Any, stride: Any, default: float | None) -> Any:
+    """The operand behind a pointer and its strides; `default` where the pointer is null."""
+    if pointer is None:
+        if default is None:
+            raise fail("tree_null", line.place, node=line.label)
+        return default
+    if stride is None or not isinstance(pointer, (torch.Tensor, Load, Store)):
+        return pointer
+    if isinstance(pointer, (Load, Store)):
+        tensor = _strided(line, pointer.tensor, stride)
+        return type(pointer)(tensor, pointer.via, pointer.num_bits_per_copy)
+    return _strided(line, pointer, stride)
+
+
+def _strided(line: Line, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
+    """`tensor` with a dim for each of (L,) M, N, extent one along those whose stride is 0. No data moves."""
+    whole = isinstance(stride, (tuple, list)) and len(stride) == 3 and all(type(d) is int for d in stride)
+    if whole:
+        d_m, d_n, d_l = stride
+        wanted = [(0, d_l), (1, d_m), (2, d_n)]
+        varying = [axis for axis, d in wanted if d]
+        # The stride of the batch may be named where there is none.
+        for axes in (varying, [axis for axis in varying if axis]):
+            if tensor.dim() == len(axes) or (tensor.numel() == 1 and not axes):
+                shape, strides = [1, 1, 1], [0, 0, 0]
+                for axis, extent, step in zip(axes, tensor.shape, tensor.stride(), strict=False):
+                    shape[axis], strides[axis] = extent, step
+                if all(e == 1 or s == d for e, s, (_, d) in zip(shape, strides, wanted, strict=True)):
+                    return tensor.reshape(shape[1:] if 0 not in axes else shape) if axes else tensor.reshape(())
+        if tensor.dim() in (2, 3) and _fits(tensor, (d_l, d_m, d_n)[-tensor.dim() :]):
+            return tensor
+    shown = {"shape": tuple(tensor.shape), "strides": tuple(tensor.stride())}
+    raise fail("tree_pointer", line.place, node=line.label, stride=stride, **shown)
+
+
+def _fits(tensor: torch.Tensor, wanted: Sequence[int]) -> bool:
+    """A tensor that has the dims already."""
+    return all(e == 1 or s == d for e, s, d in zip(tensor.shape, tensor.stride(), wanted, strict=True))
+
+
+# --- workspace ---------------------------------------------------------------------------------------------------
+
+
+def workspace_size(args: GemmArguments) -> int:
+    """Bytes of workspace the best kernel for `args` needs."""
+    explanation = api.explain(args)
+    if explanation.plan is None:
+        reasons = "\n".join(f"  {reason}" for reason in explanation.selection.reasons)
+        raise fail("no_kernel", None, reasons=reasons, hint="fallback='torch' needs no workspace")
+    return explanation.plan.allocation.workspace_bytes

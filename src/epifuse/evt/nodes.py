@@ -1,0 +1,330 @@
+"""The nodes of a visitor tree: values, compared by what they hold. A node says what it is; `reading.py` what it means.
+
+Leaves fetch: AccFetch, SrcFetch, AuxLoad, ScalarBroadcast, RowBroadcast, ColBroadcast. Operators take the values of
+other nodes: Compute, AuxStore, and the reductions, which store and hand their input on. How they are joined is in
+`tree.py`. A name is the operand's or output's; without one a node is named after its kind when the tree is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from epifuse.errors import fail
+from epifuse.evt.visitor import Slots, Visitor
+from epifuse.frontend.apply import parameters_of
+from epifuse.fusion.primitives import add, logical_and, logical_or, maximum, minimum, mul
+from epifuse.fusion.reduction import REDUCTIONS, all, amax, amin, any, sum
+from epifuse.fusion.vocabulary import VOCABULARY, ours
+
+Strides = tuple[int, int, int]
+"""(dM, dN, dL) in elements: a zero says that the value does not vary over that axis."""
+
+Function = Callable[..., Any] | str
+
+
+def _function(function: Function) -> Any:
+    """A function by itself or by its name in the vocabulary."""
+    return VOCABULARY[function].function if isinstance(function, str) and function in VOCABULARY else function
+
+
+def _spelled(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else repr(value)
+
+
+# --- leaves ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class AccFetch(Visitor):
+    """The accumulator, A @ B; in the output trees of a `SplitTreeVisitor` the value of its input tree."""
+
+
+@dataclass(frozen=True, repr=False)
+class SrcFetch(Visitor):
+    """The source matrix, (M, N) or (L, M, N): an operand called C."""
+
+    name: str = "C"
+    access: ClassVar[str] = "tile"
+
+    @property
+    def slots(self) -> Slots:
+        return ((self.name, None),)
+
+
+@dataclass(frozen=True, repr=False)
+class _Broadcast(Visitor):
+    """An operand by name, and the number that stands for it where its pointer is null."""
+
+    name: str | None = None
+    default: float | None = None
+    access: ClassVar[str]
+
+    @property
+    def slots(self) -> Slots:
+        return ((str(self.name), self.default),)
+
+
+class AuxLoad(_Broadcast):
+    """A matrix, (M, N) or (L, M, N)."""
+
+    access, kind = "tile", "aux"
+
+
+class RowBroadcast(_Broadcast):
+    """A row vector, (N,), (1, N) or (L, 1, N), or a number."""
+
+    access, kind = "row", "row"
+
+
+class ColBroadcast(_Broadcast):
+    """A column vector, (M,), (M, 1) or (L, M, 1), or a number."""
+
+    access, kind = "column", "col"
+
+
+@dataclass(frozen=True, repr=False)
+class ScalarBroadcast(Visitor):
+    """A number, or one a batch, (L, 1, 1), on the host or on the device; with several names their combination.
+
+    `value` is the default of each name. Without a name it is a literal of the epilogue, as a number written in a
+    function is. `reduction` joins several: `functional.multiplies` unless given.
+    """
+
+    name: str | tuple[str, ...] | None = None
+    value: float | None = None
+    reduction: Function = mul
+    access: ClassVar[str] = "scalar"
+    kind: ClassVar[str] = "scalar"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reduction", _function(self.reduction))
+
+    @property
+    def is_named(self) -> bool:
+        return self.name is not None or self.value is not None
+
+    @property
+    def slots(self) -> Slots:
+        names = self.name if isinstance(self.name, tuple) else (self.name,)
+        return tuple((name, self.value) for name in names if name is not None)
+
+    @property
+    def label(self) -> str:
+        if self.name is None:
+            return f"ScalarBroadcast({'' if self.value is None else _number(self.value)})"
+        names = [name + (f" = {_number(self.value)}" if self.value is not None else "") for name, _ in self.slots]
+        joined = f", {_spelled(self.reduction)}" if len(names) > 1 else ""
+        return f"ScalarBroadcast({', '.join(names)}{joined})"
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Compute(Visitor):
+    """A function of its children: a primitive, an activation, or any function in the epilogue language.
+
+    Its further parameters are given by name: a number is a literal; a string is the name of a scalar operand, or
+    (name, default). Raises `ArgumentTypeError` where `function` is outside the language.
+    """
+
+    function: Any
+    further: tuple[tuple[str, Any], ...]
+
+    def __init__(self, function: Function, **arguments: Any) -> None:
+        object.__setattr__(self, "function", _function(function))
+        object.__setattr__(self, "further", tuple(arguments.items()))
+        known = {parameter.name for parameter in parameters_of(self.function)}
+        for name in arguments:
+            if name not in known:
+                want = f"({', '.join(p.name for p in parameters_of(self.function))})"
+                raise fail("unexpected_argument", None, function=_spelled(self.function), name=name, want=want)
+
+    @property
+    def inputs(self) -> tuple[int, int]:
+        """The least and the most children it takes."""
+        free = [p for p in parameters_of(self.function) if p.name not in dict(self.further)]
+        return len([p for p in free if not p.optional]), len(free)
+
+    @property
+    def slots(self) -> Slots:
+        """Its operands: those of `arguments` that are names."""
+        return tuple((item, None) if isinstance(item, str) else item for _, item in self.further if is_operand(item))
+
+    @property
+    def label(self) -> str:
+        shown = [f"{name}={_argument(item)}" for name, item in self.further]
+        return f"Compute({', '.join([_spelled(self.function), *shown])})"
+
+
+def is_operand(item: Any) -> bool:
+    """Whether an argument of `Compute` is the name of an operand: "name", or ("name", default)."""
+    return isinstance(item, str) or (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str))
+
+
+def _argument(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    return f"{item[0]} = {_number(item[1])}" if is_operand(item) else str(item)
+
+
+@dataclass(frozen=True, repr=False)
+class Operation(Visitor):
+    """One operation as the front end writes it into the graph; what `to_tree` makes where no function says the same."""
+
+    op: str
+    attr: Any
+    arity: int
+
+    @property
+    def inputs(self) -> tuple[int, int]:
+        return self.arity, self.arity
+
+    @property
+    def label(self) -> str:
+        return f"Operation({self.op}{'' if self.attr is None else f', {self.attr}'})"
+
+
+@dataclass(frozen=True, repr=False)
+class AuxStore(Visitor):
+    """Stores its input as an output, and hands it on."""
+
+    name: str | None = None
+    kind: ClassVar[str] = "Aux"
+
+    @property
+    def inputs(self) -> tuple[int, int]:
+        return 1, 1
+
+
+_COMBINED: tuple[tuple[Any, Any], ...] = (
+    (add, sum),
+    (maximum, amax),
+    (minimum, amin),
+    (logical_and, all),
+    (logical_or, any),
+)
+"""What a function of two values makes of many."""
+
+NEUTRAL = {"amax": -math.inf, "amin": math.inf, "all": 1.0}
+"""The identity of a reduction, where it is not 0."""
+
+_COMBINE_AGAIN: dict[str, Any] = {"amax": maximum, "amin": minimum, "absmax": maximum}
+
+
+@dataclass(frozen=True, repr=False)
+class Reduction(Visitor):
+    """Reduces its input to an output, and hands the input on.
+
+    `function` combines in registers, `global_function` in memory; both say the same reduction: `functional.plus` and
+    `functional.atomic_add`, say, or a reduction of the vocabulary. `identity` takes part in a maximum or minimum; in
+    other reductions it must be neutral. A `stride` with dL other than 0 reduces each batch by itself. Raises
+    `ArgumentError` for functions that are not one reduction, identities that are not neutral, strides of another shape.
+    """
+
+    name: str | None = None
+    function: Function = add
+    global_function: Function | None = None
+    identity: float | None = None
+    stride: Strides | None = None
+    kept: ClassVar[str]
+
+    @property
+    def inputs(self) -> tuple[int, int]:
+        return 1, 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", _reduction(self, self.function))
+        if self.global_function is not None:
+            object.__setattr__(self, "global_function", _reduction(self, self.global_function, "global"))
+            if self.global_function is not self.function:
+                names = (_spelled(self.function), _spelled(self.global_function))
+                raise fail("tree_reduction", None, node=type(self).__name__, first=names[0], second=names[1])
+        if self.identity is not None and not self.is_neutral(self.identity) and self.again is None:
+            raise fail("tree_identity", None, node=self.label, identity=self.identity, neutral=self.neutral)
+        if self.stride is not None:
+            self.check_stride(self.stride)
+
+    def check_stride(self, stride: Any) -> None:
+        """Raise unless `stride` is zero along the axes that are reduced, and only there."""
+        axes = "mnl"
+        whole = isinstance(stride, tuple) and len(stride) == 3 and {type(d) for d in stride} == {int}
+        if not whole or [axes[i] for i in (0, 1) if stride[i]] != [a for a in "mn" if a in self.kept]:
+            want = "(" + ", ".join("d" + a.upper() if a in (*self.kept, "l") else "0" for a in axes) + ")"
+            raise fail("tree_stride", None, node=type(self).__name__, stride=stride, want=want)
+
+    @property
+    def reduction(self) -> str:
+        """The reduction's name in the vocabulary."""
+        return _spelled(self.function)
+
+    @property
+    def again(self) -> Any:
+        """What joins the result with an identity that is not neutral; None where nothing does."""
+        return _COMBINE_AGAIN.get(self.reduction)
+
+    @property
+    def neutral(self) -> float:
+        """The identity that changes nothing."""
+        return NEUTRAL.get(self.reduction, 0.0)
+
+    def is_neutral(self, identity: float) -> bool:
+        """Whether starting from `identity` changes nothing."""
+        if self.reduction == "amax":
+            return identity <= -3.4028234e38
+        if self.reduction == "amin":
+            return identity >= 3.4028234e38
+        return identity == self.neutral
+
+    @property
+    def per_batch(self) -> bool:
+        return self.stride is not None and self.stride[2] != 0
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The axes it reduces over."""
+        return tuple(a for a in "lmn" if a not in self.kept and not (a == "l" and self.per_batch))
+
+    @property
+    def label(self) -> str:
+        named = f"{self.name} = " if self.name else ""
+        return f"{type(self).__name__}({named}{self.reduction}{' of each batch' if self.per_batch else ''})"
+
+
+def _reduction(node: Visitor, function: Function, which: str = "register") -> Any:
+    combined = {id(step): reduction for step, reduction in _COMBINED}
+    found = _function(function)
+    found = combined.get(id(found), found)
+    entry = ours(found)
+    if entry is None or entry.name not in REDUCTIONS:
+        raise fail("tree_reduction", None, node=type(node).__name__, first=_spelled(function), second=which)
+    return found
+
+
+class ScalarReduction(Reduction):
+    """All of its input to one number, or one a batch."""
+
+    kind, kept = "scalar_reduction", ""
+
+
+class RowReduction(Reduction):
+    """Its input over M to a row vector, (N,), or (L, N) with one a batch."""
+
+    kind, kept = "row_reduction", "n"
+
+
+class ColReduction(Reduction):
+    """Its input over N to a column vector, (M,), or (L, M) with one a batch."""
+
+    kind, kept = "col_reduction", "m"
+
+
+STORES = (AuxStore, Reduction)
+OPERATORS = (Compute, Operation, *STORES)

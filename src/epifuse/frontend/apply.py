@@ -1,0 +1,84 @@
+"""One call of a function on nodes that exist already: what the compute node of a visitor tree means."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from epifuse.errors import Loc, fail
+from epifuse.frontend.names import FunctionRef, Helper, Reader, Scope, Static, known_function
+from epifuse.frontend.signature import signature_of
+from epifuse.frontend.source import Source, from_function
+from epifuse.frontend.statements import Parser, drive
+from epifuse.ir import Builder, Node
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed(Source):
+    """A definition nobody wrote as source: whatever goes wrong in it, went wrong at one place."""
+
+    place: Loc
+
+    def loc(self, node: ast.AST) -> Loc:
+        return self.place
+
+
+def placed(place: Loc) -> Source:
+    """A source that is one place and no more."""
+    definition = ast.parse("lambda accum: accum", mode="eval").body
+    assert isinstance(definition, ast.Lambda)
+    return _Placed(definition, place.file, (place.text,), place)
+
+
+def function_of(function: Any, place: Loc | None) -> FunctionRef | Helper:
+    """What `function` is to the language. Raises `ArgumentTypeError` for what it does not hold."""
+    spelled = str(getattr(function, "__name__", type(function).__name__))
+    found = known_function(function, spelled) if callable(function) else None
+    if not isinstance(found, (FunctionRef, Helper)):
+        raise fail("compute_function", place, what=spelled)
+    return found
+
+
+class Parameter(NamedTuple):
+    """One parameter of a function: its name, and whether a call may leave it out."""
+
+    name: str
+    optional: bool
+
+
+def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, ...]:
+    """The parameters of `function` in order."""
+    found = function_of(function, place)
+    if isinstance(found, Helper):
+        signature = signature_of(found.function, from_function(found.function))
+    else:
+        signature = found.entry.signature
+    return tuple(Parameter(p.name, p.default is not p.empty) for p in signature.parameters.values())
+
+
+@dataclass
+class Calls:
+    """Functions called on the nodes of one builder, and what was found on the way: as `Parsed` wants it."""
+
+    builder: Builder
+    captures: dict[str, Reader] = field(default_factory=dict)
+    guards: list[tuple[Reader, Any]] = field(default_factory=list)
+    effects: dict[Node, None] = field(default_factory=dict)
+    checked: dict[Node, None] = field(default_factory=dict)
+
+    def apply(self, function: Any, values: Sequence[Node], named: Mapping[str, Any], place: Loc) -> Node:
+        """`function(*values, **named)`; what is wrong inside it is blamed on its own line, called from `place`."""
+        source = placed(place)
+        parser = Parser(source, Scope(None, self.guards), reassign=False)
+        parser.builder, parser.captures = self.builder, self.captures
+        parser.effects, parser.assigned = self.effects, self.checked
+        given = {name: item if isinstance(item, Node) else _literal(parser, item) for name, item in named.items()}
+        at = ast.Call(func=ast.Name("f"), args=[ast.Name("x") for _ in values], keywords=[])
+        result = drive(parser.call(function_of(function, place), list(values), given, at))
+        return parser.value(result, at)
+
+
+def _literal(parser: Parser, item: Any) -> Any:
+    return parser.emit("const", attr=item) if isinstance(item, (bool, int, float)) else Static(item)
