@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import epifuse as ef
 from epifuse import debug
 from epifuse.passes.verify import verify
+from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
 
@@ -264,4 +265,5 @@ CALLS: dict[str, Callable[[], Any]] = {
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
     **TREES,
+    **FACADES,
 }
