@@ -48,9 +48,7 @@ def _spec(design: Design) -> KernelSpec:
 _INPUTS = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _LOADS = (*_OUTPUTS, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool)
-NO_ROW = frozenset({"floor_divide", "remainder"})
-"""Primitives the device table does not have: CuTe DSL's integer division mixes two rounding rules."""
-_FLOATS_ONLY = frozenset({"pow", "floor", "ceil", "round"})  # an int32 power ends the compiler (CuTe DSL 4.8.1)
+_CASTS = (*_OUTPUTS, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
 
 
@@ -144,11 +142,9 @@ def _unaddressable(name: str, info: TensorInfo) -> str | None:
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
         type_ = graph.types[node]
-        if node.op in ("reduce", "debug_print") or node.op in NO_ROW:
+        if node.op in ("reduce", "debug_print"):
             return f"it has no {node.attr[0] if node.op == 'reduce' else node.op} yet"
-        if node.op in _FLOATS_ONLY and type_.kind != "float":
-            return f"it has no {node.op} of integers"
-        if type_.kind == "int64" or (node.op == "cast" and node.attr not in _OUTPUTS):
+        if type_.kind == "int64" or (node.op == "cast" and node.attr not in _CASTS):
             return f"it does not cast to {node.attr} yet"
         if any(factor.extent is not None or factor.stride > 1 for factor in type_.factors):
             return "it has no reshaped axes yet"

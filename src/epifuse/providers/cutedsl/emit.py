@@ -34,9 +34,15 @@ def walk(
 
 
 def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accuracy: Accuracy) -> Fragment:
-    args = [_as_kind(values[arg], graph, arg, node, i) for i, arg in enumerate(node.args)]
+    kind = _common_kind(node, graph)
+    args = [
+        values[arg] if node.op == "where" and i == 0 else as_kind(values[arg], graph.types[arg].kind, kind)
+        for i, arg in enumerate(node.args)
+    ]
     if node.op == "cast":
-        return _cast(node)(*args)
+        return _cast(args[0], node.attr)
+    if node.op == "expand":
+        return args[0]
     name = str(node.attr) if node.op == "call" else node.op
     literals = tuple(arg.attr if arg.op == "const" else None for arg in node.args)
     return row(name, accuracy, graph.types[node].kind, literals)(*args)
@@ -48,20 +54,42 @@ def _constant(node: Node, like: Fragment, graph: Graph) -> Fragment:
     return cute.full_like(like, node.attr, HELD[graph.types[node].kind])
 
 
-def _as_kind(value: Fragment, graph: Graph, arg: Node, user: Node, position: int) -> Fragment:
-    """Integers and masks beside floats become float32 first."""
-    kind = graph.types[arg].kind
-    mixed = graph.types[user].kind == "float" or any(graph.types[other].kind == "float" for other in user.args)
-    if kind == "float" or not mixed or (user.op == "where" and position == 0):
+def _common_kind(node: Node, graph: Graph) -> str:
+    """What the arguments are converted to: the widest kind among them and the result."""
+    values = node.args[1:] if node.op == "where" else node.args
+    kinds = {graph.types[value].kind for value in (node, *values)}
+    if node.op in _ORDERED:
+        kinds.add("int32")  # true, held as one signed bit, would be less than false
+    return next(kind for kind in ("float", "int32", "mask") if kind in kinds)
+
+
+_ORDERED = frozenset({"lt", "le", "gt", "ge"})
+
+
+def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
+    """A fragment of one kind as another: a mask becomes 0 and 1."""
+    if kind == wanted or kind == "float" or wanted == "mask":
         return value
     if kind == "mask":
-        ones = cute.full(value.shape, 1.0, Float32)
-        return cute.where(value, ones, cute.full_like(ones, 0.0))
+        one = cute.full(value.shape, 1, HELD[wanted])
+        return cute.where(value, one, cute.full_like(one, 0))
     return value.to(Float32)
 
 
-def _cast(node: Node) -> Callable[[Fragment], Fragment]:
-    name = {"torch.float16": cutlass.Float16, "torch.bfloat16": cutlass.BFloat16, "torch.float32": Float32}[
-        str(node.attr)
-    ]
-    return lambda x: x.to(name).to(Float32)
+CASTS: Mapping[str, Any] = {
+    "torch.float16": cutlass.Float16,
+    "torch.bfloat16": cutlass.BFloat16,
+    "torch.float32": Float32,
+    "torch.int32": Int32,
+    "torch.int16": cutlass.Int16,
+    "torch.int8": cutlass.Int8,
+    "torch.uint8": cutlass.Uint8,
+}
+
+
+def _cast(value: Fragment, dtype: object) -> Fragment:
+    """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
+    to = CASTS[str(dtype)]
+    if to.is_float:
+        return value.to(to).to(Float32)
+    return value.to(Int32).to(to).to(Int32)

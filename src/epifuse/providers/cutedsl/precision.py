@@ -20,11 +20,26 @@ NARROW_ERROR = 2.0**-16
 _BUDGET = 16
 """How many such errors may meet in one output: 16 of them are half of a float16's last place."""
 _CARRIES = frozenset(
-    {"mul", "div", "reciprocal", "neg", "abs", "sqrt", "rsqrt", "maximum", "minimum", "clip", "where", "tanh", "erf"}
+    {
+        "mul",
+        "div",
+        "reciprocal",
+        "neg",
+        "abs",
+        "sqrt",
+        "rsqrt",
+        "maximum",
+        "minimum",
+        "clip",
+        "where",
+        "expand",
+        "tanh",
+        "erf",
+    }
 )
 """Functions whose relative error is at most that of their arguments. A sum may cancel, an exponential multiplies the
 error by its argument, a comparison, a rounding or a cast makes a step of it: what these read is computed in full."""
-_EXACT = frozenset({"mul", "neg", "abs", "maximum", "minimum", "clip", "where"})
+_EXACT = frozenset({"mul", "neg", "abs", "maximum", "minimum", "clip", "where", "expand"})
 
 
 def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bool = False) -> Mapping[Node, Accuracy]:
