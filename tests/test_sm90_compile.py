@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.providers.cutedsl import DESIGNS, NATIVE, budget
+from epifuse.providers.cutedsl import DESIGNS, NATIVE, budget, lowered
+from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.target import TARGETS
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -70,7 +71,6 @@ def test_a_kernel_for_another_target_is_not_run():
     ("args", "reason"),
     [
         (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
-        (arguments(lambda accum: accum, n=500), "rows of 1000 bytes"),
         (arguments(lambda accum: accum, dtype=torch.float32), "float16 or bfloat16"),
         (arguments(lambda accum: accum, k=0), "K = 0"),
         (arguments(lambda accum: ef.sum(accum)), "no sum yet"),
@@ -97,8 +97,20 @@ def test_every_primitive_has_a_row():
 
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
-def test_designs_fit_shared_memory(design):
-    capacity = TARGETS[90].shared_memory
-    stages = budget.fit_stages(design, 4, capacity)
-    assert stages >= 3
-    assert budget.shared_bytes(replace(design, stages=stages), 2, 4) <= capacity
+@pytest.mark.parametrize("operands", [0, 1, 8])
+def test_designs_fit_shared_memory(design, operands):
+    """What does not fit goes direct; three stages of A and B are kept in any case."""
+    names = [f"C{i}" for i in range(operands)]
+    source = f"def epilogue(accum{''.join(f', {n}' for n in names)}):\n" + "".join(
+        f"    D{i} = accum + {n}\n" for i, n in enumerate(names)
+    )
+    returned = ", ".join(f"D{i}" for i in range(operands)) or "accum"
+    args = arguments(source + f"    return {returned}\n", **{name: torch.empty(512, 512) for name in names})
+    found = arrange(lowered(args.graph, args.problem), replace(args.problem, target=TARGETS[90]), design, 2)
+    assert found is not None
+    program, fitted = found
+    loads = [access for _, access in program.loads]
+    assert fitted.stages >= 3
+    assert budget.shared_bytes(fitted, 2, loads, program.stores) <= TARGETS[90].shared_memory
+    ways = [access.way for access in (*loads, *program.stores)]
+    assert set(ways) == ({"tile"} if operands < 8 else {"tile", "direct"})

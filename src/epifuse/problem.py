@@ -19,12 +19,13 @@ from epifuse.target import Target
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor without its data."""
+    """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes from its storage's start."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: str
+    aligned: bool = True
 
     def __str__(self) -> str:
         return f"{short(self.dtype)}[{', '.join(map(str, self.shape))}]"
@@ -32,7 +33,8 @@ class TensorInfo:
 
 def info(tensor: torch.Tensor) -> TensorInfo:
     """Shape, strides (in elements), dtype and device of `tensor`."""
-    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device))
+    aligned = tensor.storage_offset() * tensor.dtype.itemsize % 16 == 0
+    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device), aligned)
 
 
 @dataclass(frozen=True)

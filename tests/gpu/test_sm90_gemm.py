@@ -99,6 +99,50 @@ def test_operands_of_every_access(shape, out, batches):
     check(everything, a, b, operands, {"D": out, "Aux": torch.float32})
 
 
+def both(accum, C, E, row):
+    D = accum * row + C
+    Aux = D - E
+    return D, Aux
+
+
+@pytest.mark.parametrize("majors", range(16))
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_each_operand_and_output_by_rows_or_by_columns(majors, dtypes):
+    m, n, k = 200, 328, 128
+    a, b = normal(m, k, dtype=torch.bfloat16), normal(k, n, dtype=torch.bfloat16)
+
+    def matrix(bit, dtype):
+        return normal(n, m, dtype=dtype).t() if majors >> bit & 1 else normal(m, n, dtype=dtype)
+
+    operands = {"C": matrix(0, dtypes[0]), "E": matrix(1, dtypes[1]), "row": normal(n)}
+    outputs = {"D": matrix(2, dtypes[0]).fill_(torch.nan), "Aux": matrix(3, dtypes[1]).fill_(torch.nan)}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(both, **operands, **outputs))
+    kernel = ef.get_kernels(args)[0]
+    assert str(kernel.plan).count("TMA through") == 4
+    kernel.run(args)
+    wide = {name: tensor.float() for name, tensor in operands.items()}
+    for (name, out), want in zip(outputs.items(), ef.reference(both)(a.float() @ b.float(), **wide), strict=True):
+        torch.testing.assert_close(out.float(), want, rtol=1e-2, atol=0.1, msg=name)
+
+
+@pytest.mark.parametrize("n", [1, 7, 250])
+def test_rows_that_tma_cannot_address_go_direct(n):
+    a, b = normal(130, 64, dtype=torch.bfloat16), normal(n, 64, dtype=torch.bfloat16).t()
+    check(both, a, b, {"C": normal(130, n, dtype=torch.bfloat16), "E": normal(130, n), "row": normal(n)})
+
+
+def many(accum, C0, C1, C2, C3, C4, C5, C6, C7):
+    D0, D1, D2, D3 = accum + C0, accum * C1, accum - C2, accum + 2.0 * C3
+    D4, D5, D6, D7 = accum - C4, accum + C5 * C6, accum + C7, accum
+    return D0, D1, D2, D3, D4, D5, D6, D7
+
+
+def test_eight_float32_in_and_eight_out():
+    a, b = normal(300, 96, dtype=torch.float16), normal(96, 520, dtype=torch.float16)
+    operands = {f"C{i}": normal(300, 520) for i in range(8)}
+    check(many, a, b, operands, {f"D{i}": torch.float32 for i in range(8)})
+
+
 def test_numbers_and_extents_do_not_recompile(monkeypatch):
     from epifuse.providers.cutedsl import compile as cutedsl_compile
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
-from itertools import count
 
 import torch
 
@@ -16,7 +14,7 @@ from epifuse.passes.lower import lower
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import HostNumber, Problem, TensorInfo
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl.budget import fit_stages
+from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.program import Design, Program
 
 NATIVE = frozenset({"sigmoid", "silu", "gelu_tanh", "gelu_erf", "expm1", "softplus", "logsigmoid", "mish"})
@@ -36,7 +34,6 @@ DESIGNS = tuple(
     for cluster in ((2, 1), (1, 2), (1, 1))
 )
 """Candidates. A ping-pong tile has one warp group, whose registers hold 128 x 192 at most."""
-_LARGEST_WITH_OPERANDS = 128 * 128  # of a ping-pong tile: at 128 x 160 a residual and a second output already spill
 
 
 def _spec(design: Design) -> KernelSpec:
@@ -69,23 +66,23 @@ class CuteDslProvider:
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
         """Elementwise float epilogues over 16-bit inputs whose rows TMA can address."""
-        reason = _refused_problem(problem) or _refused_graph(lowered(graph, problem), problem)
+        walked = lowered(graph, problem)
+        reason = _refused_problem(problem) or _refused_graph(walked, problem)
         if reason is not None:
             return Refusal(spec.name, reason)
-        staged = staged_output(graph, problem)
-        if isinstance(staged, str):
-            return Refusal(spec.name, staged)
-        design = fitted(spec, graph, problem, staged)
-        operands = any(isinstance(problem.by_name.get(n.attr.name), TensorInfo) for n in graph.loads())
-        if design.pingpong and design.tile[0] * design.tile[1] > _LARGEST_WITH_OPERANDS and operands:
-            return Refusal(spec.name, "its accumulator leaves too few registers for an epilogue with operands")
         for field in ("tile", "cluster", "schedule"):
-            if getattr(problem.constraints, field) not in (None, getattr(design, field)):
-                return Refusal(spec.name, f"its {field} is {getattr(design, field)}, not the one asked for")
+            if getattr(problem.constraints, field) not in (None, getattr(dict(spec.design)["design"], field)):
+                return Refusal(
+                    spec.name, f"its {field} is {getattr(dict(spec.design)['design'], field)}, not the one asked for"
+                )
+        found = arrange(walked, problem, dict(spec.design)["design"], problem.a.dtype.itemsize)
+        if found is None:
+            return Refusal(spec.name, "its tile leaves too little shared memory for three stages of A and B")
+        program, design = found
         return Allocation(
             design.tile,
             cost=estimate(design, problem),
-            transports=tuple(_transports(graph, problem, staged)),
+            transports=tuple(_transports(program)),
             notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
         )
 
@@ -94,21 +91,14 @@ class CuteDslProvider:
         from epifuse.providers.cutedsl.launch import GpuKernel
 
         graph, problem = lowered(plan.graph, plan.problem), plan.problem
-        staged = staged_output(plan.graph, problem)
-        assert isinstance(staged, int)
-        return GpuKernel(plan, program_of(graph, problem, staged), fitted(plan.spec, plan.graph, problem, staged))
+        found = arrange(graph, problem, dict(plan.spec.design)["design"], problem.a.dtype.itemsize)
+        assert found is not None
+        return GpuKernel(plan, *found)
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
     """The graph as the kernel walks it."""
     return assign_stages(canonicalise(lower(graph, NATIVE), problem), problem)
-
-
-def program_of(graph: Graph, problem: Problem, staged: int) -> Program:
-    """The program of a lowered graph: numbers are handed over, computed ones too."""
-    tensors = {name for name, operand in problem.operands if isinstance(operand, TensorInfo)}
-    names = {node.attr.name for node in graph.loads()}
-    return Program.of(graph, frozenset(names - tensors), staged)
 
 
 def _refused_problem(problem: Problem) -> str | None:
@@ -162,32 +152,6 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     return None
 
 
-def staged_output(graph: Graph, problem: Problem) -> int | str:
-    """Which output leaves by TMA: the first that is the whole result by rows; or why none can."""
-    reasons = []
-    given = dict(problem.outputs)
-    for index, output in zip(count(), graph.outputs, strict=False):
-        dtype = dict(problem.dtypes)[output.name]
-        info = given[output.name]
-        n = problem.extents["n"]
-        row = info.strides[-2] if info is not None else n
-        by_rows = output.dims == problem.accum_dims and (info is None or info.strides[-1] == 1)
-        if by_rows and row * dtype.itemsize % _ALIGNMENT == 0:
-            return index
-        size = row * dtype.itemsize
-        reasons.append(
-            f"'{output.name}' has rows of {size} bytes" if by_rows else f"'{output.name}' is not stored by rows"
-        )
-    return f"{reasons[0]}, TMA needs rows that are a multiple of {_ALIGNMENT} bytes apart"
-
-
-def fitted(spec: KernelSpec, graph: Graph, problem: Problem, staged: int) -> Design:
-    """The spec's design with as many stages as fit beside the store buffers."""
-    design: Design = dict(spec.design)["design"]
-    dtype = dict(problem.dtypes)[graph.outputs[staged].name]
-    return replace(design, stages=fit_stages(design, dtype.itemsize, problem.target.shared_memory))
-
-
 _MULTIPROCESSORS = 132  # of an H100 or H200
 _RATE = {
     ((128, 192), True): 1.0,
@@ -231,13 +195,15 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _transports(graph: Graph, problem: Problem, staged: int) -> list[tuple[str, str]]:
-    found = [
-        (load.attr.name, "direct loads, element by element")
-        for load in graph.loads()
-        if isinstance(problem.by_name.get(load.attr.name), TensorInfo)
-    ]
-    return found + [
-        (output.name, "staged, TMA store" if i == staged else "direct stores, element by element")
-        for i, output in enumerate(graph.outputs)
-    ]
+_WAYS = {
+    "scalar": "one load a tile",
+    "row": "once a tile, through shared memory",
+    "column": "once a tile, through shared memory",
+    "tile": "TMA through shared memory",
+    "direct": "direct, element by element",
+}
+
+
+def _transports(program: Program) -> list[tuple[str, str]]:
+    accesses = [access for _, access in program.tensors] + list(program.stores)
+    return [(access.name, _WAYS[access.way]) for access in accesses]

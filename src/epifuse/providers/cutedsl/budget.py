@@ -2,26 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.program import Access, Design
 
+MATH_GROUPS = 2
 STORE_STAGES = 2
-SUBTILE = (128, 32)  # of both warp groups together, in either schedule
+SUBTILE = (64, 32)
+"""What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
 K_TILE = 64  # elements of 16 bits: one swizzle span of 128 bytes
+_WARP_GROUP = 128
+_FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
+_MOST_STAGES = 12
 
 
-def shared_bytes(design: Design, input_bytes: int, output_bytes: int) -> int:
-    """Bytes of shared memory: A and B stages, the store buffers, barriers, and alignment."""
+def subtiles(design: Design) -> int:
+    """Subtiles of one warp group in one tile."""
+    groups = 1 if design.pingpong else MATH_GROUPS
+    return design.tile[0] // (SUBTILE[0] * groups) * (design.tile[1] // SUBTILE[1])
+
+
+def vector_slots(design: Design, way: str) -> int:
+    """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
+    groups = 1 if design.pingpong else MATH_GROUPS
+    length = design.tile[1] if way == "row" else design.tile[0] // groups
+    return -(-length // _WARP_GROUP) * _WARP_GROUP
+
+
+def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stores: Iterable[Access]) -> int:
+    """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
     m, n = design.tile
-    stages = design.stages * (m + n) * K_TILE * input_bytes
-    stores = STORE_STAGES * SUBTILE[0] * SUBTILE[1] * output_bytes
-    return stages + stores + 16 * design.stages + 3 * 1024
+    loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
+    barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
+    vectors = sum(4 * vector_slots(design, access.way) for access in loads if access.way in ("row", "column"))
+    tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
+    tiles += sum(STORE_STAGES * area * access.dtype.itemsize for access in stores if access.way == "tile")
+    head = -(-(barriers + MATH_GROUPS * vectors) // 1024) * 1024
+    return head + design.stages * (m + n) * K_TILE * input_bytes + MATH_GROUPS * tiles
 
 
-def fit_stages(design: Design, output_bytes: int, capacity: int) -> int:
-    """The most stages that fit, at most twelve; three at least hide the latency of a TMA load."""
-    stages = 2
-    while stages < 12 and shared_bytes(replace(design, stages=stages + 1), 2, output_bytes) <= capacity:
+def fit(
+    design: Design, input_bytes: int, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int
+) -> Design | None:
+    """The design with as many stages as fit, or None if too few do.
+
+    Operands arrive in as many stages as leave four to A and B, in a divisor of the subtiles: a slot is then known
+    while tracing.
+    """
+    tiles = any(access.way == "tile" for access in loads)
+    best = None
+    for load_stages in (1, 2, 3, 4) if tiles else (0,):
+        if tiles and subtiles(design) % load_stages:
+            continue
+        found = replace(design, load_stages=load_stages)
+        found = replace(found, stages=_stages(found, input_bytes, loads, stores, capacity))
+        if found.stages >= (_FEWEST_STAGES if best is None or load_stages <= 2 else _FEWEST_STAGES + 1):
+            best = found
+    return best
+
+
+def _stages(
+    design: Design, input_bytes: int, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int
+) -> int:
+    stages = 0
+    while stages < _MOST_STAGES:
+        if shared_bytes(replace(design, stages=stages + 1), input_bytes, loads, stores) > capacity:
+            break
         stages += 1
     return stages

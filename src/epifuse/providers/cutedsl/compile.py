@@ -11,11 +11,10 @@ import torch
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from epifuse.ir import Node
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Access, Design, Program
 
 DTYPES: Mapping[torch.dtype, Any] = {
     torch.float32: cutlass.Float32,
@@ -34,34 +33,39 @@ OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
 _one_at_a_time = threading.Lock()
 
 
+_compiled: dict[tuple[object, ...], Any] = {}
+
+
 def compile_program(plan: Plan, program: Program, design: Design, extra_options: str = "") -> Any:
-    """The compiled function of a plan; needs no GPU. Extents, strides and numbers are run-time arguments."""
+    """The compiled function of a plan; needs no GPU. Extents, strides and numbers are run-time arguments.
+
+    Plans that differ in nothing else share a function.
+    """
+    a, b = plan.problem.a, plan.problem.b
+    majors = a.strides[-1] == 1, b.strides[-1] == 1
+    key = (program.structure(), design, a.dtype, b.dtype, majors, extra_options)
+    with _one_at_a_time:
+        if key not in _compiled:
+            _compiled[key] = _compile(plan, program, design, OPTIONS + extra_options)
+        return _compiled[key]
+
+
+def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     problem = plan.problem
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     a = _matrix(problem.a, extents["m"], extents["k"], extents["l"], rows_first=True)
     b = _matrix(problem.b, extents["n"], extents["k"], extents["l"], rows_first=False)
     shape = (extents["m"], extents["n"], extents["l"])
-    dtypes = dict(problem.dtypes)
-    tensors = tuple(_anywhere(DTYPES[_dtype(plan, node)], shape) for node in program.tensors)
-    scalars = tuple(Int32(0) if program.graph.types[n].kind == "int32" else Float32(0.0) for n in program.scalars)
-    outputs = tuple(
-        _by_rows(DTYPES[dtypes[output.name]], shape)
-        if i == program.staged
-        else _anywhere(DTYPES[dtypes[output.name]], shape)
-        for i, output in enumerate(program.graph.outputs)
-    )
+    tensors = tuple(_tensor(access, shape) for _, access in program.tensors)
+    kinds = [program.graph.types[node].kind for node in program.numbers]
+    numbers = tuple(Int32(0) if kind == "int32" else Float32(0.0) for kind in kinds)
+    outputs = tuple(_tensor(access, shape) for access in program.stores)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    with _one_at_a_time, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         kernel = Sm90Gemm(design, program)
-        return cute.compile(kernel, a, b, tensors, scalars, outputs, Int32(1), stream, options=OPTIONS + extra_options)
-
-
-def _dtype(plan: Plan, node: Node) -> torch.dtype:
-    operand = plan.problem.by_name[node.attr.name]
-    assert isinstance(operand, TensorInfo)
-    return operand.dtype
+        return cute.compile(kernel, a, b, tensors, numbers, outputs, Int32(1), stream, options=options)
 
 
 def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_first: bool) -> Any:
@@ -80,14 +84,12 @@ def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_fir
     )
 
 
-def _by_rows(dtype: Any, shape: tuple[Any, ...]) -> Any:
-    def stride() -> Any:
-        return cute.sym_int64(divisibility=128 // dtype.width)
-
-    return make_fake_tensor(dtype, shape, (stride(), 1, stride()), assumed_align=16)
-
-
-def _anywhere(dtype: Any, shape: tuple[Any, ...]) -> Any:
-    return make_fake_tensor(
-        dtype, shape, tuple(cute.sym_int64() for _ in range(3)), assumed_align=max(dtype.width // 8, 1)
-    )
+def _tensor(access: Access, shape: tuple[Any, ...]) -> Any:
+    """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind."""
+    dtype = DTYPES[access.dtype]
+    if access.way != "tile":
+        strides = tuple(cute.sym_int64() for _ in range(3))
+        return make_fake_tensor(dtype, shape, strides, assumed_align=max(dtype.width // 8, 1))
+    m, n, l = (cute.sym_int64(divisibility=128 // dtype.width) for _ in range(3))
+    extents = shape if "l" in access.axes else (*shape[:2], 1)
+    return make_fake_tensor(dtype, extents, (m, 1, l) if access.by_rows else (1, n, l), assumed_align=16)

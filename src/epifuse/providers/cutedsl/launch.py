@@ -14,7 +14,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Step
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.compile import compile_program
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Access, Design, Program
 
 
 class View(NamedTuple):
@@ -32,7 +32,7 @@ class GpuKernel:
         # The raw tvm-ffi function: 0.12 us a call instead of 0.37 us through the wrapper for keyword arguments.
         self.function: Callable[..., Any] = compiled.__tvm_ffi_object__()
         self.views = _Views(plan, program)
-        self.numbers = tuple(node.attr.name for node in program.scalars)
+        self.numbers = tuple(node.attr.name for node in program.numbers)
         self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
         self.cluster_size = design.cluster[0] * design.cluster[1]
 
@@ -87,27 +87,33 @@ class _Views:
         self.shape = (extents["m"], extents["n"], extents["l"])
         self.a = _batched(problem.a, extents["l"], rows=-2)
         self.b = _batched(problem.b, extents["l"], rows=-1)
-        self.operands = tuple(self._operand(node.attr, problem) for node in program.tensors)
-        self.outputs = tuple(self._output(output, problem) for output in program.graph.outputs)
+        self.operands = tuple(self._operand(node.attr, access, problem) for node, access in program.tensors)
+        self.outputs = tuple(
+            self._output(output, access, problem)
+            for output, access in zip(program.graph.outputs, program.stores, strict=True)
+        )
 
-    def _operand(self, load: Load, problem: Problem) -> tuple[str, View]:
+    def _operand(self, load: Load, access: Access, problem: Problem) -> tuple[str, View]:
         operand = problem.by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        return load.name, self._full(viewed(_stand_in(operand), load), load.dims)
+        return load.name, self._full(viewed(_stand_in(operand), load), load.dims, access)
 
-    def _output(self, output: Output, problem: Problem) -> tuple[str, View]:
+    def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
         dims = output.dims or ()
         given = dict(problem.outputs)[output.name]
-        return output.name, self._full(_stand_in(given or shape_of(dims, problem.extents)), dims)
+        return output.name, self._full(_stand_in(given or shape_of(dims, problem.extents)), dims, access)
 
-    def _full(self, tensor: torch.Tensor, dims: Dims | None) -> View:
-        """A tensor as (M, N, L), stride 0 where it does not vary."""
+    def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
+        """A tensor as (M, N, L), stride 0 where it does not vary; a tile that does not vary over L has one batch."""
         view = self.space.view(tensor, dims or ()).permute(1, 2, 0)
         strides = [s if view.shape[i] > 1 else 0 for i, s in enumerate(view.stride())]
-        # TMA wants a legal stride even for the only batch.
-        if tensor.dim() and strides[1] == 1 and strides[2] == 0 and self.shape[2] == 1:
-            strides[2] = strides[0] * self.shape[0]
-        return View(self.shape, tuple(strides))
+        if access.way != "tile":
+            return View(self.shape, tuple(strides))
+        # No address depends on the stride of a single row or batch, but TMA checks it.
+        inner = 1 if access.by_rows else 0
+        span = _up(self.shape[0] * self.shape[1], 16)
+        legal = tuple(1 if i == inner else stride or span for i, stride in enumerate(strides))
+        return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
 
 
 def _stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:

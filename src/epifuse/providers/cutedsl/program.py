@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
 
 from epifuse.ir import Graph, Load, Node
+
+Way = Literal["number", "scalar", "row", "column", "tile", "direct"]
+"""How an operand or output travels.
+
+number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
+values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies.
+"""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous."""
+
+    name: str
+    way: Way
+    axes: frozenset[str] = frozenset()
+    dtype: torch.dtype = torch.float32
+    by_rows: bool = True
 
 
 @dataclass(frozen=True)
 class Design:
-    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages of A and B, clusters of m in a raster band.
+    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters of m in a raster band.
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
-    beside the main loop of the other.
+    beside the main loop of the other. Stages of A and B, and those in which an operand's subtiles arrive.
     """
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
     pingpong: bool
     stages: int = 0
+    load_stages: int = 0
     raster: int = 8
 
     @property
@@ -32,21 +54,38 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The epilogue as a kernel sees it. `staged` is the output that leaves through shared memory."""
+    """The epilogue as a kernel sees it: its graph, how each load arrives and how each output leaves."""
 
     graph: Graph
-    tensors: tuple[Node, ...]
-    scalars: tuple[Node, ...]
-    staged: int
+    loads: tuple[tuple[Node, Access], ...]
+    stores: tuple[Access, ...]
 
-    @staticmethod
-    def of(graph: Graph, host_numbers: frozenset[str], staged: int) -> Program:
-        """Sort the loads: numbers travel as arguments, everything else as a tensor."""
-        loads = graph.loads()
-        scalars = tuple(node for node in loads if _name(node) in host_numbers)
-        return Program(graph, tuple(node for node in loads if node not in scalars), scalars, staged)
+    @property
+    def tensors(self) -> tuple[tuple[Node, Access], ...]:
+        """Loads of tensors, in the order in which the kernel takes them."""
+        return tuple(load for load in self.loads if load[1].way != "number")
 
+    @property
+    def numbers(self) -> tuple[Node, ...]:
+        """Loads of numbers, in the order in which the kernel takes them."""
+        return tuple(node for node, access in self.loads if access.way == "number")
 
-def _name(node: Node) -> str:
-    assert isinstance(node.attr, Load)
-    return node.attr.name
+    def loads_by(self, *ways: Way) -> tuple[tuple[Node, Access], ...]:
+        """Loads that travel so."""
+        return tuple(load for load in self.loads if load[1].way in ways)
+
+    def structure(self) -> tuple[object, ...]:
+        """What the kernel is generated from, without names: equal structures compile to the same function."""
+        numbers = {node: i for i, node in enumerate(self.graph.nodes)}
+        nodes = tuple(
+            (
+                node.op,
+                None if isinstance(node.attr, Load) else repr(node.attr),
+                tuple(numbers[arg] for arg in node.args),
+                self.graph.types[node],
+            )
+            for node in self.graph.nodes
+        )
+        loads = tuple((numbers[node], replace(access, name="")) for node, access in self.loads)
+        stores = tuple(replace(access, name="") for access in self.stores)
+        return nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)

@@ -1,0 +1,358 @@
+"""The epilogue of one warp group: how operands arrive and results leave, around the walk of the graph.
+
+A tile is worked on in subtiles of 64 x 32, 16 values a thread in the order of the accumulator. Each warp group is on
+its own: it has its own buffers and barriers, so that one may be in its epilogue while the other multiplies. An access
+is one lifecycle: vectors are fetched into registers before the main loop, which hides their latency, and deposited in
+shared memory after it; tiles are brought by a producer warp; scalars stay in a register.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warp
+
+from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.emit import HELD, walk
+from epifuse.providers.cutedsl.program import Design, Program
+
+try:
+    from cutlass.tensor_utils import LayoutEnum
+except ImportError:  # its home in CuTe DSL 4.7
+    from cutlass.utils import LayoutEnum
+
+WARP_GROUP = 128
+SUBTILE = budget.SUBTILE
+
+
+class Carrier(NamedTuple):
+    """What TMA needs for one staged tensor: its atom, its coordinates, the layout of its buffer."""
+
+    atom: Any
+    tensor: Any
+    layout: Any
+
+
+class Shared(NamedTuple):
+    """The epilogue's shared memory: buffers of tiles and vectors, and the barriers of arriving tiles."""
+
+    loads: list
+    stores: list
+    vectors: list
+    barriers: Any
+
+
+class Place(NamedTuple):
+    """Which tile, and for which rows of it: everything that places a warp group's values in the result."""
+
+    m: Any
+    n: Any
+    l: Any
+    within: Any
+
+
+class Epilogue:
+    """The epilogue of `program` in `design`; what it holds is known while tracing."""
+
+    def __init__(self, design: Design, program: Program) -> None:
+        self.design, self.program = design, program
+        self.groups = 1 if design.pingpong else budget.MATH_GROUPS
+        self.across = design.tile[1] // SUBTILE[1]
+        self.down = design.tile[0] // (SUBTILE[0] * self.groups)
+        self.subtiles = self.across * self.down
+        self.tensors = [access for _, access in program.tensors]
+        self.tiles = [i for i, access in enumerate(self.tensors) if access.way == "tile"]
+        self.vectors = [i for i, access in enumerate(self.tensors) if access.way in ("row", "column")]
+        self.scalars = [i for i, access in enumerate(self.tensors) if access.way == "scalar"]
+        self.staged = [i for i, access in enumerate(program.stores) if access.way == "tile"]
+        self.direct = [i for i, access in enumerate(program.stores) if access.way == "direct"]
+        self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
+
+    # On the host.
+
+    def carriers(self, tensors, outputs):
+        """TMA atoms of the staged operands and outputs."""
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        return (
+            tuple(self._carrier(load, tensors[i], self.design.load_stages) for i in self.tiles),
+            tuple(self._carrier(store, outputs[i], budget.STORE_STAGES) for i in self.staged),
+        )
+
+    def _carrier(self, op, tensor, stages):
+        major = LayoutEnum.from_tensor(tensor)
+        layout = sm90.make_smem_layout_epi(tensor.element_type, major, SUBTILE, stages * budget.MATH_GROUPS)
+        one = cute.slice_(layout, (None, None, 0))
+        atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, one, SUBTILE)
+        return Carrier(atom, coordinates, layout)
+
+    # In the kernel, every thread.
+
+    def allocate(self, allocator):
+        """Barriers and vectors: what needs no wide alignment comes before what does."""
+
+        def vector(i):
+            slots = budget.vector_slots(self.design, self.tensors[i].way)
+            return allocator.allocate_tensor(self._held(i), cute.make_layout((slots, budget.MATH_GROUPS)), 16)
+
+        barriers = 2 * budget.MATH_GROUPS * self.design.load_stages
+        return allocator.allocate_array(Int64, barriers) if self.tiles else None, [vector(i) for i in self.vectors]
+
+    def buffers(self, allocator, small, carriers, tensors, outputs):
+        """What `allocate` gave, and the buffers of tiles."""
+
+        def buffer(dtype, layout):
+            return allocator.allocate_tensor(dtype, layout.outer, 1024, layout.inner)
+
+        loads = [buffer(tensors[i].element_type, c.layout) for i, c in zip(self.tiles, carriers[0], strict=True)]
+        stores = [buffer(outputs[i].element_type, c.layout) for i, c in zip(self.staged, carriers[1], strict=True)]
+        return Shared(loads, stores, small[1], small[0])
+
+    def initialise(self, shared):
+        """One thread: barriers that say a stage is full (one arrival and its bytes) and empty (one a warp)."""
+        for i in range(budget.MATH_GROUPS * self.design.load_stages):
+            cute.arch.mbarrier_init(shared.barriers + 2 * i, 1)
+            cute.arch.mbarrier_init(shared.barriers + 2 * i + 1, WARP_GROUP // 32)
+
+    def _full(self, shared, group, slot):
+        return shared.barriers + 2 * (group * self.design.load_stages + slot)
+
+    def _held(self, i):
+        return HELD["int32" if self.kinds[i] == "mask" else self.kinds[i]]
+
+    def load_partitions(self, shared, carriers):
+        """Shared and global side of each staged operand."""
+        return [_partition(carrier, buffer) for carrier, buffer in zip(carriers[0], shared.loads, strict=True)]
+
+    def store_partitions(self, shared, carriers):
+        """Shared and global side of each staged output."""
+        return [_partition(carrier, buffer) for carrier, buffer in zip(carriers[1], shared.stores, strict=True)]
+
+    # The producer warp of a warp group.
+
+    def bring(self, s, arrivals, place, group, shared, carriers, partitions):
+        """Load subtile `s` of every staged operand once its stage is empty. `arrivals` counts those before."""
+        stages = self.design.load_stages
+        slot = arrivals % stages
+        full = self._full(shared, group, slot)
+        cute.arch.mbarrier_wait(full + 1, ((arrivals // stages) & 1) ^ 1)
+        area = SUBTILE[0] * SUBTILE[1]
+        arriving = sum(area * self.tensors[i].dtype.itemsize for i in self.tiles)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, arriving)
+        i, j = self._subtile(s, place)
+        for index, carrier, (to, from_) in zip(self.tiles, carriers[0], partitions, strict=True):
+            l = place.l if "l" in self.tensors[index].axes else 0
+            cute.copy(carrier.atom, from_[None, i, j, l], to[None, group * stages + slot], tma_bar_ptr=full)
+
+    def _subtile(self, s, place):
+        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result."""
+        return (
+            place.m * (self.down * self.groups) + s // self.across * self.groups + place.within,
+            place.n * self.across + s % self.across,
+        )
+
+    # A warp group.
+
+    def fetch(self, tensors, place, thread, shape):
+        """Scalars and vectors of a tile, in registers. Lanes outside the result read its edge."""
+        held = {}
+        for i in self.scalars:
+            held[i] = tensors[i][0, 0, place.l].to(self._held(i))
+        for i in self.vectors:
+            way = self.tensors[i].way
+            rounds = budget.vector_slots(self.design, way) // WARP_GROUP
+            values = cute.make_rmem_tensor(rounds, self._held(i))
+            for j in range(rounds):
+                at = j * WARP_GROUP + thread
+                if way == "row":
+                    column = cutlass.min(place.n * self.design.tile[1] + at, shape[1] - 1)
+                    values[j] = tensors[i][0, column, place.l].to(self._held(i))
+                else:
+                    row = cutlass.min(self._row(at // SUBTILE[0], at % SUBTILE[0], place), shape[0] - 1)
+                    values[j] = tensors[i][row, 0, place.l].to(self._held(i))
+            held[i] = values
+        return held
+
+    def _row(self, repeat, row, place):
+        """Row of the result: row `row` of the `repeat`-th subtile down of this warp group."""
+        return place.m * self.design.tile[0] + (repeat * self.groups + place.within) * SUBTILE[0] + row
+
+    def deposit(self, held, shared, group, thread):
+        """Vectors from registers to shared memory."""
+        for i, buffer in zip(self.vectors, shared.vectors, strict=True):
+            for j in range(cute.size(held[i])):
+                buffer[j * WARP_GROUP + thread, group] = held[i][j]
+
+    def subtile(self, s, values, held, place, team, tensors, numbers, outputs, shape):
+        """Subtile `s`: walk the graph, store what leaves directly, put into shared memory what TMA will send."""
+        down, right = s // self.across, s % self.across
+        count = team.count
+        accum = cute.make_rmem_tensor(team.shape, Float32)
+        for i in range(count):
+            accum[i] = values[s * count + i]
+        x = accum.load()
+        rows = [self._row(down, team.places[i][0], place) for i in range(count)]
+        columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(count)]
+        loads = {node: i for i, (node, _) in enumerate(self.program.tensors)}
+        arrived = team.arrived(s)
+
+        def leaf(node):
+            if node.op == "accum":
+                return x
+            if node.op == "index":
+                axis = node.attr[0].axis
+                return _fill(team.shape, Int32, {"m": rows, "n": columns}.get(axis, [place.l] * count))
+            kind = self.program.graph.types[node].kind
+            if node in self.program.numbers:
+                number = numbers[self.program.numbers.index(node)]
+                value = cute.full_like(x, number, HELD["float" if kind == "mask" else kind])
+                return value != 0.0 if kind == "mask" else value
+            i = loads[node]
+            way = self.tensors[i].way
+            if way == "tile":
+                return arrived[i]
+            if way == "scalar":
+                value = cute.full_like(x, held[i], self._held(i))
+            elif way == "direct":
+                value = _load_direct(tensors[i], self._held(i), team.shape, rows, columns, place.l, shape)
+            else:
+                value = team.vector(i, down, right)
+            return value != 0 if kind == "mask" else value
+
+        found = walk(self.program.graph, leaf, x)
+        results = [found[output.node] for output in self.program.graph.outputs]
+        team.store_direct(results, outputs, rows, columns, place, shape)
+        team.stage(s, results)
+
+    def send(self, s, place, group, carriers, partitions):
+        """One warp: TMA stores of subtile `s`."""
+        slot = group * budget.STORE_STAGES + s % budget.STORE_STAGES
+        i, j = self._subtile(s, place)
+        for carrier, (from_, to) in zip(carriers[1], partitions, strict=True):
+            cute.copy(carrier.atom, from_[None, slot], to[None, i, j, place.l])
+        cute.arch.cp_async_bulk_commit_group()
+
+
+class Team:
+    """One warp group's share of the copies: which values and places of a subtile each of its threads has."""
+
+    def __init__(self, epilogue: Epilogue, mma, thread, group, executed, shared, tensors, outputs) -> None:
+        self.epilogue, self.thread, self.group, self.shared = epilogue, thread, group, shared
+        own = mma.get_slice(thread)
+        self.shape = mma.partition_shape_C(SUBTILE)
+        self.count = cute.size(self.shape)
+        self.places = own.partition_C(cute.make_identity_tensor(SUBTILE))
+        self.from_shared = [self._reader(mma, tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)]
+        self.to_shared = [self._writer(mma, outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)]
+        self.executed = executed
+
+    def _reader(self, mma, tensor, buffer):
+        """Copy from shared memory into the accumulator's order, and this thread's side of the buffer."""
+        major = LayoutEnum.from_tensor(tensor)
+        if tensor.element_type.width != 16:
+            return self._writer(mma, tensor, buffer)
+        atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(major.is_m_major_c(), 4), tensor.element_type)
+        copy = cute.make_tiled_copy_C_atom(atom, mma)
+        mine = copy.get_slice(self.thread)
+        return copy, cute.shape(mine.partition_D(buffer))[:3], mine.partition_S(buffer)
+
+    def _writer(self, mma, tensor, buffer):
+        major = LayoutEnum.from_tensor(tensor)
+        atom = sm90.get_smem_store_op(major, elem_ty_d=tensor.element_type, elem_ty_acc=Float32)
+        base = cute.make_copy_atom(warp.StMatrix8x8x16bOp(major.is_m_major_c(), 4), cutlass.Float16)
+        copy = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(base, mma))
+        mine = copy.get_slice(self.thread)
+        return copy, cute.shape(mine.partition_S(buffer))[:3], mine.partition_D(buffer)
+
+    def arrived(self, s):
+        """Fragments of the staged operands of subtile `s`; its stage is free again."""
+        epilogue, stages = self.epilogue, self.epilogue.design.load_stages
+        if not epilogue.tiles:
+            return {}
+        slot, rounds = s % stages, epilogue.subtiles // stages
+        full = epilogue._full(self.shared, self.group, slot)
+        cute.arch.mbarrier_wait(full, (self.executed * rounds + s // stages) & 1)
+        found = {}
+        for i, buffer, (copy, shape, source) in zip(epilogue.tiles, self.shared.loads, self.from_shared, strict=True):
+            fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
+            at = (None, None, None, self.group * stages + slot)
+            cute.copy(copy, source[at], _as(fragment, shape))
+            found[i] = fragment.load().to(Float32)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(full + 1)
+        return found
+
+    def vector(self, i, down, right):
+        """This thread's values of a vector: value i and i ^ 2 share a column, equal bit 1 shares a row."""
+        epilogue = self.epilogue
+        buffer = self.shared.vectors[epilogue.vectors.index(i)]
+        row_vector = epilogue.tensors[i].way == "row"
+        out = cute.make_rmem_tensor(self.shape, buffer.element_type)
+        for v in range(self.count):
+            first = v & ~2 if row_vector else v & 2
+            if first != v:
+                out[v] = out[first]
+            elif row_vector:
+                out[v] = buffer[right * SUBTILE[1] + self.places[v][1], self.group]
+            else:
+                out[v] = buffer[down * SUBTILE[0] + self.places[v][0], self.group]
+        return out.load()
+
+    def stage(self, s, results):
+        """Staged outputs of subtile `s` into shared memory."""
+        slot = self.group * budget.STORE_STAGES + s % budget.STORE_STAGES
+        epilogue = self.epilogue
+        for i, buffer, (copy, shape, slots) in zip(epilogue.staged, self.shared.stores, self.to_shared, strict=True):
+            fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
+            fragment.store(results[i].to(buffer.element_type))
+            at = (None, None, None, slot)
+            cute.copy(copy, _as(fragment, shape), slots[at])
+
+    def store_direct(self, results, outputs, rows, columns, place, shape):
+        """Outputs that TMA cannot address, element by element."""
+        for i in self.epilogue.direct:
+            converted = cute.make_rmem_tensor(self.shape, outputs[i].element_type)
+            converted.store(results[i].to(outputs[i].element_type))
+            for v in range(self.count):
+                _guarded_store(outputs[i], converted[v], rows[v], columns[v], place.l, shape)
+
+
+def _partition(carrier, buffer):
+    """Shared and global side of a TMA copy of whole subtiles."""
+    tiles = cute.local_tile(carrier.tensor, SUBTILE, (None, None, None))
+    return cpasync.tma_partition(
+        carrier.atom, 0, cute.make_layout(1), cute.group_modes(buffer, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
+def _as(fragment, shape):
+    """The same registers under a copy's shape of them, which counts them in the same order."""
+    return cute.make_tensor(fragment.iterator, cute.make_layout(shape))
+
+
+def _fill(shape, dtype, values):
+    out = cute.make_rmem_tensor(shape, dtype)
+    for i in range(len(values)):
+        out[i] = values[i]
+    return out.load()
+
+
+@cute.jit
+def _guarded_store(tensor: cute.Tensor, value, row, column, batch, shape):
+    if cute.elem_less((row, column), (shape[0], shape[1])):
+        tensor[row, column, batch] = value
+
+
+def _load_direct(tensor, held, shape, rows, columns, batch, extents):
+    """An operand element by element.
+
+    Lanes outside the result read its edge: a branch around each load would wait for one before it starts the next.
+    """
+    out = cute.make_rmem_tensor(shape, held)
+    for i in range(len(rows)):
+        row, column = cutlass.min(rows[i], extents[0] - 1), cutlass.min(columns[i], extents[1] - 1)
+        out[i] = tensor[row, column, batch].to(held)
+    return out.load()
