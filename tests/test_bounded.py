@@ -29,3 +29,12 @@ def test_a_remainder_moved_by_whole_periods_is_unknown():
     assert 1 <= bound[1] < torch.inf
     assert bound[2] == torch.inf
     assert torch.equal((bounded(x, EPS, moved) % y).bound, bound)
+
+
+def test_what_may_be_anything_stays_so():
+    """A negative number's power is NaN in float64 and a number in float32 where its exponent rounds to a whole one."""
+    half_way, room = torch.tensor([2.0**26 + 0.5], dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64)
+    exponent = bounded(half_way, EPS, room)
+    power = torch.pow(bounded(torch.tensor([-1.0]), EPS), exponent)
+    assert power.isnan().all()
+    assert (power * 2.0 + 1.0).bound == torch.inf

@@ -236,8 +236,9 @@ def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
     step = torch.where(wide < 0, -leaf.bound, leaf.bound) if outwards else leaf.bound
     moved = (wide + step).to(value.dtype), (wide - step).to(value.dtype)
     unknown = leaf.bound.isinf()
-    # What may be anything may be NaN, which no step reaches.
-    return (*moved, torch.where(unknown, torch.nan, wide).to(value.dtype)) if unknown.any() else moved
+    # What may be anything may be NaN, which no step reaches, and no step leaves.
+    far = torch.where(unknown, torch.where(wide.isnan(), 0.0, torch.nan), wide)
+    return (*moved, far.to(value.dtype)) if unknown.any() else moved
 
 
 def _snapped(leaf: Bounded) -> torch.Tensor:
