@@ -72,7 +72,7 @@ def parse(
     else:
         source, scope = from_function(inner), Scope(inner)
     parser = Parser(source, scope, reassign=reassign)
-    parameters, defaults = signature.epilogue_parameters(parser, source, inner, given or {}, accum)
+    parameters, defaults = signature.epilogue_parameters(parser, source, inner, given, accum)
     frame = parser.frame
     for name, value in (given or {}).items():
         reader = Reader(name, partial(_known, value))

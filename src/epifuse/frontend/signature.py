@@ -15,10 +15,14 @@ from epifuse.ir import Output
 
 
 def epilogue_parameters(
-    context: Context, source: Source, function: Callable[..., Any] | str, given: Container[str], accum: str
+    context: Context, source: Source, function: Callable[..., Any] | str, given: Container[str] | None, accum: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Operand names in order, and the defaults some of them have; parameters that are `given` are no operands."""
+    """Operand names in order, and the defaults some of them have.
+
+    Parameters that are `given` are no operands; where a front end gives any, None is a default too: to be left out.
+    """
     arguments = source.parameters
+    given, optional = given or (), given is not None
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
             raise context.fail("star_parameters", star, name=star.arg)
@@ -29,7 +33,7 @@ def epilogue_parameters(
     if not positional or positional[0].arg != accum:
         raise context.fail("accum_not_first", next(a for a in declared if a.arg == accum))
     held = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
-    values = {name: value for name, value in held.items() if name not in given}
+    values = {name: value for name, value in held.items() if name not in given and not (optional and value is None)}
     for name, value in values.items():
         if name == accum or not is_number(value):
             raise context.fail("default_not_a_number", _expression(arguments, name), name=name)

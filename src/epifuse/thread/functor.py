@@ -191,7 +191,7 @@ class Functor:
     def _is_beta_zero(self) -> bool:
         """The one choice that depends on a value: a Python zero, where every source is added."""
         operations = [add if by is None else self.parameters[by] for by in self.sources.values()]
-        beta = self.parameters.get("beta")
+        beta = None if "beta" in self.options.scale.absent else self.parameters.get("beta")
         return is_number(beta) and beta == 0 and bool(operations) and set(operations) <= {None, add, sub}
 
     def _is_stored(self, name: str) -> bool:

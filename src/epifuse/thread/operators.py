@@ -68,9 +68,10 @@ class LinearCombinationClamp(LinearCombination, formula=formulas.clamped):
         for name, limit in _range(element_output).items():
             if not any(key.startswith(name) for key in parameters):
                 parameters[name] = limit
+        if not any(key.startswith("clamp_") for key in parameters):
+            why = "pass element_output, clamp_min or clamp_max"
+            raise fail("undefined_functor", None, functor=type(self).__name__, what="no range", why=why)
         super().__init__(element_output, *options, **parameters)
-        if self.parameters["clamp_min"] is self.parameters["clamp_max"] is None:
-            raise self._undefined("no range", "pass element_output, clamp_min or clamp_max")
 
 
 def _range(dtype: Any) -> dict[str, float]:
