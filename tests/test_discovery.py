@@ -268,7 +268,7 @@ def test_workspace() -> None:
 
 def test_run_without_arguments() -> None:
     kernel = ef.get_kernels(arguments())[0]
-    with pytest.raises(ef.errors.ArgumentTypeError, match="run takes GemmArguments"):
+    with pytest.raises(ef.errors.ArgumentTypeError, match="cpu_panel takes GemmArguments, not None"):
         kernel.run(None)  # type: ignore[arg-type]
 
 

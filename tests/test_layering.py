@@ -10,8 +10,8 @@ SRC = Path(__file__).parents[1] / "src" / "epifuse"
 
 # Modules of one row may import each other; a row may import from the rows above it.
 LAYERS = (
-    "places",
-    "errors config dtypes target memory",
+    "places exceptions",
+    "errors config dtypes target memory dynamo results",
     "ir",
     "fusion",
     "frontend",

@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING
 
 from epifuse import errors, evt, utils
-from epifuse.api import Explanation, Results, epilogue, explain, gemm, get_kernels, linear
+from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
 from epifuse.kernel import CompiledArtifact, Kernel, Status
 from epifuse.plan import Plan
 from epifuse.problem import Constraints
 from epifuse.reference import reference
+from epifuse.results import Results
 
 __version__ = "0.1.0"
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from epifuse import ir, providers
-from epifuse.arguments import PLAIN, EpilogueArguments, GemmArguments
+from epifuse.arguments import PLAIN, EpilogueArguments, GemmArguments, check_arguments
 from epifuse.arguments import parsed as parse_cached
-from epifuse.errors import fail
+from epifuse.checks import check_tensor
+from epifuse.dynamo import outside_graph
+from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
@@ -21,6 +25,7 @@ from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.problem import Constraints, Problem
 from epifuse.reference import unfused
+from epifuse.results import Results
 from epifuse.runtime import cache
 from epifuse.runtime.launch import launch
 from epifuse.target import TARGETS
@@ -32,10 +37,14 @@ def epilogue(function: Callable[..., Any] | None = None, /, *, reassign: bool = 
     """Decorator: parse early, so that an epilogue outside the language fails where it is defined.
 
     The function stays callable, and then is plain PyTorch. `reassign=True` allows a name to be assigned again.
-    Raises `EpilogueSyntaxError`.
+    Raises `EpilogueSyntaxError`, and `ArgumentTypeError` for what is no function.
     """
+    if not isinstance(reassign, bool):
+        raise fail("option", None, name="reassign", want="True or False", value=reassign)
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not isinstance(function, FunctionType):
+            raise fail("wrong_arguments", None, function="epilogue", want="a Python function", type=kind_of(function))
         function.__epifuse_reassign__ = reassign  # type: ignore[attr-defined]  # read back by arguments.parsed
         parse_cached(function)
         return function
@@ -46,6 +55,7 @@ def epilogue(function: Callable[..., Any] | None = None, /, *, reassign: bool = 
 # --- discovery ---------------------------------------------------------------------------------------------------
 
 
+@outside_graph
 def get_kernels(
     args: GemmArguments,
     metadata_filter: Callable[[Metadata], bool] | None = None,
@@ -58,8 +68,9 @@ def get_kernels(
 
     `cc` plans for a target (90 = Hopper, 0 = the CPU) instead of A's device. Raises `ArgumentError` for options.
     """
-    if not isinstance(args, GemmArguments):
-        raise fail("wrong_arguments", None, function="get_kernels", want="GemmArguments", type=type(args).__name__)
+    check_arguments("get_kernels", args)
+    if metadata_filter is not None and not callable(metadata_filter):
+        raise fail("filter_type", None, type=kind_of(metadata_filter))
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise fail("option", None, name="limit", want="a whole number above 0", value=limit)
     found = [Kernel(plan.spec, plan) for plan in _selection(args, cc, providers).plans]
@@ -69,6 +80,8 @@ def get_kernels(
 
 def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] | None = None) -> Selection:
     problem = args.problem if cc is None else replace(args.problem, target=_target(cc))
+    if isinstance(names, str) or not isinstance(names, (Iterable, type(None))):
+        raise fail("option", None, name="providers", want="a list of names", value=names)
     wanted = providers.NAMES if names is None else tuple(names)
     for name in wanted:
         if name not in providers.NAMES:
@@ -91,7 +104,7 @@ def _selected(graph: Graph, problem: Problem, names: tuple[str, ...]) -> Selecti
 
 
 def _target(cc: int) -> Any:
-    if not isinstance(cc, int) or cc not in TARGETS:
+    if not isinstance(cc, int) or isinstance(cc, bool) or cc not in TARGETS:
         raise fail("cc_type", None, known=", ".join(map(str, TARGETS)), value=cc)
     return TARGETS[cc]
 
@@ -123,30 +136,17 @@ class Explanation:
 _NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unfused in PyTorch"
 
 
+@outside_graph
 def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
-    """What would run for `args`, and why nothing else does."""
+    """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is none."""
+    check_arguments("explain", args)
     return Explanation(args, _selection(args, cc))
 
 
 # --- one call ----------------------------------------------------------------------------------------------------
 
 
-class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
-    """Outputs in the order of the return statement, also by name: `r.D`."""
-
-    names: tuple[str, ...]
-
-    def __new__(cls, named: Mapping[str, torch.Tensor]) -> Results:
-        made = super().__new__(cls, named.values())
-        made.names = tuple(named)
-        return made
-
-    def __getattr__(self, name: str) -> torch.Tensor:
-        if name != "names" and name in self.names:
-            return self[self.names.index(name)]  # type: ignore[no-any-return]  # a tensor
-        raise AttributeError(f"no output named {name!r}; there are {', '.join(self.names)}")
-
-
+@outside_graph
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -178,6 +178,7 @@ def gemm(
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
+@outside_graph
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -199,10 +200,9 @@ def linear(
     The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Leading dims
     of x are flattened to M for the product, and restored on outputs that have x's rows. The rest is `gemm`'s.
     """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, torch.Tensor):
-            raise fail("tensor_type", None, name=name, type=type(tensor).__name__)
-    if weight.dim() != 2 or x.dim() < 1:
+    check_tensor("x", x, None)
+    check_tensor("weight", weight, x.device)
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     lead = tuple(x.shape[:-1])
     parsed = parse_cached(PLAIN if epilogue is None else epilogue)
@@ -210,21 +210,33 @@ def linear(
         by_name = {**by_name, "bias": bias}
         if "bias" not in parsed.parameters:
             parsed = _with_bias(parsed)
+    elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
+        raise fail("linear_bias", None)
     written = {output.name for output in parsed.graph.outputs}
+    handed = _given(parsed, by_name, operands, out)
     given = {
-        name: _rows(name, value, lead) if name in written else _flat(value, lead)
-        for name, value in _given(parsed, by_name, operands, out).items()
+        name: _rows(name, value, lead) if name in written else _flat(f"operand '{name}'", value, lead)
+        for name, value in handed.items()
     }
     options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
-    outputs, args = _run(_flat(x, lead) if lead else x.unsqueeze(0), weight.t(), parsed, given, options)
-    shaped = {o.name: outputs[o.name].view(_leading(o, outputs[o.name], lead)) for o in args.graph.outputs}
+    rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
+    outputs, args = _run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
+    shaped = {
+        o.name: handed[o.name]
+        if handed.get(o.name) is not None
+        else outputs[o.name].view(_leading(o, outputs[o.name], lead))
+        for o in args.graph.outputs
+    }
     return next(iter(shaped.values())) if len(shaped) == 1 else Results(shaped)
 
 
-def _flat(value: Any, lead: tuple[int, ...]) -> Any:
-    if not isinstance(value, torch.Tensor) or len(lead) == 1 or value.dim() < 2 or tuple(value.shape[:-1]) != lead:
+def _flat(name: str, value: Any, lead: tuple[int, ...]) -> Any:
+    if not isinstance(value, torch.Tensor) or len(lead) == 1:
         return value
-    return value.reshape(-1, value.shape[-1])
+    check_tensor(name, value, None)
+    if value.dim() < 2 or tuple(value.shape[:-1]) != lead:
+        return value
+    return value.reshape(math.prod(lead), value.shape[-1])
 
 
 def _rows(name: str, value: Any, lead: tuple[int, ...]) -> Any:
@@ -233,7 +245,7 @@ def _rows(name: str, value: Any, lead: tuple[int, ...]) -> Any:
         return value
     if not lead:
         return value.unsqueeze(0)
-    flat = _flat(value, lead)
+    flat = _flat(f"output '{name}'", value, lead)
     if flat is not value and flat.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
         raise fail("linear_out", None, name=name, shape=tuple(value.shape), strides=value.stride())
     return flat
@@ -275,15 +287,8 @@ class _Options:
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None
 
     def __post_init__(self) -> None:
-        allowed: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-            ("precision", (None, "ieee", "tf32"), "None, 'ieee' or 'tf32'"),
-            ("fallback", (None, "torch"), "None or 'torch'"),
-            ("deterministic", (True, False), "True or False"),
-            ("fast_math", (True, False), "True or False"),
-        )
-        for name, values, want in allowed:
-            if getattr(self, name) not in values:
-                raise fail("option", None, name=name, want=want, value=getattr(self, name))
+        if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
+            raise fail("option", None, name="fallback", want="None or 'torch'", value=self.fallback)
 
     @property
     def constraints(self) -> Constraints:
@@ -295,6 +300,8 @@ _OPTIONS = frozenset(_Options.__dataclass_fields__) | {"epilogue", "out", "opera
 
 def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
     """Operands and destinations by name."""
+    if not isinstance(operands, (Mapping, type(None))):
+        raise fail("operand_names", None, type=kind_of(operands))
     names = tuple(output.name for output in parsed.graph.outputs)
     for name in parsed.parameters:
         if name in _OPTIONS and name not in (operands or {}):
@@ -325,7 +332,12 @@ def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 
 def _run(
-    a: torch.Tensor, b: torch.Tensor, parsed: Parsed, given: Mapping[str, Any], options: _Options
+    a: torch.Tensor,
+    b: torch.Tensor,
+    parsed: Parsed,
+    given: Mapping[str, Any],
+    options: _Options,
+    names: tuple[str, str] = ("A", "B"),
 ) -> tuple[dict[str, torch.Tensor], GemmArguments]:
     args = GemmArguments(
         a,
@@ -334,6 +346,7 @@ def _run(
         epilogue=EpilogueArguments.partial(parsed, given),
         out_dtypes=options.out_dtypes,
         constraints=options.constraints,
+        names=names,
     )
     return execute(args, options.fallback), args
 

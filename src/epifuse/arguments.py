@@ -22,7 +22,8 @@ from epifuse.checks import (
     host_number,
 )
 from epifuse.dtypes import default_accumulator, is_storable
-from epifuse.errors import fail
+from epifuse.dynamo import outside_graph
+from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
@@ -62,7 +63,7 @@ class _Hint:
         if width is None:
             return
         if not isinstance(width, int) or isinstance(width, bool):
-            raise fail("transport_width_type", None, hint=name, type=type(width).__name__)
+            raise fail("transport_width_type", None, hint=name, type=kind_of(width))
         if self.via is Transport.TMA:
             raise fail("transport_width", None, hint=name, via="tma")
 
@@ -118,6 +119,7 @@ class EpilogueArguments:
     missing or extra names.
     """
 
+    @outside_graph
     def __init__(self, epilogue_fn: Callable[..., Any] | str, /, **kwargs: Any) -> None:
         self._bind(epilogue_fn, kwargs, allocate=False)
 
@@ -166,6 +168,12 @@ class EpilogueArguments:
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
 
 
+def check_arguments(function: str, args: object) -> None:
+    """Raises `ArgumentTypeError` where `args` are no `GemmArguments`."""
+    if not isinstance(args, GemmArguments):
+        raise fail("wrong_arguments", None, function=function, want="GemmArguments", type=kind_of(args))
+
+
 PLAIN = "def plain(accum): D = accum; return D"
 
 
@@ -175,9 +183,10 @@ class GemmArguments:
     `out` receives D when there is no epilogue. With one, it only describes the product and is not written: the
     epilogue's own destinations are. `accumulator_type` defaults to float32 (float64, int32 for such inputs).
     Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, `EpilogueTypeError` on the
-    user's line for values that do not; nothing is written.
+    user's line for values that do not; nothing is written. `names` are what errors call A and B.
     """
 
+    @outside_graph
     def __init__(
         self,
         A: torch.Tensor,
@@ -188,6 +197,7 @@ class GemmArguments:
         *,
         out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
         constraints: Constraints | None = None,
+        names: tuple[str, str] = ("A", "B"),
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
             raise fail(
@@ -195,13 +205,16 @@ class GemmArguments:
                 None,
                 function="GemmArguments",
                 want="EpilogueArguments",
-                type=type(epilogue).__name__,
+                type=kind_of(epilogue),
             )
-        self.A, self.B, self.out = A, B, out
+        if not isinstance(constraints, (Constraints, type(None))):
+            want = "constraints=ef.Constraints(...)"
+            raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=kind_of(constraints))
+        self.A, self.B, self.out, self.names = A, B, out, names
         given = {} if out is None else {"D": out}
         self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, given)
         parsed = self.epilogue.parsed
-        check_product(A, B, accumulator_type or parsed.dtypes.get("accum"))
+        check_product(A, B, accumulator_type or parsed.dtypes.get("accum"), names)
         self.accumulator_type = accumulator_type or parsed.dtypes.get("accum") or default_accumulator(A.dtype, B.dtype)
         check_declared("accum", self.accumulator_type, parsed)
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
@@ -247,7 +260,8 @@ class GemmArguments:
         tensors = self.epilogue.tensors
         for name, dtype in out_dtypes.items():
             if name not in self.epilogue.output_names:
-                raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=self.epilogue.output_names)
+                shown = ", ".join(self.epilogue.output_names)
+                raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=shown)
             if not is_storable(dtype):
                 raise fail("output_dtype", None, name=name, dtype=dtype)
         dtypes, infos, declared = [], [], self.epilogue.parsed.dtypes
@@ -266,7 +280,8 @@ class GemmArguments:
             dtypes.append((output.name, chosen))
             infos.append((output.name, None if given is None else info(given)))
         destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
-        aliases = check_overlaps(self.A, self.B, tensors, destinations, self.graph, self.problem)
+        inputs = dict(zip(self.names, (self.A, self.B), strict=True))
+        aliases = check_overlaps(inputs, tensors, destinations, self.graph, self.problem)
         self.problem = replace(self.problem, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases)
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from epifuse.dtypes import ACCUMULATORS, BY_TORCH, is_storable
-from epifuse.errors import fail
+from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
@@ -45,22 +45,41 @@ def host_number(name: str, value: Any) -> Number | None:
         try:
             return Number(float(value), "float")
         except OverflowError:
-            raise fail("host_number", None, name=name, value=f"an integer of {int(value).bit_length()} bits") from None
-    raise fail("operand_type", None, name=name, type=type(value).__name__)
+            shown = f"an integer of {int(value).bit_length()} bits"
+            raise fail("host_number", None, name=name, value=shown) from None
+    raise fail("operand_type", None, name=name, type=kind_of(value), hint=_conversion(value))
 
 
 def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
     """A plain dense tensor on `device` that wants no gradient."""
     if not isinstance(tensor, torch.Tensor):
-        raise fail("tensor_type", None, name=name, type=type(tensor).__name__)
+        raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or _is_wrapped(tensor):
-        raise fail("tensor_subclass", None, name=name, type=type(tensor).__name__)
-    if tensor.layout is not torch.strided or tensor.is_quantized or (tensor.is_complex() and name in ("A", "B")):
-        raise fail("tensor_layout", None, name=name)
+        raise fail("tensor_subclass", None, name=name, type=kind_of(tensor))
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
+        raise fail("tensor_layout", None, name=name, **_layout(tensor))
     if tensor.requires_grad and torch.is_grad_enabled():
         raise fail("requires_grad", None, name=name)
     if device is not None and tensor.device != device:
         raise fail("device", None, name=name, device=tensor.device, expected=device)
+
+
+def _conversion(value: object) -> str:
+    """What makes a tensor of `value`."""
+    if isinstance(value, np.ndarray):
+        return "torch.from_numpy(x) shares its memory"
+    return "torch.tensor(x) makes one" if isinstance(value, (list, tuple)) else ""
+
+
+def _layout(tensor: torch.Tensor) -> dict[str, str]:
+    """What a tensor is that is not plain, and what makes it so."""
+    if tensor.is_nested:
+        return {"what": "nested", "hint": "pad it, or call once for each part"}
+    if tensor.is_quantized:
+        return {"what": "quantised", "hint": "x.dequantize(), or its int8 values x.int_repr()"}
+    if tensor.layout is torch.strided:
+        return {"what": "a negated view", "hint": "x.resolve_neg()"}
+    return {"what": str(tensor.layout), "hint": "x.to_dense()"}
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
@@ -68,11 +87,11 @@ def _is_wrapped(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def check_product(a: Any, b: Any, accumulator: torch.dtype | None) -> None:
-    """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply."""
-    check_tensor("A", a, None)
-    check_tensor("B", b, a.device)
-    for name, tensor, rows, columns in (("A", a, "M", "K"), ("B", b, "K", "N")):
+def check_product(a: Any, b: Any, accumulator: torch.dtype | None, names: tuple[str, str]) -> None:
+    """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply. `names` are what the caller calls them."""
+    check_tensor(names[0], a, None)
+    check_tensor(names[1], b, a.device)
+    for name, tensor, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
         if tensor.dim() not in (2, 3):
             raise fail("rank", None, name=name, rows=rows, columns=columns, shape=tuple(tensor.shape))
     shapes = {"a": tuple(a.shape), "b": tuple(b.shape)}
@@ -80,14 +99,16 @@ def check_product(a: Any, b: Any, accumulator: torch.dtype | None) -> None:
         raise fail("inner_extent", None, **shapes, k_a=a.shape[-1], k_b=b.shape[-2])
     if a.dim() == b.dim() == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):
         raise fail("batch_extent", None, **shapes)
-    for name, tensor in (("A", a), ("B", b)):
+    for name, tensor in zip(names, (a, b), strict=True):
         if tensor.dtype not in ACCUMULATORS:
             raise fail("gemm_dtype", None, name=name, dtype=tensor.dtype)
     if a.dtype != b.dtype and not (
         a.dtype.itemsize == b.dtype.itemsize == 1 and a.is_floating_point() == b.is_floating_point()
     ):
-        raise fail("gemm_dtypes", None, a=a.dtype, b=b.dtype)
+        raise fail("gemm_dtypes", None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
     allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
+    if accumulator is not None and not isinstance(accumulator, torch.dtype):
+        raise fail("option", None, name="accumulator_type", want="a torch dtype", value=accumulator)
     if accumulator is not None and accumulator not in allowed:
         raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
 
@@ -149,26 +170,29 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def check_overlaps(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    product: Mapping[str, torch.Tensor],
     operands: Mapping[str, Any],
     outputs: Mapping[str, torch.Tensor],
     graph: Graph,
     problem: Problem,
 ) -> tuple[tuple[str, str], ...]:
-    """Which output shares storage with which full operand; any other overlap of addresses is refused."""
-    inputs = {"A": a, "B": b} | {
-        name: value for name, value in operands.items() if name not in outputs and isinstance(value, torch.Tensor)
-    }
+    """Which output shares storage with which full operand; any other overlap of addresses is refused.
+
+    `product` holds A and B by the names the caller has for them.
+    """
+    inputs = [(name, value, False) for name, value in product.items()]
+    for name, value in operands.items():
+        if name not in outputs and isinstance(value, torch.Tensor):
+            inputs.append((name, value, True))
     aliases: dict[str, str] = {}
     for name, tensor in outputs.items():
         for other, value in outputs.items():
             if other != name and _touch(tensor, value):
                 raise fail("overlap", None, first=name, second=other)
-        for other, value in inputs.items():
+        for other, value, may_alias in inputs:
             if not _touch(tensor, value):
                 continue
-            if name in aliases or not _same_elements(name, tensor, other, value, graph, problem):
+            if not may_alias or name in aliases or not _same_elements(name, tensor, other, value, graph, problem):
                 raise fail("overlap", None, first=name, second=other)
             aliases[name] = other
     return tuple(aliases.items())
@@ -189,7 +213,6 @@ def _same_elements(
         geometry == (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
         # A value that is the same for every row, column or batch is read again after it was written.
         and {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
-        and other not in ("A", "B")
         and all(long(load.dims) == long(output.dims) and not load.views for load in loads)
     )
 

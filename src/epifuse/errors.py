@@ -1,65 +1,37 @@
-"""Every exception epifuse raises on purpose, and every sentence a person can read in one.
+"""Every sentence a person can read in an error of ours, in one catalogue.
 
-EpifuseError
-├── EpilogueSyntaxError (SyntaxError)       what stands in the epilogue's source
-├── EpilogueTypeError (TypeError)           kinds and shapes that do not go together in the epilogue
-├── ArgumentError (ValueError)              operands, outputs, shapes, devices, options
-├── ArgumentTypeError (TypeError)           an argument of the wrong Python type
-├── UnsupportedError (NotImplementedError)  correct, but no kernel carries it
-└── InternalError (RuntimeError)            a fault of ours: the graph broke its own rules
-
-`fail(key, loc, **values)` builds one from `CATALOGUE`; the place, the source line and a caret are added here.
+`fail(key, loc, **values)` builds an exception from it; the place, the source line and a caret are added here.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from epifuse.places import Loc as Loc
+from epifuse.exceptions import (
+    ArgumentError,
+    ArgumentTypeError,
+    EpifuseError,
+    EpilogueSyntaxError,
+    EpilogueTypeError,
+    InternalError,
+    UnsupportedError,
+    rebuild,
+)
+from epifuse.places import Loc
 
-
-class EpifuseError(Exception):
-    """The base of everything epifuse raises on purpose. `key` names the sentence; `loc` is the place, if it has one."""
-
-    key: str = ""
-    loc: Loc | None = None
-    message: str = ""
-
-    def __str__(self) -> str:
-        return self.message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.key, self.loc, self.message)
-
-
-class EpilogueSyntaxError(EpifuseError, SyntaxError):
-    """The epilogue's source holds something outside the language."""
-
-
-class EpilogueTypeError(EpifuseError, TypeError):
-    """Kinds or shapes inside the epilogue do not go together."""
-
-
-class ArgumentError(EpifuseError, ValueError):
-    """An operand, an output or an option does not fit."""
-
-
-class ArgumentTypeError(EpifuseError, TypeError):
-    """An argument has the wrong Python type."""
-
-
-class UnsupportedError(EpifuseError, NotImplementedError):
-    """Correct, but nothing here can run it. The message holds the reason of each kernel."""
-
-
-class InternalError(EpifuseError, RuntimeError):
-    """A fault of epifuse itself."""
-
-
-def _rebuild(kind: type[EpifuseError], key: str, loc: Loc | None, message: str) -> EpifuseError:
-    error = kind(message)
-    error.key, error.loc, error.message = key, loc, message
-    return error
+__all__ = [
+    "CATALOGUE",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "EpifuseError",
+    "EpilogueSyntaxError",
+    "EpilogueTypeError",
+    "InternalError",
+    "Loc",
+    "UnsupportedError",
+    "fail",
+    "kind_of",
+]
 
 
 class Sentence(NamedTuple):
@@ -70,6 +42,12 @@ class Sentence(NamedTuple):
     hint: str = ""
 
 
+def kind_of(value: object) -> str:
+    """The Python type of `value` with its article: "an int", "a Tensor"; None is itself."""
+    name = "None" if value is None else type(value).__name__
+    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
     """The exception for `key`, to be raised by the caller."""
     sentence = CATALOGUE[key]
@@ -78,7 +56,7 @@ def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
         parts.append(str(loc))
     if hint := sentence.hint.format(**values):
         parts.append(f"  hint: {hint}")
-    error = _rebuild(sentence.kind, key, loc, "\n".join(parts))
+    error = rebuild(sentence.kind, key, loc, "\n".join(parts))
     if isinstance(error, SyntaxError) and loc is not None:
         error.filename, error.lineno, error.offset, error.text = loc.file, loc.line, loc.column + 1, loc.text
     return error
@@ -96,7 +74,7 @@ CATALOGUE: dict[str, Sentence] = {
         _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
     ),
     "not_a_function": Sentence(
-        _AT, "an epilogue is a Python function or its source as a string, not a {value}", "write a def or a lambda"
+        _AT, "an epilogue is a Python function or its source as a string, not {value}", "write a def or a lambda"
     ),
     "no_source": Sentence(
         _S,
@@ -268,14 +246,18 @@ CATALOGUE: dict[str, Sentence] = {
     "name_clash": Sentence(
         _A, "the epilogue's '{name}' is also an option of gemm", "pass it as operands={{'{name}': ...}}, or rename it"
     ),
-    "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not a {type}"),
-    "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not a {type}"),
-    "tensor_subclass": Sentence(_AT, "{name} is a {type}; tensor subclasses are not supported", "pass a plain tensor"),
+    "operand_names": Sentence(_AT, "operands must be a mapping, not {type}", "pass operands={{'name': value}}"),
+    "linear_bias": Sentence(
+        _A, "the epilogue takes 'bias', and bias is None", "pass a bias, or leave the parameter out of the epilogue"
+    ),
+    "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not {type}", "{hint}"),
+    "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not {type}", "{hint}"),
+    "tensor_subclass": Sentence(_AT, "{name} is {type}; tensor subclasses are not supported", "pass a plain tensor"),
     "requires_grad": Sentence(
         _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
     ),
-    "tensor_layout": Sentence(_A, "{name} is not a dense strided tensor"),
-    "host_number": Sentence(_A, "the scalar '{name}' is {value}, which a float32 cannot hold"),
+    "tensor_layout": Sentence(_A, "{name} is not a plain dense tensor: it is {what}", "{hint}"),
+    "host_number": Sentence(_A, "the scalar '{name}' is out of range: {value}"),
     "rank": Sentence(
         _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
     ),
@@ -291,7 +273,7 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"
     ),
     "gemm_dtypes": Sentence(
-        _A, "A is {a} and B is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
+        _A, "{first} is {a} and {second} is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
     ),
     "accumulator": Sentence(
         _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
@@ -301,12 +283,13 @@ CATALOGUE: dict[str, Sentence] = {
     "operand_float64": Sentence(
         _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
     ),
-    "device": Sentence(_A, "{name} is on {device}, but A is on {expected}"),
+    "device": Sentence(_A, "{name} is on {device}, but the GEMM is on {expected}"),
     "no_output_d": Sentence(
         _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
     ),
     "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
     "out_single": Sentence(_A, "out is one tensor, but the epilogue returns {outputs}", "pass out={{'name': tensor}}"),
+    "unknown_result": Sentence(_A, "there is no output '{name}'; the outputs are {outputs}"),
     "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
     "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
     "output_dtype": Sentence(_A, "output '{name}' cannot be stored as {dtype}"),
@@ -316,12 +299,12 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "transport": Sentence(_A, "{hint} transport must be one of {allowed}, got {value!r}"),
     "transport_width": Sentence(_A, "{hint} num_bits_per_copy is only valid for non-TMA transports, not via={via!r}"),
-    "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, got {type}"),
+    "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, not {type}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
-    "wrong_arguments": Sentence(_AT, "{function} takes {want}, not a {type}"),
+    "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
     # --- visitor trees
     "compute_function": Sentence(
         _AT,
@@ -374,6 +357,7 @@ CATALOGUE: dict[str, Sentence] = {
     "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),
     "positional": Sentence(_A, "{function} takes {want} by position"),
     # --- planning and running
+    "filter_type": Sentence(_AT, "metadata_filter must be a function of a kernel's metadata, not {type}"),
     "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),
     "artifact": Sentence(_A, "this compiled artifact was built for other arguments: {why}"),
     "workspace": Sentence(_A, "the workspace must be {want}"),
@@ -381,7 +365,7 @@ CATALOGUE: dict[str, Sentence] = {
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
     "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
-    "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}"),
+    "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
     # --- ours
     "verify": Sentence(
         InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from epifuse import providers
-from epifuse.arguments import GemmArguments, target_of
-from epifuse.errors import fail
+from epifuse.arguments import GemmArguments, check_arguments, target_of
+from epifuse.dynamo import outside_graph
+from epifuse.errors import fail, kind_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
 from epifuse.providers import Runner
 from epifuse.runtime import cache
@@ -74,12 +75,14 @@ class Kernel:
 
     def plan_for(self, args: GemmArguments) -> Plan | Refusal:
         """This kernel's plan for `args`, or why it has none."""
+        check_arguments(self.spec.name, args)
         problem = replace(args.problem, target=self.plan.problem.target)
         if problem == self.plan.problem and args.graph is self.plan.graph:
             return self.plan
         selection = select(args.graph, problem, [(self.spec, providers.load(self.spec.provider).supports)])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 
+    @outside_graph
     def supports(self, args: GemmArguments) -> Status:
         """Whether `args` can run on this kernel."""
         plan = self.plan_for(args)
@@ -87,6 +90,7 @@ class Kernel:
             return Status()
         return Status(fail("not_supported", None, kernel=self.spec.name, reason=plan.reason))
 
+    @outside_graph
     def compile(self, args: GemmArguments) -> CompiledArtifact:
         """Build for `args`; needs their shapes and dtypes, not their data. Raises `UnsupportedError`."""
         plan = self.plan_for(args)
@@ -94,10 +98,12 @@ class Kernel:
             raise fail("not_supported", None, kernel=self.spec.name, reason=plan.reason)
         return CompiledArtifact(plan, cache.get_or_build(plan), self)
 
+    @outside_graph
     def get_workspace_size(self, args: GemmArguments) -> int:
         """Bytes of workspace a launch needs."""
         return self.compile(args).plan.allocation.workspace_bytes
 
+    @outside_graph
     def run(
         self,
         args: GemmArguments,
@@ -116,11 +122,14 @@ class Kernel:
         launch(artifact.runner, args, outputs)
         return outputs
 
+    @outside_graph
     def bind(self, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
         """Everything decided: each call of the result only launches, onto the same outputs and numbers."""
+        artifact = self._artifact(args, None)
         outputs = args.allocate()
-        step = prepare(self._artifact(args, None).runner, args, outputs)
+        step = prepare(artifact.runner, args, outputs)
 
+        @outside_graph
         def run() -> dict[str, torch.Tensor]:
             step()
             return outputs
@@ -128,8 +137,10 @@ class Kernel:
         return run
 
     def _artifact(self, args: GemmArguments, given: CompiledArtifact | None) -> CompiledArtifact:
-        if not isinstance(args, GemmArguments):
-            raise fail("wrong_arguments", None, function="run", want="GemmArguments", type=type(args).__name__)
+        check_arguments(self.spec.name, args)
+        if not isinstance(given, (CompiledArtifact, type(None))):
+            want = "what its compile() returned as compiled_artifact"
+            raise fail("wrong_arguments", None, function=self.spec.name, want=want, type=kind_of(given))
         target = self.plan.problem.target
         if target_of(args.A) != target:
             raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from epifuse.dtypes import short
+from epifuse.errors import fail
 from epifuse.ir.types import Dims, Factor, Kind
 from epifuse.target import Target
 
@@ -52,7 +53,11 @@ OperandInfo = TensorInfo | HostNumber
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the caller asks of the kernel. `select` honours or refuses every field."""
+    """What the caller asks of the kernel. `select` honours or refuses every field.
+
+    `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; None leaves the
+    choice to us. Raises `ArgumentError` for values of any other type.
+    """
 
     tile: tuple[int, int] | None = None
     cluster: tuple[int, int] | None = None
@@ -61,6 +66,26 @@ class Constraints:
     fast_math: bool = False
     precision: str | None = None
     allow_recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tile", "cluster"):
+            value = getattr(self, name)
+            if value is not None and not _is_pair(value):
+                raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
+        for name in ("deterministic", "fast_math", "allow_recompute"):
+            if not isinstance(getattr(self, name), bool):
+                raise fail("option", None, name=name, want="True or False", value=getattr(self, name))
+        if not isinstance(self.schedule, (str, type(None))):
+            raise fail("option", None, name="schedule", want="a name or None", value=self.schedule)
+        if not isinstance(self.precision, (str, type(None))) or self.precision not in _PRECISIONS:
+            raise fail("option", None, name="precision", want="None, 'ieee' or 'tf32'", value=self.precision)
+
+
+_PRECISIONS = (None, "ieee", "tf32")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(item) is int for item in value)
 
 
 @dataclass(frozen=True)

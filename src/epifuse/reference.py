@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from epifuse.arguments import GemmArguments
+from epifuse.errors import fail, kind_of
+from epifuse.frontend.names import known_function
 from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
@@ -27,9 +29,16 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with the builtins max, min, sum, abs, round, any, all and pow rebound to the vocabulary.
 
     Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
-    outputs are stored. Helpers the function calls are rebound too. The function itself is not changed.
+    outputs are stored. Helpers the function calls are rebound too. The function itself is not changed. A function of
+    the vocabulary, ours or torch's, is its own reference. Raises `ArgumentTypeError` for what is no function.
     """
-    rebound: Callable[..., Any] = _rebound(function, {})
+    done: dict[int, Any] = {}
+    if isinstance(function, types.MethodType):
+        return types.MethodType(_rebound(function.__func__, done), function.__self__)
+    known = callable(function) and known_function(function, "function") is not None
+    if not (known or isinstance(function, types.FunctionType)):
+        raise fail("wrong_arguments", None, function="reference", want="a Python function", type=kind_of(function))
+    rebound: Callable[..., Any] = _rebound(function, done)
     return rebound
 
 

@@ -168,6 +168,16 @@ def _artifact() -> Any:
     return kernel.run(args, compiled_artifact=kernel.compile(other))
 
 
+def _without_a_gpu(call: Callable[[], Any]) -> Callable[[], Any]:
+    """As on a machine without one: what a sentence says of the device does not depend on where the test runs."""
+
+    def run() -> Any:
+        with mock.patch("torch.cuda.is_available", return_value=False):
+            return call()
+
+    return run
+
+
 def _kernel_device() -> Any:
     kernel = ef.get_kernels(_arguments())[0]
     other = ef.Plan(**{**vars(kernel.plan), "problem": ef.GemmArguments(*_on_another_target()).problem})
@@ -221,6 +231,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "missing_operand": lambda: gemm("lambda accum, C: accum + C"),
     "extra_operand": lambda: gemm("lambda accum: accum * 2", C=torch.ones(M, N)),
     "name_clash": lambda: gemm("lambda accum, precision: accum * precision", precision=2.0),
+    "operand_names": lambda: gemm("lambda accum, C: accum + C", operands=[torch.ones(M, N)]),
+    "linear_bias": lambda: ef.linear(torch.ones(M, K), torch.ones(N, K), epilogue="lambda accum, bias: accum + bias"),
     "operand_type": lambda: gemm("lambda accum, C: accum + C", C="text"),
     "tensor_type": lambda: gemm("lambda accum: accum", [[1.0]]),
     "tensor_subclass": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).as_subclass(_Tensor)),
@@ -243,6 +255,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     ),
     "out_shape": lambda: _arguments(out=torch.ones(N, M)),
     "out_single": lambda: gemm("def epi(accum): E = accum; G = accum; return E, G", out=torch.ones(M, N)),
+    "unknown_result": lambda: gemm("def epi(accum): D = accum; E = accum; return D, E")["F"],
     "unknown_output": lambda: gemm("lambda accum: accum", out_dtypes={"X": torch.float16}),
     "output_shape": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(N, M)),
     "output_dtype": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.complex64)),
@@ -255,13 +268,14 @@ CALLS: dict[str, Callable[[], Any]] = {
     "option": lambda: gemm("lambda accum: accum", precision="sloppy"),
     "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
     "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),
-    "no_kernel": _no_kernel,
+    "no_kernel": _without_a_gpu(_no_kernel),
+    "filter_type": lambda: ef.get_kernels(_arguments(), 90),
     "artifact": _artifact,
     "workspace": lambda: ef.get_kernels(_arguments())[0].run(_arguments(), workspace=torch.ones(2, device="meta")),
     "not_supported": lambda: _unwrap(ef.get_kernels(_arguments())[0].supports(_pinned())),
-    "kernel_device": _kernel_device,
+    "kernel_device": _without_a_gpu(_kernel_device),
     "missing_package": _picture_without_the_package,
-    "device_cc": lambda: _unwrap(ef.utils.is_device_cc_supported({100})),
+    "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
     **TREES,

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from epifuse.errors import EpifuseError, Loc, fail
+from epifuse.errors import EpifuseError, Loc, fail, kind_of
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _STRING_FILE = "<epilogue>"
@@ -187,7 +187,7 @@ def _checked(source: Source) -> Source:
 
 
 def _describe(value: object) -> str:
-    return f"{type(value).__name__} {getattr(value, '__qualname__', '')}".strip()
+    return f"{kind_of(value)} {getattr(value, '__qualname__', '')}".strip()
 
 
 def _declares(node: Definition, code: types.CodeType) -> bool:

@@ -48,9 +48,8 @@ def _on_numbers(meaning: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """The tensor meaning on Python numbers, in float64 (a bool stays a mask, an int an integer)."""
 
     def host(*numbers: Any) -> Any:
-        return meaning(
-            *(torch.tensor(n, dtype=torch.float64 if isinstance(n, float) else None) for n in numbers)
-        ).item()
+        dtypes = (torch.float64 if isinstance(n, float) else None for n in numbers)
+        return meaning(*(torch.tensor(n, dtype=d, device="cpu") for n, d in zip(numbers, dtypes, strict=True))).item()
 
     return host
 

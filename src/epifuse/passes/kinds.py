@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.ir import Kind
 from epifuse.ir.types import promote
 
-NAMES: dict[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
+NAMES: Mapping[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
 
 
 class KindError(Exception):

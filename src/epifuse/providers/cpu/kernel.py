@@ -180,7 +180,7 @@ class _Launch:
         type_ = self.graph.types[node]
         dtype = dtype_of(type_.kind, self.kernel.compute)
         if not isinstance(value, torch.Tensor):
-            return torch.tensor(value, dtype=dtype)
+            return torch.tensor(value, dtype=dtype, device="cpu")
         view = self.space.view(viewed(value, load), load.dims or ())
         if per_tile(self.graph.stages[node]):
             return view
@@ -190,7 +190,7 @@ class _Launch:
     def _index(self, node: Node) -> torch.Tensor:
         dim = node.attr
         count = dim_size(dim, self.kernel.problem.extents)
-        return self.space.view(torch.arange(count, dtype=torch.int32), (dim,))
+        return self.space.view(torch.arange(count, dtype=torch.int32, device="cpu"), (dim,))
 
     # --- between sweeps ----------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class _Launch:
                 size *= extent
             flat = memory.flat.get(step.buffer)
             if flat is None or flat.numel() < size:
-                flat = memory.flat[step.buffer] = torch.empty(size, dtype=dtype)
+                flat = memory.flat[step.buffer] = torch.empty(size, dtype=dtype, device="cpu")
             views[step.node] = flat[:size].view(shape)
         return views
 

@@ -128,7 +128,7 @@ class NativeKernel:
         loads = {node: self._view(node, operands) for node in self.graph.loads()}
         home = self._home(views)
         rows = min(product.PANEL_ROWS if home is not None else SCRATCH_ROWS, extents["m"])
-        scratch = torch.empty(rows, extents["n"]) if home is None else None
+        scratch = torch.empty(rows, extents["n"], dtype=torch.float32, device="cpu") if home is None else None
         for batch in range(extents["l"]):
             for start in range(0, extents["m"], rows):
                 stop = min(start + rows, extents["m"])
@@ -141,7 +141,7 @@ class NativeKernel:
     def _view(self, node: Node, operands: Mapping[str, Any]) -> torch.Tensor:
         value = operands[node.attr.name]
         if not isinstance(value, torch.Tensor):
-            return torch.full((1, 1, 1), value, dtype=torch.float32)
+            return torch.full((1, 1, 1), value, dtype=torch.float32, device="cpu")
         view = self.space.view(viewed(value, node.attr), node.attr.dims or ())
         return view if "n" in self.graph.types[node].axes else view.to(torch.float32)
 

@@ -169,7 +169,7 @@ def evaluate_small(context: Context, node: Node, args: list[torch.Tensor]) -> to
         return run(*args)  # type: ignore[no-any-return]  # a tensor, or None for a print
     type_ = context.graph.types[node]
     shape = torch.broadcast_tensors(*args)[0].shape  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    out = torch.empty(shape, dtype=dtype_of(type_.kind, context.compute))
+    out = torch.empty(shape, dtype=dtype_of(type_.kind, context.compute), device="cpu")
     return run(*args, out=out)  # type: ignore[no-any-return]
 
 
@@ -204,7 +204,7 @@ def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dty
 def constants(graph: Graph, compute: torch.dtype) -> Mapping[Node, torch.Tensor]:
     """Literals as 0-d tensors, made once."""
     return {
-        node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute))
+        node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute), device="cpu")
         for node in graph.nodes
         if node.op == "const"
     }

@@ -26,15 +26,15 @@ class Accumulator:
         self.count = count
         self.largest: torch.Tensor | None = None
         if name in _SUMS:
-            self.value = torch.zeros(shape, dtype=torch.int64 if kind == "int64" else torch.float64)
+            self.value = torch.zeros(shape, dtype=torch.int64 if kind == "int64" else torch.float64, device="cpu")
         elif name in ("any", "all"):
-            self.value = torch.full(shape, name == "all")
+            self.value = torch.full(shape, name == "all", device="cpu")
         elif name == "logsumexp":
-            self.value = torch.zeros(shape, dtype=torch.float64)
-            self.largest = torch.full(shape, -torch.inf, dtype=compute)
+            self.value = torch.zeros(shape, dtype=torch.float64, device="cpu")
+            self.largest = torch.full(shape, -torch.inf, dtype=compute, device="cpu")
         else:
             dtype = compute if kind == "float" else torch.int32
-            self.value = torch.full(shape, _identity(name, dtype), dtype=dtype)
+            self.value = torch.full(shape, _identity(name, dtype), dtype=dtype, device="cpu")
 
     def add(self, x: torch.Tensor, dims: list[int], index: tuple[slice, ...]) -> None:
         """Merge one tile of the reduced value."""

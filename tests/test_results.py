@@ -1,0 +1,40 @@
+"""Several outputs, by position and by name, whatever the names are."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import epifuse as ef
+
+A = torch.arange(9.0).reshape(3, 3)
+B = torch.eye(3)
+
+
+@pytest.mark.parametrize("name", ["count", "index", "names", "D", "_positions", "__len__"])
+def test_an_output_of_any_name_is_reached(name: str) -> None:
+    result = ef.gemm(A, B, epilogue=f"def epi(accum): {name} = accum * 2; E = accum; return E, {name}")
+    assert torch.equal(result[name], A * 2)
+    assert torch.equal(getattr(result, name), A * 2)
+    assert torch.equal(result["E"], A)
+    assert len(result) == 2
+    assert result[1] is result[name]
+    assert result[-1:] == (result[name],)
+
+
+def test_what_a_tuple_has_is_there_where_no_output_takes_the_name() -> None:
+    result = ef.gemm(A, B, epilogue="def epi(accum): D = accum; E = accum * 2; return E, D")
+    assert result.names == ("E", "D")
+    with pytest.raises(ef.errors.ArgumentError, match="there is no output 'F'; the outputs are E, D"):
+        result["F"]
+    assert not hasattr(result, "F")
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_results_are_copied(again: object) -> None:
+    result = ef.gemm(A, B, epilogue="def epi(accum): D = accum; count = accum * 2; return D, count")
+    made = again(result)  # type: ignore[operator]
+    assert type(made) is ef.Results
+    assert made.names == ("D", "count")
+    assert torch.equal(made.count, A * 2)
