@@ -1,6 +1,6 @@
 """Visitor trees: an epilogue as CUTLASS's people say it. A tree is read into the graph a Python function gives."""
 
-from epifuse.evt import functional
+from epifuse.evt import functional, fusion
 from epifuse.evt.nodes import (
     AccFetch,
     AuxLoad,
@@ -38,4 +38,5 @@ __all__ = [
     "TopologicalVisitor",
     "Visitor",
     "functional",
+    "fusion",
 ]

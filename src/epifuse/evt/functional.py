@@ -5,6 +5,8 @@ Each is a function for `Compute`, or for a reduction's register and global reduc
 
 from __future__ import annotations
 
+from functools import partial
+
 from epifuse.fusion.activation import (
     drelu,
     gelu_erf,
@@ -26,14 +28,13 @@ from epifuse.fusion.primitives import (
     maximum,
     minimum,
     mul,
-    multiply_add,
     neg,
     rsqrt,
     sub,
     tanh,
     where,
 )
-from epifuse.fusion.reduction import absmax, amax, sum, sum_of_squares
+from epifuse.fusion.reduction import absmax, sum_of_squares
 
 plus = atomic_add = add
 minus = sub
@@ -42,23 +43,27 @@ divides = div
 negate = neg
 absolute_value = abs
 inverse_square_root = rsqrt
-homogeneous_multiply_add = multiply_add
 atomic_maximum = maximum
 maximum_absolute_value_reduction = absmax
 square_and_plus = sum_of_squares
 
 Identity = identity
 ReLU = ReLu = relu
-LeakyReLU = leaky_relu
 Tanh = tanh
 Sigmoid = sigmoid
 SiLu = silu
 HardSwish = hardswish
 GELU = gelu_erf
 GELU_taylor = gelu_tanh
-Snake = snake
-Clamp = clip
 dReLU = drelu  # noqa: N816 - CUTLASS's name
+
+
+def homogeneous_multiply_add(x: Value, y: Value, z: Value) -> Value:
+    """x * y + z: written out, so that it is the graph of the same formula in a function."""
+    return x * y + z
+
+
+multiply_add = homogeneous_multiply_add
 
 
 def square_difference(x: Value, y: Value) -> Value:
@@ -91,7 +96,15 @@ def elementwise_filter(x: Value, value_to_filter: Value, filtered_value: Value) 
     return where(x == value_to_filter, filtered_value, x)
 
 
-LowerBound = lower_bound
-ThresholdReLU = threshold_relu
-ElementwiseFilter = elementwise_filter
-maximum_reduction, plus_reduction = amax, sum
+def drelu_bit(dy: Value, bit: Value) -> Value:
+    """dy where the bit is set, 0 elsewhere: CUTLASS's dReLU, with one byte a bit."""
+    return where(bit != 0, dy, 0.0)
+
+
+# With their arguments as operands, under CUTLASS's names.
+LeakyReLU = partial(leaky_relu, negative_slope=("leaky_alpha", 0.01))
+Clamp = partial(clip, min="lower_bound", max="upper_bound")
+LowerBound = partial(lower_bound, lower="lower_bound")
+ThresholdReLU = partial(threshold_relu, threshold=("threshold", 0.0), upper_bound="upper_bound")
+ElementwiseFilter = partial(elementwise_filter, value_to_filter="value_to_filter", filtered_value="filtered_value")
+Snake = partial(snake, a=("snake_a", 1.0))

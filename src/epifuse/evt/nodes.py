@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from epifuse.errors import fail
-from epifuse.evt.visitor import Slots, Visitor
+from epifuse.evt.visitor import Slots, Visitor, show_slot
 from epifuse.frontend.apply import parameters_of
 from epifuse.fusion.primitives import add, logical_and, logical_or, maximum, minimum, mul
 from epifuse.fusion.reduction import REDUCTIONS, all, amax, amin, any, sum
@@ -34,7 +35,7 @@ def _spelled(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 
 
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else repr(value)
 
 
@@ -93,12 +94,12 @@ class ColBroadcast(_Broadcast):
 class ScalarBroadcast(Visitor):
     """A number, or one a batch, (L, 1, 1), on the host or on the device; with several names their combination.
 
-    `value` is the default of each name. Without a name it is a literal of the epilogue, as a number written in a
-    function is. `reduction` joins several: `functional.multiplies` unless given.
+    `value` is the default, one for all names or one for each. Without a name it is a literal of the epilogue, as a
+    number written in a function is. `reduction` joins several: `functional.multiplies` unless given.
     """
 
     name: str | tuple[str, ...] | None = None
-    value: float | None = None
+    value: float | tuple[float | None, ...] | None = None
     reduction: Function = mul
     access: ClassVar[str] = "scalar"
     kind: ClassVar[str] = "scalar"
@@ -112,16 +113,16 @@ class ScalarBroadcast(Visitor):
 
     @property
     def slots(self) -> Slots:
-        names = self.name if isinstance(self.name, tuple) else (self.name,)
-        return tuple((name, self.value) for name in names if name is not None)
+        names = self.name if isinstance(self.name, tuple) else () if self.name is None else (self.name,)
+        values = self.value if isinstance(self.value, tuple) else (self.value,) * len(names)
+        return tuple(zip(names, values, strict=True))
 
     @property
     def label(self) -> str:
         if self.name is None:
             return f"ScalarBroadcast({'' if self.value is None else _number(self.value)})"
-        names = [name + (f" = {_number(self.value)}" if self.value is not None else "") for name, _ in self.slots]
-        joined = f", {_spelled(self.reduction)}" if len(names) > 1 else ""
-        return f"ScalarBroadcast({', '.join(names)}{joined})"
+        joined = (_spelled(self.reduction),) if len(self.slots) > 1 else ()
+        return f"ScalarBroadcast({', '.join((*map(show_slot, self.slots), *joined))})"
 
 
 # --- operators ---------------------------------------------------------------------------------------------------
@@ -132,14 +133,17 @@ class Compute(Visitor):
     """A function of its children: a primitive, an activation, or any function in the epilogue language.
 
     Its further parameters are given by name: a number is a literal; a string is the name of a scalar operand, or
-    (name, default). Raises `ArgumentTypeError` where `function` is outside the language.
+    (name, default). A `functools.partial` holds some already, as `functional.Clamp` does. Raises `ArgumentTypeError`
+    where `function` is outside the language.
     """
 
     function: Any
     further: tuple[tuple[str, Any], ...]
 
-    def __init__(self, function: Function, **arguments: Any) -> None:
-        object.__setattr__(self, "function", _function(function))
+    def __init__(self, function: Function | partial[Any], **arguments: Any) -> None:
+        held = function if isinstance(function, partial) else partial(_function(function))
+        arguments = {**held.keywords, **arguments}
+        object.__setattr__(self, "function", held.func)
         object.__setattr__(self, "further", tuple(arguments.items()))
         known = {parameter.name for parameter in parameters_of(self.function)}
         for name in arguments:
@@ -172,7 +176,7 @@ def is_operand(item: Any) -> bool:
 def _argument(item: Any) -> str:
     if isinstance(item, str):
         return item
-    return f"{item[0]} = {_number(item[1])}" if is_operand(item) else str(item)
+    return show_slot(item) if is_operand(item) else str(item)
 
 
 @dataclass(frozen=True, repr=False)

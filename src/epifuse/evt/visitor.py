@@ -14,6 +14,12 @@ Slots = tuple[tuple[str, float | None], ...]
 """Operands by name, each with the number that stands for it where none is given."""
 
 
+def show_slot(slot: tuple[str, float | None]) -> str:
+    """`alpha`, or `alpha = 1` with its default."""
+    name, default = slot
+    return name if default is None else f"{name} = {default:g}"
+
+
 class Visitor:
     """The base of all nodes. Any node that needs no inputs is a tree, and a tree is an epilogue."""
 
@@ -38,8 +44,8 @@ class Visitor:
     @property
     def label(self) -> str:
         """One line of text, without its children."""
-        shown = [name + (f" = {default:g}" if default is not None else "") for name, default in self.slots]
-        return f"{type(self).__name__}({', '.join(shown) or self.name or ''})"
+        shown = ", ".join(map(show_slot, self.slots))
+        return f"{type(self).__name__}({shown or self.name or ''})"
 
     def __str__(self) -> str:
         from epifuse.evt.drawing import text
