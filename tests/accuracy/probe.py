@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
@@ -21,7 +20,7 @@ THREADS = 128
 BLOCK = WIDTH * THREADS
 
 
-def graph_of(function: Callable[..., Any], loads: tuple[torch.dtype, ...], dtype: torch.dtype, **options: Any) -> Any:
+def graph_of(function: str, loads: tuple[torch.dtype, ...], dtype: torch.dtype, **options: Any) -> Any:
     """The graph a Hopper kernel walks for `D = function(*operands)`, and what each node may be computed with."""
     names = "xyz"[: len(loads)]
     a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
@@ -40,15 +39,14 @@ class Elementwise:
 
     def __init__(self, graph: Graph, accuracy: Any) -> None:
         self.graph, self.accuracy = graph, accuracy
-        self.loads = graph.loads()
 
     @cute.kernel
     def kernel(self, inputs: tuple, out: cute.Tensor):
         row = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
-        fragments = [self.fragment(tensor, row) for tensor in inputs]
+        fragments = tuple(self.fragment(tensor, row) for tensor in inputs)
 
         def leaf(node: Node) -> Any:
-            return fragments[self.loads.index(node)]
+            return fragments["xyz".index(node.attr.name)]
 
         found = walk(self.graph, leaf, fragments[0], self.accuracy)[self.graph.outputs[0].node]
         result = cute.make_rmem_tensor((WIDTH,), out.element_type)
@@ -71,15 +69,18 @@ class Elementwise:
 def compiled(
     function: str, loads: tuple[torch.dtype, ...], dtype: torch.dtype, options: str = "", **arguments: Any
 ) -> Any:
-    """The elementwise kernel; called with lists of (rows, WIDTH) tensors, rows a multiple of THREADS."""
+    """The elementwise kernel as for an output of `dtype`, stored before it is rounded to that.
+
+    Called with a list of (rows, WIDTH) tensors in the order x, y, z, and such an output; rows a multiple of THREADS.
+    """
     graph, accuracy = graph_of(function, loads, dtype, **arguments)
     rows = cute.sym_int(divisibility=THREADS)
 
     def fake(kind: torch.dtype) -> Any:
         return make_fake_tensor(DTYPES[kind], (rows, WIDTH), (WIDTH, 1), assumed_align=16)
 
-    inputs = tuple(fake(loads["xyz".index(node.attr.name)]) for node in graph.loads())
-    held = {"float": dtype, "int32": torch.int32}[graph.types[graph.outputs[0].node].kind]
+    inputs = tuple(map(fake, loads))
+    held = {"float": torch.float32, "int32": torch.int32}[graph.types[graph.outputs[0].node].kind]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return cute.compile(
         Elementwise(graph, accuracy), inputs, fake(held), stream, options=f"--enable-tvm-ffi --gpu-arch=sm_90a{options}"

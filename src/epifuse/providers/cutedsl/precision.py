@@ -19,27 +19,10 @@ NARROW_ERROR = 2.0**-16
 """Largest relative error of a narrow form wherever its result is a normal number of the output's dtype."""
 _BUDGET = 16
 """How many such errors may meet in one output: 16 of them are half of a float16's last place."""
-_CARRIES = frozenset(
-    {
-        "mul",
-        "div",
-        "reciprocal",
-        "neg",
-        "abs",
-        "sqrt",
-        "rsqrt",
-        "maximum",
-        "minimum",
-        "clip",
-        "where",
-        "expand",
-        "tanh",
-        "erf",
-    }
-)
+_EXACT = frozenset({"mul", "neg", "abs", "maximum", "minimum", "clip", "where", "expand"})
+_CARRIES = _EXACT | {"div", "reciprocal", "sqrt", "rsqrt", "tanh", "erf"}
 """Functions whose relative error is at most that of their arguments. A sum may cancel, an exponential multiplies the
 error by its argument, a comparison, a rounding or a cast makes a step of it: what these read is computed in full."""
-_EXACT = frozenset({"mul", "neg", "abs", "maximum", "minimum", "clip", "where", "expand"})
 
 
 def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bool = False) -> Mapping[Node, Accuracy]:

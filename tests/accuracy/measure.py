@@ -1,0 +1,141 @@
+"""Errors of the device functions against float64, in units of the last place, over bit patterns; needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from accuracy.cases import Case
+from accuracy.probe import BLOCK, WIDTH, compiled
+from epifuse.problem import Constraints
+from epifuse.providers.cutedsl.primitives import FAST_MATH
+
+CHUNK = 1 << 26
+STRIDE = 251
+"""Every so manieth pattern of float32 is taken; 1 takes all."""
+PRIMITIVE_ULP = 4.0
+"""What a primitive in float32 may be off, and a composite beyond twice PyTorch's own error."""
+NEIGHBOUR_ULP = 1.5
+"""A neighbour of the correctly rounded value is at most so far from the exact one, in 16 bits."""
+_FORMATS = {torch.float32: (24, -149, 128), torch.bfloat16: (8, -133, 128), torch.float16: (11, -24, 16)}
+
+
+class Worst(NamedTuple):
+    """The largest error of a case in ulp, where, PyTorch's own largest, and whether it is within what is promised."""
+
+    ulp: float
+    at: tuple[float, ...]
+    torch: float
+    kept: bool
+
+
+def float_patterns(first: int, last: int, stride: int) -> torch.Tensor:
+    """float32 values by their bits."""
+    return torch.arange(first, last, stride, device="cuda").to(torch.int32).view(torch.float32)
+
+
+def short_patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Every value of a 16-bit dtype, as float32."""
+    return torch.arange(-(1 << 15), 1 << 15, device="cuda").to(torch.int16).view(dtype).float()
+
+
+def chunks(stride: int) -> Iterator[torch.Tensor]:
+    """All float32 values, every `stride`-th."""
+    step = CHUNK * stride
+    for first in range(-(1 << 31), 1 << 31, step):
+        yield float_patterns(first, min(first + step, 1 << 31), stride)
+
+
+def operands(case: Case, key: torch.Tensor) -> list[torch.Tensor]:
+    """The case's operands: `key` in its place, the others drawn beside it, always the same."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def uniform() -> torch.Tensor:
+        return torch.rand(key.shape, generator=generator, device="cuda")
+
+    def other() -> torch.Tensor:
+        if case.others == "patterns":
+            bits = torch.randint(-(1 << 31), 1 << 31, key.shape, generator=generator, device="cuda")
+            return torch.where(uniform() < 0.5, bits.to(torch.int32).view(torch.float32), key * (uniform() + 0.5))
+        if case.others == "powers":
+            exponent = (300 * uniform() - 150) / torch.log2(key.abs())
+            whole = (uniform() < 0.5) | (key < 0)
+            return torch.where(whole, exponent.round(), exponent).nan_to_num(nan=2.0)
+        return torch.randn(key.shape, generator=generator, device="cuda")
+
+    return [key if i == case.key else other() for i in range(case.arity)]
+
+
+def run(kernel: Any, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The kernel on flat tensors of any length."""
+    count = inputs[0].numel()
+    padded = -(-count // BLOCK) * BLOCK
+    wide = [torch.nn.functional.pad(x, (0, padded - count)).view(-1, WIDTH) for x in inputs]
+    out = torch.full((padded // WIDTH, WIDTH), float("nan"), device="cuda")
+    kernel(wide, out)
+    return out.view(-1)[:count]
+
+
+def ulps(got: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """|got - truth| in units of the last place of `dtype` at the truth; infinite where one of them alone is NaN."""
+    precision, smallest, largest = _FORMATS[dtype]
+    limit = 2.0**largest
+    truth = truth.clamp(-limit, limit)
+    exponent = torch.frexp(truth).exponent.clamp(max=largest)
+    unit = torch.ldexp(torch.ones((), dtype=torch.float64, device="cuda"), (exponent - precision).clamp(min=smallest))
+    error = (got.double().clamp(-limit, limit) - truth).abs() / unit
+    return torch.where(got.isnan() & truth.isnan(), 0.0, error.nan_to_num(nan=float("inf")))
+
+
+def kernels(case: Case) -> dict[str, Any]:
+    """Compiled in full, for 16-bit outputs and, where that differs, with `fast_math`."""
+    loads = (torch.float32,) * case.arity
+    found = {
+        "full": compiled(case.expression, loads, torch.float32),
+        "narrow": compiled(case.expression, loads, torch.bfloat16),
+    }
+    if case.name in FAST_MATH:
+        found["fast"] = compiled(case.expression, loads, torch.float32, constraints=Constraints(fast_math=True))
+    return found
+
+
+def measure_full(case: Case, kernel: Any, stride: int = STRIDE) -> Worst:
+    """In float32. A composite is held to twice PyTorch's error within each binade of its key operand, plus 4 ulp."""
+    ours, theirs = torch.zeros(512, device="cuda").double(), torch.zeros(512, device="cuda").double()
+    worst, at = -1.0, ()
+    for key in chunks(stride):
+        inputs = operands(case, key)
+        truth = case.truth(*(x.double() for x in inputs))
+        error = ulps(run(kernel, inputs), truth, torch.float32)
+        binade = (key.view(torch.int32) >> 23) & 511
+        ours.scatter_reduce_(0, binade.long(), error, "amax")
+        theirs.scatter_reduce_(0, binade.long(), ulps(case.torch(*inputs), truth, torch.float32), "amax")
+        index = int(error.argmax())
+        if float(error[index]) > worst:
+            worst, at = float(error[index]), tuple(float(x[index]) for x in inputs)
+    allowed = 2 * theirs + PRIMITIVE_ULP if case.composite else PRIMITIVE_ULP
+    return Worst(worst, at, float(theirs.max()), bool((ours <= allowed).all()))
+
+
+def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor) -> Worst:
+    """Stored in 16 bits: the correctly rounded value, a neighbour, or no further off than PyTorch's, each by each."""
+    inputs = operands(case, key)
+    truth = case.truth(*(x.double() for x in inputs))
+    error = ulps(run(kernel, inputs).to(dtype), truth, dtype)
+    theirs = ulps(case.torch(*inputs).to(dtype), truth, dtype)
+    beyond = torch.where(error <= theirs, torch.zeros_like(error), error)
+    index = int(beyond.argmax())
+    kept = bool(((error <= NEIGHBOUR_ULP) | (error <= theirs)).all())
+    return Worst(float(beyond[index]), tuple(float(x[index]) for x in inputs), float(theirs.max()), kept)
+
+
+def measure_fast(case: Case, kernel: Any) -> dict[str, float]:
+    """With `fast_math`: largest absolute and relative error for arguments up to 16."""
+    key = torch.linspace(-16, 16, (1 << 22) + 1, device="cuda")
+    inputs = operands(case._replace(others="normal"), key)
+    truth, got = case.truth(*(x.double() for x in inputs)), run(kernel, inputs).double()
+    fine = truth.isfinite() & (truth.abs() > 2.0**-126) & got.isfinite()
+    error = torch.where(fine, (got - truth).abs(), torch.zeros_like(truth))
+    return {"absolute": float(error.max()), "relative": float((error / truth.abs().clamp(min=1e-300)).max())}

@@ -1,0 +1,108 @@
+"""docs/accuracy.md from docs/accuracy.json; `python -m accuracy.table OUT` on a Hopper GPU measures the latter anew."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accuracy.cases import CASES, Case
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_SHORT = ("bfloat16", "float16")
+
+
+def measured(case: Case, stride: int) -> Mapping[str, Any]:
+    """One row of the data."""
+    import torch
+
+    from accuracy import measure
+
+    built = measure.kernels(case)
+    row: dict[str, Any] = {"name": case.name, "composite": case.composite}
+    row["float32"] = measure.measure_full(case, built["full"], stride)._asdict()
+    for name in _SHORT:
+        dtype = getattr(torch, name)
+        row[name] = measure.measure_short(case, built["narrow"], dtype, measure.short_patterns(dtype))._asdict()
+    sample = measure.float_patterns(-(1 << 31), 1 << 31, measure.STRIDE)
+    worst = [measure.measure_short(case, built["narrow"], getattr(torch, name), sample) for name in _SHORT]
+    row["any float32, in 16 bits"] = {"ulp": max(w.ulp for w in worst), "kept": all(w.kept for w in worst)}
+    if "fast" in built:
+        row["fast_math"] = measure.measure_fast(case, built["fast"])
+    return row
+
+
+def measure_all(stride: int, names: Iterable[str] = ()) -> Mapping[str, Any]:
+    """The data: every case, or those named."""
+    import cutlass
+    import torch
+
+    chosen = [case for case in CASES if not names or case.name in names]
+    return {
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "cutlass_dsl": cutlass.__version__,
+        "command": "python -m accuracy.table OUT 1, in tests/",
+        "stride": stride,
+        "rows": [measured(case, stride) for case in chosen],
+    }
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The page."""
+    every = "every" if data["stride"] == 1 else f"every {data['stride']}th"
+    head = _HEAD.format(every=every, **data)
+    lines = [head, "| function | float32 | PyTorch's | bfloat16 | float16 |", "|---|---:|---:|---:|---:|"]
+    for row in data["rows"]:
+        cells = [_ulp(row["float32"]["ulp"]), _ulp(row["float32"]["torch"]), *(_ulp(row[n]["ulp"]) for n in _SHORT)]
+        lines.append(f"| `{row['name']}` | {' | '.join(cells)} |")
+    lines += [_FAST, "| function | absolute | relative |", "|---|---:|---:|"]
+    for row in data["rows"]:
+        if "fast_math" in row:
+            fast = row["fast_math"]
+            lines.append(f"| `{row['name']}` | {fast['absolute']:.1e} | {fast['relative']:.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ulp(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2f}" if value < 100 else f"{value:.1e}"
+
+
+_HEAD = """# Accuracy on the GPU
+
+Largest error of each function against float64, in units of the last place (ulp) of the dtype in which it is stored, on
+the float32 value that the kernel itself has. Generated from [accuracy.json](accuracy.json) ({device}, {date}, PyTorch
+{torch}, CuTe DSL {cutlass_dsl}); `tests/gpu/test_accuracy.py` holds a sample of each to what is promised here.
+
+- **float32**: {every} value of the operand, subnormals, infinities and NaN included. A primitive is within 4 ulp; an
+  activation is no worse than twice PyTorch's own float32 error plus 4 ulp, binade by binade. Large figures on both
+  sides are results near a zero, or below the smallest normal number.
+- **bfloat16, float16**: over all 65,536 operands. The stored value is the correctly rounded one (0.50), its neighbour
+  (1.50 at most), or no further off than PyTorch's float32 function rounded to the dtype; the figure is the largest
+  error of those not the last.
+- What is stored in 16 bits alone is computed with cheaper instructions where that keeps this promise:
+  `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. What a sum, a
+  comparison, a rounding, a cast, an exponential or a reduction reads is computed as for float32.
+- Comparisons, logic, `where` and integer functions are exact. Division is correctly rounded but for quotients within
+  2^-45 of halfway between two floats; quotients and roots that are floats come out exact.
+"""
+_FAST = """
+## With `fast_math=True`
+
+The hardware's approximations serve every output, and subnormal numbers may become zero. Largest errors for arguments
+up to 16 in magnitude, where the result is a normal number:
+"""
+
+
+def write(data: Mapping[str, Any], folder: Path) -> None:
+    """Both files."""
+    (folder / "accuracy.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / "accuracy.md").write_text(render(data))
+
+
+if __name__ == "__main__":
+    write(measure_all(int(sys.argv[2]), sys.argv[3:]), Path(sys.argv[1]))
