@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +26,8 @@ from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.problem import Constraints, Problem
 from epifuse.reference import unfused
 from epifuse.results import Results
-from epifuse.runtime import cache
-from epifuse.runtime.launch import launch
+from epifuse.runtime import cache, warm
+from epifuse.runtime.launch import Recipe, launch
 from epifuse.target import TARGETS
 
 EpilogueFunction = Callable[..., Any] | str
@@ -220,12 +220,12 @@ def linear(
     }
     options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
-    outputs, args = _run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
+    outputs, graph = _run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
     shaped = {
         o.name: handed[o.name]
         if handed.get(o.name) is not None
         else outputs[o.name].view(_leading(o, outputs[o.name], lead))
-        for o in args.graph.outputs
+        for o in graph.outputs
     }
     return next(iter(shaped.values())) if len(shaped) == 1 else Results(shaped)
 
@@ -277,8 +277,7 @@ def _with_bias(parsed: Parsed) -> Parsed:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Options:
+class _Options(NamedTuple):
     accumulator_type: torch.dtype | None
     precision: str | None
     deterministic: bool
@@ -286,16 +285,21 @@ class _Options:
     fallback: str | None
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
             raise fail("option", None, name="fallback", want="None or 'torch'", value=self.fallback)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All of them, to be found again by."""
+        return (*self[:-1], tuple(self.out_dtypes.items())) if isinstance(self.out_dtypes, Mapping) else self
 
     @property
     def constraints(self) -> Constraints:
         return Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
 
 
-_OPTIONS = frozenset(_Options.__dataclass_fields__) | {"epilogue", "out", "operands"}
+_OPTIONS = frozenset(_Options._fields) | {"epilogue", "out", "operands"}
 
 
 def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
@@ -338,7 +342,11 @@ def _run(
     given: Mapping[str, Any],
     options: _Options,
     names: tuple[str, str] = ("A", "B"),
-) -> tuple[dict[str, torch.Tensor], GemmArguments]:
+) -> tuple[dict[str, torch.Tensor], Graph]:
+    call = warm.describe(a, b, parsed, given, options.key)
+    if call is not None and (recipe := warm.find(call)) is not None:
+        return call.launch(recipe), recipe.graph
+    options.check()
     args = GemmArguments(
         a,
         b,
@@ -348,7 +356,10 @@ def _run(
         constraints=options.constraints,
         names=names,
     )
-    return execute(args, options.fallback), args
+    selection = _selected(args.graph, args.problem, providers.NAMES)
+    if call is not None and selection.plans:
+        warm.remember(call, Recipe.of(cache.get_or_build(selection.plans[0]), args))
+    return execute(args, options.fallback), args.graph
 
 
 def execute(

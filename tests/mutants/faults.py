@@ -13,7 +13,7 @@ import torch
 from epifuse import api, arguments, passes
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.providers.cpu import fuse, kernel, primitives, product, program, reduce, space, store
-from epifuse.runtime import cache, launch
+from epifuse.runtime import cache, launch, warm
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -60,7 +60,7 @@ def _one_output_short(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _frozen_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
     first: dict[Any, Any] = {}
-    return lambda args: first.setdefault(args.graph, original(args))
+    return lambda graph, kinds, given: first.setdefault(graph, original(graph, kinds, given))
 
 
 def _one_more(original: Callable[..., None]) -> Callable[..., None]:
@@ -191,7 +191,7 @@ FAULTS: dict[str, Patch] = {
     "buffers are shared": _attribute(program._Allocator, "take", _shared_buffer),
     "casts do not round": _attribute(program, "_cast", lambda _: lambda to, held: lambda x: x.to(held)),
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
-    "numbers are frozen": _attribute(launch, "scalars", _frozen_numbers),
+    "numbers are frozen": _attribute(launch, "_numbers", _frozen_numbers),
     "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
     "the ragged tile is met twice": _attribute(kernel, "tiles", _overlapping),
     "fp8 turns NaN into zero": _attribute(kernel, "store", _nan_as_zero),
@@ -212,6 +212,7 @@ FAULTS: dict[str, Patch] = {
 
 def forget() -> None:
     """Empty every cache, so that nothing built right hides a fault, and nothing built wrong outlives it."""
+    warm._known.clear()
     cache._built.clear()
     api._selected.cache_clear()
     arguments.typed_graph.cache_clear()

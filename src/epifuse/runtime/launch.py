@@ -1,8 +1,9 @@
-"""Launching: numbers read again, host expressions evaluated, then the runner."""
+"""Launching: numbers read again, host expressions evaluated, operands bound, then the runner's step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,41 +11,53 @@ import torch
 from epifuse.arguments import GemmArguments
 from epifuse.errors import fail
 from epifuse.fusion import host
-from epifuse.ir import Load, Node
+from epifuse.ir import Graph, Kind, Load, Node
+from epifuse.ir.types import shape_of
+from epifuse.memory import empty
 from epifuse.problem import HostNumber
-from epifuse.providers import Runner
+from epifuse.providers import Runner, Step
 
 _INT32 = range(-(1 << 31), 1 << 31)
 
 
 def scalars(args: GemmArguments) -> dict[str, Any]:
     """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
-    values = dict(args.numbers)
+    return _numbers(args.graph, _kinds(args), args.numbers)
 
-    def leaf(node: Node) -> Any:
-        assert isinstance(node.attr, Load)
-        return values[node.attr.name]
 
-    try:
-        computed = host.evaluate_all(args.graph.hosts, leaf)
-    except host.HostError as error:
-        raise fail("host_arithmetic", args.graph.loc(error.node), detail=str(error)) from None
+def _kinds(args: GemmArguments) -> dict[str, Kind]:
     kinds = {name: operand.kind for name, operand in args.problem.operands if isinstance(operand, HostNumber)}
     for node in args.graph.loads():
         assert isinstance(node.attr, Load)
-        if node.attr.name in computed:
+        if node.attr.name in args.graph.hosts:
             kinds[node.attr.name] = args.graph.types[node].kind
-    numbers = {name: value for name, value in (values | computed).items() if name in kinds}
-    for name, value in numbers.items():
+    return kinds
+
+
+def _numbers(graph: Graph, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
+    values = {**given, **_computed(graph, given)} if graph.hosts else given
+    numbers = {}
+    for name, kind in kinds.items():
         try:
-            numbers[name] = _converted(value, kinds[name])
+            numbers[name] = _converted(values[name], kind)
         except OverflowError:
+            value = values[name]
             shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
-            if name not in args.graph.hosts:
+            if name not in graph.hosts:
                 raise fail("host_number", None, name=name, value=shown) from None
-            loc = args.graph.loc(args.graph.hosts[name])
-            raise fail("host_range", loc, kind=kinds[name], value=shown) from None
+            raise fail("host_range", graph.loc(graph.hosts[name]), kind=kind, value=shown) from None
     return numbers
+
+
+def _computed(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
+    def leaf(node: Node) -> Any:
+        assert isinstance(node.attr, Load)
+        return given[node.attr.name]
+
+    try:
+        return host.evaluate_all(graph.hosts, leaf)
+    except host.HostError as error:
+        raise fail("host_arithmetic", graph.loc(error.node), detail=str(error)) from None
 
 
 def _converted(value: Any, kind: str) -> Any:
@@ -57,20 +70,68 @@ def _converted(value: Any, kind: str) -> Any:
     return int(value)
 
 
-def launch(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
-    """Run once. Raises `ArgumentError` for tensors that have no data, before anything is written."""
-    prepare(runner, args, outputs)()
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """All that launching needs and that neither addresses nor numbers change: one serves every call of a geometry.
+
+    `outputs` are names, shapes and dtypes in the order of the return statement.
+    """
+
+    runner: Runner
+    graph: Graph
+    kinds: Mapping[str, Kind]
+    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+    @staticmethod
+    def of(runner: Runner, args: GemmArguments) -> Recipe:
+        """The recipe that `args` was planned into."""
+        dtypes = dict(args.problem.dtypes)
+        outputs = tuple(
+            (output.name, shape_of(output.dims or (), args.problem.extents), dtypes[output.name])
+            for output in args.graph.outputs
+        )
+        return Recipe(runner, args.graph, _kinds(args), outputs)
+
+    def destinations(self, given: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+        """The outputs by name: those given, and new ones for the others."""
+        return {
+            name: empty(shape, dtype, device) if (tensor := given.get(name)) is None else tensor
+            for name, shape, dtype in self.outputs
+        }
+
+    def bind(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        tensors: Mapping[str, Any],
+        numbers: Mapping[str, Any],
+        outputs: Mapping[str, torch.Tensor],
+    ) -> Step:
+        """A function that only launches. Raises `ArgumentError` for tensors that have no data."""
+        operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)}
+        require_data((("A", a), ("B", b), *operands.items(), *outputs.items()))
+        return _explained(self.runner(a, b, operands, outputs))
 
 
-def prepare(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    """A function that only launches: operands bound, numbers fixed."""
-    operands: dict[str, Any] = {**args.epilogue.tensors, **scalars(args)}
-    tensors = {"A": args.A, "B": args.B, **operands, **outputs}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and (tensor.is_meta or _is_fake(tensor)):
+def require_data(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise `ArgumentError` for a tensor that only describes one."""
+    for name, value in named:
+        if isinstance(value, torch.Tensor) and (value.is_meta or type(value).__name__ == "FakeTensor"):
             raise fail("no_data", None, name=name)
 
-    step = runner(args.A, args.B, operands, outputs)
+
+def launch(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
+    """Run once. Raises `ArgumentError` for tensors that have no data, before anything is written."""
+    bind(runner, args, outputs)()
+
+
+def bind(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
+    """A function that only launches: operands bound, numbers fixed."""
+    return Recipe.of(runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
+
+
+def _explained(step: Step) -> Callable[[], None]:
+    """`step`, whose errors are ours."""
 
     def run() -> None:
         try:
@@ -82,7 +143,3 @@ def prepare(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Ten
             raise fail("integer_division", None) from None
 
     return run
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return type(tensor).__name__ == "FakeTensor"
