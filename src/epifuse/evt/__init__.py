@@ -1,6 +1,7 @@
 """Visitor trees: an epilogue as CUTLASS's people say it. A tree is read into the graph a Python function gives."""
 
 from epifuse.evt import functional, fusion
+from epifuse.evt.from_graph import to_tree
 from epifuse.evt.nodes import (
     AccFetch,
     AuxLoad,
@@ -8,6 +9,7 @@ from epifuse.evt.nodes import (
     ColBroadcast,
     ColReduction,
     Compute,
+    Operand,
     Operation,
     Reduction,
     RowBroadcast,
@@ -18,6 +20,9 @@ from epifuse.evt.nodes import (
 )
 from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
+from epifuse.ir import Graph
+
+Graph.to_tree = to_tree
 
 __all__ = [
     "EVT",
@@ -27,6 +32,7 @@ __all__ = [
     "ColBroadcast",
     "ColReduction",
     "Compute",
+    "Operand",
     "Operation",
     "Reduction",
     "RowBroadcast",
@@ -39,4 +45,5 @@ __all__ = [
     "Visitor",
     "functional",
     "fusion",
+    "to_tree",
 ]

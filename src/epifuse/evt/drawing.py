@@ -14,6 +14,7 @@ from epifuse.evt.nodes import (
     AuxStore,
     ColBroadcast,
     Compute,
+    Operand,
     Operation,
     Reduction,
     RowBroadcast,
@@ -28,7 +29,7 @@ _MATRIX, _SCALAR, _VISITOR = ("#dcfce7", "#16a34a"), ("#dbeafe", "#2563eb"), ("#
 _OPERATION, _STORE = ("#fee2e2", "#dc2626"), ("#fef3c7", "#d97706")
 _COLOURS: tuple[tuple[tuple[Any, ...], tuple[str, str]], ...] = (
     ((EVT, TopologicalVisitor, SplitTreeVisitor), _VISITOR),
-    ((AccFetch, SrcFetch, AuxLoad, RowBroadcast, ColBroadcast), _MATRIX),
+    ((AccFetch, SrcFetch, AuxLoad, RowBroadcast, ColBroadcast, Operand), _MATRIX),
     ((ScalarBroadcast,), _SCALAR),
     ((Compute, Operation), _OPERATION),
     ((AuxStore, Reduction), _STORE),

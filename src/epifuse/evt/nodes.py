@@ -19,6 +19,7 @@ from epifuse.frontend.apply import parameters_of
 from epifuse.fusion.primitives import add, logical_and, logical_or, maximum, minimum, mul
 from epifuse.fusion.reduction import REDUCTIONS, all, amax, amin, any, sum
 from epifuse.fusion.vocabulary import VOCABULARY, ours
+from epifuse.ir.graph import show_attr
 
 Strides = tuple[int, int, int]
 """(dM, dN, dL) in elements: a zero says that the value does not vary over that axis."""
@@ -76,6 +77,12 @@ class AuxLoad(_Broadcast):
     """A matrix, (M, N) or (L, M, N)."""
 
     access, kind = "tile", "aux"
+
+
+class Operand(_Broadcast):
+    """Anything that broadcasts to accum by NumPy's rule, as an operand of a function may be."""
+
+    access, kind = "any", "operand"
 
 
 class RowBroadcast(_Broadcast):
@@ -193,7 +200,7 @@ class Operation(Visitor):
 
     @property
     def label(self) -> str:
-        return f"Operation({self.op}{'' if self.attr is None else f', {self.attr}'})"
+        return f"Operation({self.op}{'' if self.attr is None else f', {show_attr(self.attr)}'})"
 
 
 @dataclass(frozen=True, repr=False)

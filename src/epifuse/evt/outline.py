@@ -52,8 +52,16 @@ def outline(tree: Visitor) -> tuple[Line, ...]:
             last = position == len(children) - 1
             mark, sources = _role(node, position)
             branch, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
-            stack.append((child, below + branch + mark, below + rest + " " * len(mark), sources))
+            stack.append((child, below + branch + mark, _shortened(below + rest + " " * len(mark)), sources))
     return tuple(lines)
+
+
+_DEEPEST = 90
+
+
+def _shortened(prefix: str) -> str:
+    """What is deeper than a line is wide stands at its right end: a tree may be a thousand levels deep."""
+    return prefix if len(prefix) <= _DEEPEST else "…" + prefix[1 - _DEEPEST :]
 
 
 def _role(parent: Visitor, position: int) -> tuple[str, str]:

@@ -105,7 +105,9 @@ class _Reading:
             case Compute() as node:
                 return self.calls.apply(node.function, values, self.named(node, line), line.place)
             case Operation(op=op, attr=attr):
-                return self.builder.node(op, *values, attr=attr, locs=(line.place,))
+                made = self.builder.node(op, *values, attr=attr, locs=(line.place,))
+                self.calls.effects.update({made: None} if op == "debug_print" else {})
+                return made
             case AuxStore(name=str() as name):
                 return self.store(name, values[0], line.place)
             case Reduction() as node:
@@ -123,11 +125,13 @@ class _Reading:
 
     def operand(self, name: str, default: float | None, line: Line, access: str = "") -> Node:
         """A load, and the claim that what is handed varies as the node says."""
-        self.check_name(name, line.place, taken=name in self.outputs)
+        self.check_name(name, line.place, taken=name in self.outputs or name == "accum")
         if self.operands.setdefault(name, default) is None:
             self.operands[name] = default
         load = self.builder.node("load", attr=Load(name), locs=(line.place,))
-        return self.builder.node("access", load, attr=(access or line.node.access, line.label), locs=(line.place,))
+        access = access or line.node.access
+        claim = (access, line.label)
+        return load if access == "any" else self.builder.node("access", load, attr=claim, locs=(line.place,))
 
     def reduced(self, node: Reduction, value: Node, line: Line) -> Node:
         """Stores the reduction, and hands its input on."""
@@ -146,7 +150,7 @@ class _Reading:
         return value
 
     def check_name(self, name: Any, place: Loc, *, taken: bool) -> None:
-        if not isinstance(name, str) or not _NAME.match(name) or name == "accum":
+        if not isinstance(name, str) or not _NAME.match(name):
             raise fail("tree_name", place, name=name)
         if taken:
             raise fail("tree_name_twice", place, name=name)
