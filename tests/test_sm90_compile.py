@@ -114,3 +114,20 @@ def test_designs_fit_shared_memory(design, operands):
     assert budget.shared_bytes(fitted, 2, loads, program.stores) <= TARGETS[90].shared_memory
     ways = [access.way for access in (*loads, *program.stores)]
     assert set(ways) == ({"tile"} if operands < 8 else {"tile", "direct"})
+
+
+def test_int64_labels_are_compared_as_they_are():
+    def nll(accum, labels):
+        D = ef.where(labels == ef.index_n(accum), accum, 0.0)
+        return D
+
+    def shifted(accum, labels):
+        D = ef.where(labels + 1 == ef.index_n(accum), accum, 0.0)
+        return D
+
+    labels = torch.empty(512, 1, dtype=torch.int64)
+    args = arguments(nll, labels=labels)
+    hopper_kernel(args).compile(args)
+    refused = arguments(shifted, labels=labels)
+    assert ef.get_kernels(refused, cc=90) == []
+    assert "it has no add of int64; .to(torch.int32) comes first" in str(ef.explain(refused, cc=90))

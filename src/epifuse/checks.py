@@ -14,6 +14,7 @@ from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
+from epifuse.passes.kinds import const_kind, load_kind
 from epifuse.problem import Problem
 
 
@@ -33,14 +34,16 @@ def host_number(name: str, value: Any) -> Number | None:
         check_tensor(f"operand '{name}'", value, None)
         if value.dtype not in BY_TORCH:
             raise fail("operand_dtype", None, name=name, dtype=value.dtype)
-        kind: Kind = "float" if value.is_floating_point() else "mask" if value.dtype == torch.bool else "int32"
-        return Number(None if isinstance(value, FakeTensor) else value.item(), kind)
+        if isinstance(value, FakeTensor):
+            return Number(None, load_kind(value.dtype))
+        number = value.item()
+        return Number(number, const_kind(number))
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):
         return Number(value, "mask")
     if isinstance(value, int) and captured:
-        return Number(value, "int32")
+        return Number(value, const_kind(value))
     if isinstance(value, (int, float)):
         try:
             return Number(float(value), "float")

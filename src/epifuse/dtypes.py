@@ -39,8 +39,7 @@ _ROWS = (
     DType(torch.uint8, "u8", 8, "int32", gemm_input=True),
     DType(torch.int16, "s16", 16, "int32"),
     DType(torch.int32, "s32", 32, "int32"),
-    # Labels come as int64; they load as int32, which holds every index a GEMM can have.
-    DType(torch.int64, "s64", 64, "int32"),
+    DType(torch.int64, "s64", 64, "int64"),
     DType(torch.bool, "bool", 8, "mask"),
 )
 

@@ -212,9 +212,9 @@ def _spellings() -> Iterator[str]:
 def _kinds() -> Iterator[str]:
     yield "## Kinds"
     yield ""
-    yield "A value is a *mask*, an *int32*, an *int64* (sums of integers and masks only) or a *float* (float32; float64"
-    yield "where the accumulator is). Literals are weak: `x * 2` keeps an int32, `x * 2.0` makes a float. A number"
-    yield "handed as an operand is a float. `–` is refused."
+    yield "A value is a *mask*, an *int32*, an *int64* (int64 operands and casts, sums of integers and masks) or a"
+    yield "*float* (float32; float64 where the accumulator is). Literals are weak: `x * 2` keeps an int32, `x * 2.0`"
+    yield "makes a float. A number handed as an operand is a float. `–` is refused."
     yield ""
     heads = ("functions", *(left if left == right else f"{left}, {right}" for left, right in KIND_PAIRS))
     yield from _table(heads, (_kind_row(rule) for rule in get_args(KindRule)))

@@ -11,6 +11,7 @@ import epifuse as ef
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from tests.frontend.sources import function_from
 
 ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
 DTYPES = {"mask": torch.bool, "int32": torch.int32, "float": torch.float32}
@@ -49,7 +50,7 @@ def compare(got: torch.Tensor | str, want: torch.Tensor | None, *, exactly: bool
         assert got in REFUSALS
         return
     assert want is not None, f"accepted, and gives {got.dtype}, but PyTorch refuses"
-    # A mask beside a Python integer is int64 in PyTorch; our only other integer is int32, and values agree.
+    # A mask beside a Python integer is int64 in PyTorch, and int32 for us; values agree.
     assert got.dtype == (torch.int32 if want.dtype == torch.int64 and not exactly else want.dtype)
     torch.testing.assert_close(got, want.expand(got.shape).to(got.dtype), equal_nan=True)
 
@@ -99,11 +100,62 @@ def test_reductions(name: str, kind: str) -> None:
     compare(got, want, exactly=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
 def test_integers_load_as_int32(dtype: torch.dtype) -> None:
     x = operand("int32", 0).to(dtype)
     got = fused("def epi(accum, x): D = x * 3 - 5; return D", {"x": x})
     compare(got, x.to(torch.int32) * 3 - 5)
+
+
+LONG = torch.tensor([[2**40 + 3], [-(2**40) - 3], [3], [2**63 - 1]])
+INT = torch.tensor([3, -7, 2**31 - 1, 0, 11], dtype=torch.int32)
+ON_LONGS = (
+    "x * 3 - 5",
+    "x + y",
+    "x - 2 ** 40",
+    "x // 7 + x % 7",
+    "abs(-x)",
+    "ef.sign(x) * y",
+    "ef.where(x > y, x, y)",
+    "ef.clamp(x, -5, 2 ** 41)",
+    "ef.maximum(x, y)",
+    "x == 3",
+    "x < y",
+    "x.to(torch.int32) * 2",
+    "y.long() * 2 ** 33",
+    "y.to(torch.int64).amax(0)",
+    "x.sum(0)",
+    "(x + y).amin(dim=1)",
+    "x.absmax()",
+    "(x // 2 ** 20) ** 2",
+    "(x > 0) * x",
+    "x.float() / 3",
+)
+
+
+@pytest.mark.parametrize("text", ON_LONGS)
+def test_int64_is_computed_in_int64(text: str) -> None:
+    text = text.replace("x.absmax()", "ef.absmax(x)")
+    epilogue = function_from(f"def epi(accum, x, y):\n    D = {text}\n    return D\n")
+    got = ef.gemm(torch.ones(4, 2), torch.ones(2, 5), epilogue=epilogue, x=LONG, y=INT)
+    want = ef.reference(epilogue)(torch.full((4, 5), 2.0), x=LONG, y=INT)
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want.expand(got.shape))
+
+
+@pytest.mark.parametrize("text", ["y * SCALE", "y < SCALE", "y * (SCALE * 2)", "y * 3000000000"])
+def test_a_number_that_does_not_fit_the_integers_beside_it_is_refused(text: str) -> None:
+    epilogue = function_from(f"def epi(accum, x, y):\n    D = {text}\n    return D\n", SCALE=3_000_000_000)
+    with pytest.raises(ef.errors.EpilogueTypeError, match="does not fit here"):
+        ef.gemm(torch.ones(4, 2), torch.ones(2, 5), epilogue=epilogue, x=LONG, y=INT)
+
+
+@pytest.mark.parametrize("text", ["accum * SCALE", "x * SCALE", "accum * (x // SCALE)", "(SCALE * 2) * accum"])
+def test_a_number_beyond_int32_is_exact_beside_int64_and_floats(text: str) -> None:
+    epilogue = function_from(f"def epi(accum, x, y):\n    D = {text}\n    return D\n", SCALE=3_000_000_000)
+    got = ef.gemm(torch.ones(4, 2), torch.ones(2, 5), epilogue=epilogue, x=LONG, y=INT)
+    want = ef.reference(epilogue)(torch.full((4, 5), 2.0), x=LONG, y=INT)
+    assert torch.equal(got, want.expand(got.shape))
 
 
 def test_an_int32_accumulator_is_exact() -> None:

@@ -111,7 +111,7 @@ def operand(case: Case, kind: str) -> torch.Tensor:
 def loaded(x: torch.Tensor, compute: torch.dtype) -> torch.Tensor:
     """What the kernel sees of an operand."""
     kind = BY_TORCH[x.dtype].loads_as
-    return x if kind == "mask" else x.to(torch.int32 if kind == "int32" else compute)
+    return x if kind in ("mask", "int64") else x.to(torch.int32 if kind == "int32" else compute)
 
 
 def kinds_of(name: str, count: int) -> list[str]:

@@ -230,7 +230,6 @@ _INSTEAD = {
     "shape": "an epilogue holds for every shape",
     "item": "a reduction's result may be used as it is",
     "print": "write ef.debug_print('{}', x)",
-    "long": "write .to(torch.int64)",
 }
 
 

@@ -100,6 +100,7 @@ CAST_METHODS: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "double": torch.float64,
     "int": torch.int32,
+    "long": torch.int64,
     "bool": torch.bool,
 }
 

@@ -15,6 +15,8 @@ Kind = Literal["mask", "int32", "int64", "float"]
 RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "float": 3}
 """Promotion takes the higher one, as torch's categories do."""
 
+INT32 = range(-(1 << 31), 1 << 31)
+
 AXES = ("l", "m", "n")
 
 

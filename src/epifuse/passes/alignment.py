@@ -131,9 +131,12 @@ class Alignment:
                 raise self.fail("storage_only", dtype=short(value.narrow))
         nodes, dims = self.aligned(values)
         wide = any(value.kind == "float" and not value.host for value in values)
-        for node in nodes:
+        wide = wide or any(value.kind == "int64" and not value.host for value in values)
+        for value, node in zip(values, nodes, strict=True):
             if node.op == "const":
                 kinds.fitting(node.attr, 64 if wide else 32)
+            elif value.host and value.kind == "int64" and not wide:
+                raise KindError("literal_range", bits="more than 31")
         node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
         narrow = narrow_of(values) if kind == "float" else None
         if narrow is not None:

@@ -166,7 +166,7 @@ class _Inference(Alignment):
         if dtype.is_complex:
             raise self.fail("cast_unsupported", dtype=str(dtype), hint="an epilogue has real values")
         made = self.emit("cast", x.node, attr=dtype, kind=kind, dims=x.dims)
-        return Typed(made, kind, x.dims, narrow=None if dtype == torch.int32 else dtype)
+        return Typed(made, kind, x.dims, narrow=None if dtype in (torch.int32, torch.int64) else dtype)
 
     def infer_debug_print(self, node: Node, args: list[Typed]) -> Typed:
         if args[0].host:

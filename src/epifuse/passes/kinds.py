@@ -11,7 +11,7 @@ import torch
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.ir import Kind
-from epifuse.ir.types import promote
+from epifuse.ir.types import INT32, promote
 
 NAMES: Mapping[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
 
@@ -115,15 +115,17 @@ def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
 
 
 def const_kind(value: object) -> Kind:
-    """Kind of a Python number."""
-    return "mask" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float"
+    """Kind of a Python number: an integer that an int32 cannot hold is an int64."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "int32" if value in INT32 else "int64"
+    return "mask" if isinstance(value, bool) else "float"
 
 
 def load_kind(dtype: torch.dtype) -> Kind:
     """Kind an operand of this dtype loads as."""
     if dtype.is_floating_point:
         return "float"
-    return "mask" if dtype == torch.bool else "int32"
+    return "mask" if dtype == torch.bool else "int64" if dtype == torch.int64 else "int32"
 
 
 def fitting(value: Any, bits: int) -> Any:

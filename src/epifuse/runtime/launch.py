@@ -17,7 +17,7 @@ from epifuse.memory import empty
 from epifuse.problem import HostNumber
 from epifuse.providers import Runner, Step
 
-_INT32 = range(-(1 << 31), 1 << 31)
+_RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
 
 
 def scalars(args: GemmArguments) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _converted(value: Any, kind: str) -> Any:
         return bool(value)
     if kind == "float":
         return float(value)
-    if value not in _INT32:
+    if value not in _RANGES[kind]:
         raise OverflowError
     return int(value)
 

@@ -12,7 +12,7 @@ from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
-from epifuse.problem import HostNumber, Problem, TensorInfo
+from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.program import Design, Program
@@ -134,7 +134,9 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
         type_ = graph.types[node]
         if node.op in ("reduce", "debug_print"):
             return f"it has no {node.attr[0] if node.op == 'reduce' else node.op} yet"
-        if type_.kind == "int64" or (node.op == "cast" and node.attr not in _CASTS):
+        if type_.kind == "int64" and node.args and node.op != "cast":
+            return f"it has no {node.op} of int64; .to(torch.int32) comes first"
+        if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
         if any(factor.extent is not None or factor.stride > 1 for factor in type_.factors):
             return "it has no reshaped axes yet"
@@ -142,7 +144,7 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
             operand = problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype not in _LOADS:
                 return f"it cannot load '{node.attr.name}' of {operand.dtype} yet"
-            if isinstance(operand, HostNumber) and operand.kind == "int64":
+            if not isinstance(operand, TensorInfo) and type_.kind == "int64":
                 return f"it cannot take the int64 '{node.attr.name}'"
     for output in graph.outputs:
         if graph.types[output.node].kind != "float" or dict(problem.dtypes)[output.name] not in _OUTPUTS:

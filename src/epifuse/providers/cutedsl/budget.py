@@ -35,7 +35,11 @@ def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stor
     m, n = design.tile
     loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
-    vectors = sum(4 * vector_slots(design, access.way) for access in loads if access.way in ("row", "column"))
+    vectors = sum(
+        max(4, access.dtype.itemsize) * vector_slots(design, access.way)
+        for access in loads
+        if access.way in ("row", "column")
+    )
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(STORE_STAGES * area * access.dtype.itemsize for access in stores if access.way == "tile")
     head = -(-(barriers + MATH_GROUPS * vectors) // 1024) * 1024

@@ -5,14 +5,14 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
 
 from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.primitives import row
 
 Fragment = Any
-HELD = {"float": Float32, "int32": Int32, "mask": Boolean}
+HELD = {"float": Float32, "int64": Int64, "int32": Int32, "mask": Boolean}
 
 
 def walk(
@@ -60,7 +60,7 @@ def _common_kind(node: Node, graph: Graph) -> str:
     kinds = {graph.types[value].kind for value in (node, *values)}
     if node.op in _ORDERED:
         kinds.add("int32")  # true, held as one signed bit, would be less than false
-    return next(kind for kind in ("float", "int32", "mask") if kind in kinds)
+    return next(kind for kind in ("float", "int64", "int32", "mask") if kind in kinds)
 
 
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})
@@ -73,7 +73,7 @@ def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
     if kind == "mask":
         one = cute.full(value.shape, 1, HELD[wanted])
         return cute.where(value, one, cute.full_like(one, 0))
-    return value.to(Float32)
+    return value.to(HELD[wanted])
 
 
 CASTS: Mapping[str, Any] = {
