@@ -310,9 +310,11 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
     for name in parsed.parameters:
         if name in _OPTIONS and name not in (operands or {}):
             raise fail("name_clash", None, name=name)
-    for name in by_name.keys() & (operands or {}).keys():
-        raise fail("argument_twice", None, function="gemm", name=name)
-    given = parsed.named({**by_name, **(operands or {})})
+    if operands:
+        for name in by_name.keys() & operands.keys():
+            raise fail("argument_twice", None, function="gemm", name=name)
+        by_name = {**by_name, **operands}
+    given = parsed.named(by_name)
     for name in given:
         if name not in parsed.parameters:
             shown = ", ".join(parsed.parameters) or "none"
@@ -356,10 +358,11 @@ def _run(
         constraints=options.constraints,
         names=names,
     )
-    selection = _selected(args.graph, args.problem, providers.NAMES)
-    if call is not None and selection.plans:
-        warm.remember(call, Recipe.of(cache.get_or_build(selection.plans[0]), args))
-    return execute(args, options.fallback), args.graph
+    outputs = execute(args, options.fallback)
+    plans = _selected(args.graph, args.problem, providers.NAMES).plans
+    if call is not None and plans:
+        warm.remember(call, Recipe.of(cache.get_or_build(plans[0]), args))
+    return outputs, args.graph
 
 
 def execute(

@@ -201,6 +201,7 @@ def _launcher(runner: Runner, args: GemmArguments) -> Callable[[], dict[str, tor
 
         def launch() -> dict[str, torch.Tensor]:
             outputs = recipe.destinations(tensors, a.device)
+            require_data(outputs.items())
             recipe.bind(a, b, tensors, numbers, outputs)()
             return outputs
 

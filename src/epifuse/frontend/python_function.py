@@ -45,13 +45,15 @@ class Parsed:
 
     def is_current(self) -> bool:
         """False once a captured object that shaped the graph was replaced, or a captured number is none any more."""
-        return all(_same(reader(), seen) for reader, seen in self.guards) and all(
-            is_number(reader()) for reader in self.captures.values()
-        )
+        # A loop, because every launch asks: a generator would double the cost.
+        for reader, seen in self.guards:
+            if (value := reader()) is not seen and not _same(value, seen):
+                return False
+        return not self.captures or all(is_number(reader()) for reader in self.captures.values())
 
 
 def _same(value: Any, seen: Any) -> bool:
-    return value is seen or (type(value) is type(seen) and isinstance(seen, (str, tuple, int, float)) and value == seen)
+    return type(value) is type(seen) and isinstance(seen, (str, tuple, int, float)) and bool(value == seen)
 
 
 def parse(

@@ -107,9 +107,8 @@ class Recipe:
         numbers: Mapping[str, Any],
         outputs: Mapping[str, torch.Tensor],
     ) -> Step:
-        """A function that only launches. Raises `ArgumentError` for tensors that have no data."""
-        operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)}
-        require_data((("A", a), ("B", b), *operands.items(), *outputs.items()))
+        """A function that only launches."""
+        operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)} if self.kinds else tensors
         return _explained(self.runner(a, b, operands, outputs))
 
 
@@ -126,7 +125,8 @@ def launch(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tens
 
 
 def bind(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
-    """A function that only launches: operands bound, numbers fixed."""
+    """A function that only launches: operands bound, numbers fixed. Raises `ArgumentError` for tensors without data."""
+    require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items(), *outputs.items()))
     return Recipe.of(runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
 
 

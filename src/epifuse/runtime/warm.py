@@ -6,8 +6,7 @@ within each other's reach, their distances are remembered as well.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from epifuse.checks import host_number
 from epifuse.errors import EpifuseError
 from epifuse.frontend import Parsed
-from epifuse.runtime.launch import Recipe
+from epifuse.runtime.launch import Recipe, require_data
 
 _CAPACITY = 1024
 _MOST_DISTANCES = 256
@@ -36,6 +35,7 @@ class Call(NamedTuple):
     def launch(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
         outputs = recipe.destinations(self.tensors, self.a.device)
+        require_data(outputs.items())  # the inputs have some, as those of the first call had
         recipe.bind(self.a, self.b, self.tensors, self.numbers, outputs)()
         return outputs
 
@@ -47,44 +47,33 @@ def describe(
     # Inside vmap and grad a tensor is not what its type says.
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or not (a.dim() and b.dim()):
+        return None
+    if parsed.defaults or parsed.captures:
+        given = {**parsed.defaults, **given, **{name: reader() for name, reader in parsed.captures.items()}}
     grad = torch.is_grad_enabled()
-    key: list[Any] = [parsed, options]
+    key: list[Any] = [parsed, options, *given]
     addresses: list[int] = []
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
-    for matrix in (a, b):
-        if type(matrix) not in _PLAIN or not _describe_tensor(matrix, grad, key, addresses):
-            return None
-    for name, value in chain(given.items(), _unsaid(parsed, given)):
-        key.append(name)
+    # One loop without calls: this is what a launch costs the host.
+    for name, value in (("", a), ("", b), *given.items()):
         if type(value) in _PLAIN and (value.dim() or not value.is_cpu):
-            if not _describe_tensor(value, grad, key, addresses):
+            if value.layout is not torch.strided or (grad and value.requires_grad):
                 return None
+            address = value.data_ptr()
+            key.append((value.shape, value.stride(), value.dtype, value.device, address % _ALIGNMENT == 0))
+            addresses.append(address)
             tensors[name] = value
         elif (number := _number(name, value)) is not None:
             key.append(number.kind)
             numbers[name] = number.value
         else:
             return None
+    del tensors[""]
     if len(set(addresses)) != len(addresses):
         key += map(addresses.index, addresses)
     return Call(tuple(key), a, b, tensors, numbers, addresses)
-
-
-def _unsaid(parsed: Parsed, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Defaults of parameters that are not given, and captured numbers as they are now."""
-    yield from ((name, value) for name, value in parsed.defaults.items() if name not in given)
-    yield from ((name, reader()) for name, reader in parsed.captures.items())
-
-
-def _describe_tensor(tensor: torch.Tensor, grad: bool, key: list[Any], addresses: list[int]) -> bool:
-    """Add a tensor to the key; False for one that is sparse or wants a gradient."""
-    if tensor.layout is not torch.strided or (grad and tensor.requires_grad):
-        return False
-    address = tensor.data_ptr()
-    addresses.append(address)
-    key += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % _ALIGNMENT == 0
-    return True
 
 
 def _number(name: str, value: Any) -> Any:
@@ -123,7 +112,7 @@ def find(call: Call) -> Recipe | None:
 
 
 def remember(call: Call, recipe: Recipe) -> None:
-    """Keep the recipe of a call that was checked and planned."""
+    """Keep the recipe of a call that was checked, planned and run."""
     names = {name for name, *_ in recipe.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
     sizes = tuple(map(_bytes, (call.a, call.b, *call.tensors.values())))
