@@ -24,7 +24,7 @@ LAYERS = (
     "runtime",
     "kernel reference",
     "api utils",
-    "evt thread dense_gemm gemm_plan pytorch cli demo language testing debug",
+    "evt thread dense_gemm gemm_plan pytorch cli demo language store_rule testing debug",
     "__init__ __main__",  # the package itself: may import all, so nothing else may import it
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row.split()}

@@ -1,4 +1,4 @@
-"""Comparing results: the store rule from bit patterns, tolerances, and a reference that carries its own error bound.
+"""Comparing results: tolerances, and a reference that carries its own error bound.
 
 The oracle is the user's function run by PyTorch. It never looks at epifuse's graph: an error in the front end, in a
 pass or in a kernel shows as a difference. All tolerances of the project are the two tables of this file.
@@ -9,125 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
-# --- the store rule --------------------------------------------------------------------------------------------------
-
-
-class Format(NamedTuple):
-    """A float format: bits of precision, the exponent of its smallest number, and what lies beyond its largest."""
-
-    precision: int
-    smallest: int
-    overflow: int
-    nan: int
-    storage: torch.dtype
-
-
-FORMATS: Mapping[torch.dtype, Format] = {
-    torch.float64: Format(53, -1074, 0x7FF0 << 48, 0x7FF8 << 48, torch.int64),
-    torch.float32: Format(24, -149, 0x7F80_0000, 0x7FC0_0000, torch.int32),
-    torch.float16: Format(11, -24, 0x7C00, 0x7E00, torch.int16),
-    torch.bfloat16: Format(8, -133, 0x7F80, 0x7FC0, torch.int16),
-    # fp8 saturates: what lies beyond the largest number is the largest number.
-    torch.float8_e4m3fn: Format(4, -9, 0x7E, 0x7F, torch.uint8),
-    torch.float8_e5m2: Format(3, -16, 0x7B, 0x7F, torch.uint8),
-}
-_UNSIGNED: Mapping[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_HUGE = 1 << 12  # a shift beyond every exponent
-
-
-class _Exact(NamedTuple):
-    """Numbers as (-1)^negative * mantissa * 2^exponent; `special` is "", "inf" or "nan"."""
-
-    negative: Any
-    mantissa: Any
-    exponent: Any
-    infinite: Any
-    nan: Any
-
-
-def store_reference(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What storing `x` as `dtype` writes: nearest even; integers saturate and NaN is 0; fp8 saturates and keeps NaN."""
-    if x.dtype == dtype:
-        return x.clone()
-    if dtype == torch.bool:
-        return x != 0
-    if x.dtype == torch.float64 and dtype in FORMATS and dtype != torch.float32:
-        x = store_reference(x, torch.float32)  # as torch does: a float64 reaches a narrow float by way of float32
-    exact = _decompose(x)
-    bits = _to_float(exact, FORMATS[dtype]) if dtype in FORMATS else _to_integer(exact, dtype)
-    unsigned = bits.astype(_UNSIGNED[dtype.itemsize])
-    storage = FORMATS[dtype].storage if dtype in FORMATS else dtype
-    signed = unsigned.view(np.dtype(str(storage).removeprefix("torch.")))
-    return torch.from_numpy(signed).view(dtype).reshape(x.shape)
-
-
-def _decompose(x: torch.Tensor) -> _Exact:
-    if not x.dtype.is_floating_point:
-        values = x.to(torch.int64).numpy().reshape(-1)
-        zeros = np.zeros(values.shape, np.int64)
-        magnitude = np.where(values < 0, ~values.view(np.uint64) + np.uint64(1), values.view(np.uint64))
-        return _Exact(values < 0, magnitude, zeros, zeros > 0, zeros > 0)
-    form = FORMATS[x.dtype]
-    raw = x.contiguous().view(form.storage).numpy().reshape(-1)
-    bits = raw.view(_UNSIGNED[x.dtype.itemsize]).astype(np.uint64)
-    sign = np.uint64(8 * x.dtype.itemsize - 1)
-    magnitude = bits & ((np.uint64(1) << sign) - np.uint64(1))
-    fraction = np.uint64(form.precision - 1)
-    biased = (magnitude >> fraction).astype(np.int64)
-    hidden = np.where(biased > 0, np.uint64(1) << fraction, np.uint64(0))
-    mantissa = (magnitude & ((np.uint64(1) << fraction) - np.uint64(1))) | hidden
-    exponent = np.maximum(biased, 1) - 1 + form.smallest
-    has_infinity = x.dtype != torch.float8_e4m3fn
-    top = np.uint64(0x7C if x.dtype == torch.float8_e5m2 else form.overflow)
-    infinite = (magnitude == top) & has_infinity
-    nan = magnitude > top if has_infinity else magnitude == np.uint64(0x7F)
-    return _Exact((bits >> sign) > 0, mantissa, exponent, infinite, nan)
-
-
-def _round_shift(mantissa: Any, shift: Any) -> Any:
-    """mantissa / 2^shift, rounded to nearest even; a negative shift is exact."""
-    right = np.clip(shift, 0, 63).astype(np.uint64)
-    kept = mantissa >> right
-    rest = mantissa & ((np.uint64(1) << right) - np.uint64(1))
-    half = np.where(right > 0, np.uint64(1) << (np.maximum(right, np.uint64(1)) - np.uint64(1)), np.uint64(0))
-    up = (rest > half) | ((rest == half) & (right > 0) & ((kept & np.uint64(1)) > 0))
-    rounded = np.where(shift > 63, np.uint64(0), kept + up.astype(np.uint64))
-    return rounded << np.clip(-shift, 0, 63).astype(np.uint64)
-
-
-def _bit_length(mantissa: Any) -> Any:
-    length = np.frexp(mantissa.astype(np.float64))[1].astype(np.int64)
-    # Converting to float64 may round up to the next power of two.
-    top = np.maximum(length - 1, 0).astype(np.uint64)
-    return np.where((length > 0) & ((mantissa >> top) == 0), length - 1, length)
-
-
-def _to_float(x: _Exact, form: Format) -> Any:
-    shift = np.maximum(_bit_length(x.mantissa) - form.precision, form.smallest - x.exponent)
-    rounded = _round_shift(x.mantissa, shift)
-    # A normal number's leading bit, and a carry out of the mantissa, add one to the exponent field by themselves.
-    field = np.where(rounded == 0, 0, np.clip(x.exponent + shift - form.smallest, 0, _HUGE)).astype(np.uint64)
-    bits = (field << np.uint64(form.precision - 1)) + rounded
-    bits = np.where((bits > form.overflow) | x.infinite, np.uint64(form.overflow), bits)
-    bits = np.where(x.nan, np.uint64(form.nan), bits)
-    sign = np.uint64(8 * form.storage.itemsize - 1)
-    return bits | (x.negative.astype(np.uint64) << sign)
-
-
-def _to_integer(x: _Exact, dtype: torch.dtype) -> Any:
-    limits = torch.iinfo(dtype)
-    fits = x.exponent + _bit_length(x.mantissa) <= 64
-    magnitude = np.where(fits, _round_shift(x.mantissa, np.where(fits, -x.exponent, 0)), np.uint64((1 << 64) - 1))
-    magnitude = np.where(x.infinite, np.uint64((1 << 64) - 1), magnitude)
-    largest = np.where(x.negative, np.uint64(-limits.min), np.uint64(limits.max))
-    magnitude = np.where(x.nan, np.uint64(0), np.minimum(magnitude, largest))
-    return np.where(x.negative, ~magnitude + np.uint64(1), magnitude)
-
+from epifuse.store_rule import store_reference
 
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +24,10 @@ inside torch's own vectorised gelu was seen off by 4.6."""
 
 DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1.0}
 """A value that was cast to a narrow float is rounded after each operation: to the other neighbour at worst."""
+
+FLUSHED = 2.0**-120
+"""So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
+its exponential where x < -88."""
 
 
 # --- a reference with a running error bound --------------------------------------------------------------------------
@@ -210,10 +100,8 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 def _leaves(tree: Any) -> Iterator[Bounded]:
     if isinstance(tree, Bounded):
         yield tree
-    elif isinstance(tree, (tuple, list)):
-        yield from itertools.chain.from_iterable(map(_leaves, tree))
-    elif isinstance(tree, dict):
-        yield from _leaves(tuple(tree.values()))
+    elif isinstance(tree, (tuple, list, dict)):
+        yield from itertools.chain.from_iterable(map(_leaves, tree.values() if isinstance(tree, dict) else tree))
 
 
 def _substituted(tree: Any, values: Mapping[int, torch.Tensor]) -> Any:
@@ -290,10 +178,11 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
 def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.Tensor:
     """The error of the function itself."""
     size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
+    flushed = FLUSHED if eps >= torch.finfo(torch.float32).eps else 1e-44
     if value.dtype in DTYPE_ULPS:
         return size * torch.finfo(value.dtype).eps * DTYPE_ULPS[value.dtype]
     if name in _SOFTMAXES:
-        return _softmax_rounding(name, value, (*plain[0], *plain[1].values())[1], eps)
+        return _softmax_rounding(name, value, (*plain[0], *plain[1].values())[1], eps) + flushed
     if name in _SUMS:
         terms = next(item for item in plain[0] if isinstance(item, torch.Tensor))
         count = max(terms.numel() // max(value.numel(), 1), 1)
@@ -301,7 +190,7 @@ def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.T
         if name in ("sum", "mean") and terms.is_floating_point():
             total = getattr(torch, name)(terms.abs(), *plain[0][1:], **plain[1])
         return total.to(torch.float64).nan_to_num(0.0, posinf=0.0) * (count + ULPS_PER_OPERATION) * eps
-    return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + 1e-44 * (name not in _EXACT)
+    return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + flushed * (name not in _EXACT)
 
 
 def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
@@ -309,8 +198,8 @@ def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> t
     bounds; what is relative to the softmax is an amount of its logarithm."""
     size = value.to(torch.float64).abs()
     logarithm = (size if name == "log_softmax" else -torch.log(size)).nan_to_num(0.0, posinf=0.0)
-    scale = 1.0 if name == "log_softmax" else size.nan_to_num(0.0)
-    return (value.shape[dim] + ULPS_PER_OPERATION * (1.0 + logarithm)) * eps * scale + 1e-44
+    error = (value.shape[dim] + ULPS_PER_OPERATION * (1.0 + logarithm)) * eps
+    return error if name == "log_softmax" else error * size.nan_to_num(0.0)
 
 
 def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Accumulator:
             self.value = torch.zeros(shape, dtype=torch.float64, device="cpu")
             self.largest = torch.full(shape, -torch.inf, dtype=compute, device="cpu")
         else:
-            dtype = compute if kind == "float" else torch.int32
+            dtype = compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32
             self.value = torch.full(shape, _identity(name, dtype), dtype=dtype, device="cpu")
 
     def add(self, x: torch.Tensor, dims: list[int], index: tuple[slice, ...]) -> None:
