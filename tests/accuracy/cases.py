@@ -47,7 +47,7 @@ def _dgelu_tanh(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _dgelu_erf(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     density = torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    return dy * (torch.special.erfc(-x / math.sqrt(2)) / 2 + torch.nan_to_num(x * density, nan=0.0))
+    return dy * (torch.special.erfc(-x / math.sqrt(2)) / 2 + x * density)
 
 
 def _tanh_log1p_exp(x: torch.Tensor) -> torch.Tensor:

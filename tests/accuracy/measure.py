@@ -12,7 +12,7 @@ from accuracy.probe import BLOCK, WIDTH, compiled
 from epifuse.problem import Constraints
 from epifuse.providers.cutedsl.primitives import FAST_MATH
 
-CHUNK = 1 << 26
+CHUNK = 1 << 25
 STRIDE = 251
 """Every so manieth pattern of float32 is taken; 1 takes all."""
 PRIMITIVE_ULP = 4.0
@@ -83,8 +83,8 @@ def ulps(got: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> torch.Te
     precision, smallest, largest = _FORMATS[dtype]
     limit = 2.0**largest
     truth = truth.clamp(-limit, limit)
-    exponent = torch.frexp(truth).exponent.clamp(max=largest)
-    unit = torch.ldexp(torch.ones((), dtype=torch.float64, device="cuda"), (exponent - precision).clamp(min=smallest))
+    exponent = (truth.view(torch.int64) >> 52 & 2047).clamp(max=largest + 1022)  # biased, of 2 * truth
+    unit = ((exponent + 1 - precision).clamp(min=smallest + 1023) << 52).view(torch.float64)
     error = (got.double().clamp(-limit, limit) - truth).abs() / unit
     return torch.where(got.isnan() & truth.isnan(), 0.0, error.nan_to_num(nan=float("inf")))
 
@@ -108,10 +108,11 @@ def measure_full(case: Case, kernel: Any, stride: int = STRIDE) -> Worst:
     for key in chunks(stride):
         inputs = operands(case, key)
         truth = case.truth(*(x.double() for x in inputs))
-        error = ulps(run(kernel, inputs), truth, torch.float32)
-        binade = (key.view(torch.int32) >> 23) & 511
-        ours.scatter_reduce_(0, binade.long(), error, "amax")
-        theirs.scatter_reduce_(0, binade.long(), ulps(case.torch(*inputs), truth, torch.float32), "amax")
+        got, reference = run(kernel, inputs), case.torch(*inputs)
+        error = _unless_both_nan(ulps(got, truth, torch.float32), got, reference)
+        binade = _binades(key)
+        ours.scatter_reduce_(0, binade, error, "amax")
+        theirs.scatter_reduce_(0, binade, _finite(ulps(reference, truth, torch.float32)), "amax")
         index = int(error.argmax())
         if float(error[index]) > worst:
             worst, at = float(error[index]), tuple(float(x[index]) for x in inputs)
@@ -119,16 +120,39 @@ def measure_full(case: Case, kernel: Any, stride: int = STRIDE) -> Worst:
     return Worst(worst, at, float(theirs.max()), bool((ours <= allowed).all()))
 
 
-def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor) -> Worst:
-    """Stored in 16 bits: the correctly rounded value, a neighbour, or no further off than PyTorch's, each by each."""
+def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor, by_binade: bool = False) -> Worst:
+    """Stored in 16 bits: the correctly rounded value, a neighbour, or no further off than PyTorch's.
+
+    Than PyTorch's at the same operand or, `by_binade`, than its worst in the operand's binade.
+    """
     inputs = operands(case, key)
     truth = case.truth(*(x.double() for x in inputs))
-    error = ulps(run(kernel, inputs).to(dtype), truth, dtype)
-    theirs = ulps(case.torch(*inputs).to(dtype), truth, dtype)
+    got, reference = run(kernel, inputs).to(dtype), case.torch(*inputs).to(dtype)
+    error = _unless_both_nan(ulps(got, truth, dtype), got, reference)
+    theirs = ulps(reference, truth, dtype)
+    if by_binade:
+        binade = _binades(key)
+        most = torch.zeros(512, device="cuda").double()
+        theirs = most.scatter_reduce_(0, binade, _finite(theirs), "amax")[binade]
     beyond = torch.where(error <= theirs, torch.zeros_like(error), error)
     index = int(beyond.argmax())
-    kept = bool(((error <= NEIGHBOUR_ULP) | (error <= theirs)).all())
-    return Worst(float(beyond[index]), tuple(float(x[index]) for x in inputs), float(theirs.max()), kept)
+    kept = bool((beyond <= NEIGHBOUR_ULP).all())
+    return Worst(float(beyond[index]), tuple(float(x[index]) for x in inputs), float(_finite(theirs).max()), kept)
+
+
+def _binades(x: torch.Tensor) -> torch.Tensor:
+    """Sign and exponent of a float32, as an index below 512."""
+    return (x.view(torch.int32) >> 23 & 511).long()
+
+
+def _finite(error: torch.Tensor) -> torch.Tensor:
+    """NaN where there should be a number says nothing about PyTorch's rounding."""
+    return torch.where(error.isinf(), torch.zeros_like(error), error)
+
+
+def _unless_both_nan(error: torch.Tensor, got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """A function is NaN wherever PyTorch's is, also where inf * 0 within its formula is the reason."""
+    return torch.where(got.isnan() & reference.isnan(), torch.zeros_like(error), error)
 
 
 def measure_fast(case: Case, kernel: Any) -> dict[str, float]:
@@ -138,4 +162,5 @@ def measure_fast(case: Case, kernel: Any) -> dict[str, float]:
     truth, got = case.truth(*(x.double() for x in inputs)), run(kernel, inputs).double()
     fine = truth.isfinite() & (truth.abs() > 2.0**-126) & got.isfinite()
     error = torch.where(fine, (got - truth).abs(), torch.zeros_like(truth))
-    return {"absolute": float(error.max()), "relative": float((error / truth.abs().clamp(min=1e-300)).max())}
+    relative = torch.where(fine, error / truth.abs(), torch.zeros_like(truth))
+    return {"absolute": float(error.max()), "relative": float(relative.max())}

@@ -22,13 +22,15 @@ def measured(case: Case, stride: int) -> Mapping[str, Any]:
     from accuracy import measure
 
     built = measure.kernels(case)
-    row: dict[str, Any] = {"name": case.name, "composite": case.composite}
+    exhaustive = not case.composite and case.arity == 1
+    stride = stride if exhaustive else measure.STRIDE
+    row: dict[str, Any] = {"name": case.name, "composite": case.composite, "stride": stride}
     row["float32"] = measure.measure_full(case, built["full"], stride)._asdict()
     for name in _SHORT:
         dtype = getattr(torch, name)
         row[name] = measure.measure_short(case, built["narrow"], dtype, measure.short_patterns(dtype))._asdict()
     sample = measure.float_patterns(-(1 << 31), 1 << 31, measure.STRIDE)
-    worst = [measure.measure_short(case, built["narrow"], getattr(torch, name), sample) for name in _SHORT]
+    worst = [measure.measure_short(case, built["narrow"], getattr(torch, name), sample, True) for name in _SHORT]
     row["any float32, in 16 bits"] = {"ulp": max(w.ulp for w in worst), "kept": all(w.kept for w in worst)}
     if "fast" in built:
         row["fast_math"] = measure.measure_fast(case, built["fast"])
@@ -40,6 +42,8 @@ def measure_all(stride: int, names: Iterable[str] = ()) -> Mapping[str, Any]:
     import cutlass
     import torch
 
+    from accuracy import measure
+
     chosen = [case for case in CASES if not names or case.name in names]
     return {
         "device": torch.cuda.get_device_name(),
@@ -47,15 +51,14 @@ def measure_all(stride: int, names: Iterable[str] = ()) -> Mapping[str, Any]:
         "torch": torch.__version__,
         "cutlass_dsl": cutlass.__version__,
         "command": "python -m accuracy.table OUT 1, in tests/",
-        "stride": stride,
+        "sample": measure.STRIDE,
         "rows": [measured(case, stride) for case in chosen],
     }
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The page."""
-    every = "every" if data["stride"] == 1 else f"every {data['stride']}th"
-    head = _HEAD.format(every=every, **data)
+    head = _HEAD.format(**data)
     lines = [head, "| function | float32 | PyTorch's | bfloat16 | float16 |", "|---|---:|---:|---:|---:|"]
     for row in data["rows"]:
         cells = [_ulp(row["float32"]["ulp"]), _ulp(row["float32"]["torch"]), *(_ulp(row[n]["ulp"]) for n in _SHORT)]
@@ -78,17 +81,16 @@ Largest error of each function against float64, in units of the last place (ulp)
 the float32 value that the kernel itself has. Generated from [accuracy.json](accuracy.json) ({device}, {date}, PyTorch
 {torch}, CuTe DSL {cutlass_dsl}); `tests/gpu/test_accuracy.py` holds a sample of each to what is promised here.
 
-- **float32**: {every} value of the operand, subnormals, infinities and NaN included. A primitive is within 4 ulp; an
-  activation is no worse than twice PyTorch's own float32 error plus 4 ulp, binade by binade. Large figures on both
-  sides are results near a zero, or below the smallest normal number.
+- **float32**: every value of the operand for a primitive of one, else every {sample}th, subnormals, infinities and NaN
+  included. A primitive is within 4 ulp; an activation is no worse than twice PyTorch's own float32 error plus 4 ulp,
+  binade by binade. Large figures on both sides are results near a zero, or below the smallest normal number.
 - **bfloat16, float16**: over all 65,536 operands. The stored value is the correctly rounded one (0.50), its neighbour
   (1.50 at most), or no further off than PyTorch's float32 function rounded to the dtype; the figure is the largest
   error of those not the last.
 - What is stored in 16 bits alone is computed with cheaper instructions where that keeps this promise:
   `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. What a sum, a
   comparison, a rounding, a cast, an exponential or a reduction reads is computed as for float32.
-- Comparisons, logic, `where` and integer functions are exact. Division is correctly rounded but for quotients within
-  2^-45 of halfway between two floats; quotients and roots that are floats come out exact.
+- Comparisons, logic, `where` and integer functions are exact. A quotient or root that is a float comes out exact.
 """
 _FAST = """
 ## With `fast_math=True`

@@ -17,7 +17,20 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.program import Design, Program
 
-NATIVE = frozenset({"sigmoid", "silu", "gelu_tanh", "gelu_erf", "expm1", "softplus", "logsigmoid", "mish"})
+NATIVE = frozenset(
+    {
+        "sigmoid",
+        "silu",
+        "gelu_tanh",
+        "gelu_erf",
+        "dgelu_tanh",
+        "dgelu_erf",
+        "expm1",
+        "softplus",
+        "logsigmoid",
+        "mish",
+    }
+)
 """Activations with a fast device form; a test compares this with the table, which needs cutlass to be imported."""
 
 DESIGNS = tuple(

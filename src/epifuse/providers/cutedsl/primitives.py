@@ -26,7 +26,7 @@ PRIMITIVE_ROWS: Mapping[str, Row] = {
     "div": dm.divide,
     "floor_divide": im.floor_divide,
     "remainder": im.remainder,
-    "pow": lambda x, y: cute.math.pow(x, y),
+    "pow": dm.power,
     "neg": lambda x: -x,
     "abs": abs,
     "sign": dm.sign,
@@ -68,7 +68,9 @@ ACTIVATION_ROWS: Mapping[str, Row] = {
     "sigmoid": dm.sigmoid,
     "silu": lambda x: x * dm.sigmoid(x),
     "gelu_tanh": lambda x: x * dm.sigmoid(dm.gelu_argument(x)),
-    "gelu_erf": lambda x: x * 0.5 * (cute.math.erf(x * 0.7071067811865476) + 1.0),
+    "gelu_erf": dm.gelu_erf,
+    "dgelu_tanh": dm.dgelu_tanh,
+    "dgelu_erf": dm.dgelu_erf,
     "expm1": lambda x: cute.math.expm1(x),
     "softplus": dm.softplus_row(dm.log1p_exp, dm.divide),
     "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp(-abs(x)),
@@ -141,8 +143,8 @@ def _division(accuracy: Accuracy, literals: Literals) -> Row | None:
     return dm.divide_by(divisor) if accuracy == "full" else dm.divide_by_narrow(divisor)
 
 
-_LARGEST_PRODUCT = 8
-"""The highest power computed by multiplication: each squaring doubles the error, here to 3.5 ulp."""
+_LARGEST_PRODUCT: Mapping[Accuracy, int] = {"full": 5, "narrow": 8, "fast": 32}
+"""The highest power computed by multiplication: each squaring doubles the error."""
 
 
 def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
@@ -155,7 +157,7 @@ def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
         return lambda x, _: _general(named, accuracy)(x)
     if exponent == -2.0:
         return lambda x, _: _general("reciprocal", accuracy)(x * x)
-    if 1 <= exponent <= _LARGEST_PRODUCT and exponent == int(exponent):
+    if 1 <= exponent <= _LARGEST_PRODUCT[accuracy] and exponent == int(exponent):
         return im.power(int(exponent))
     return None
 

@@ -54,9 +54,11 @@ def _quadrant_and_rest(x: Fragment) -> tuple[Fragment, Fragment]:
 def _reduce_huge(arguments: cute.Tensor, quadrants: cute.Tensor, rests: cute.Tensor):  # type: ignore[no-untyped-def]
     """Replace what belongs to huge arguments, if this thread has any. Also NaN for an infinity."""
     x = arguments.load()
-    if abs(x).reduce(cute.ReductionOp.MAX, Float32(0.0), 0) > _LIMIT:
+    huge = abs(x) > _LIMIT
+    # Of the flags, not of the values: a NaN among these would hide the others.
+    flags = cute.where(huge, cute.full_like(x, 1.0), cute.full_like(x, 0.0))
+    if flags.reduce(cute.ReductionOp.MAX, Float32(0.0), 0) > 0.0:
         quadrant, rest = _exact(x)
-        huge = abs(x) > _LIMIT
         quadrants.store(cute.where(huge, quadrant, quadrants.load()))
         rests.store(cute.where(huge, rest, rests.load()))
 
