@@ -328,7 +328,7 @@ CATALOGUE: dict[str, Sentence] = {
         "list nodes in topological order: each after those whose values it takes",
     ),
     "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
-    "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name, and not accum"),
+    "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name"),
     "tree_name_twice": Sentence(
         _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"
     ),
@@ -355,7 +355,17 @@ CATALOGUE: dict[str, Sentence] = {
     "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
     "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
     "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),
-    "positional": Sentence(_A, "{function} takes {want} by position"),
+    "missing_parameter": Sentence(_A, "{function} needs {name}", "pass it here or to the constructor"),
+    "plan_tensor": Sentence(_A, "{name} is {have}, and this plan is for {want}", "make another plan for it"),
+    "class_epilogue": Sentence(
+        _A,
+        "{name}.epilogue_operation is not a method of an object and an accumulator",
+        "write 'def epilogue_operation(self, accumulator, ...)'",
+    ),
+    "mismatch": Sentence(
+        InternalError, "output '{name}' differs from PyTorch in {wrong} of {total} elements, {detail}"
+    ),
+    "positional": Sentence(_A, "{function} takes {want} by position, not {have} arguments"),
     # --- planning and running
     "filter_type": Sentence(_AT, "metadata_filter must be a function of a kernel's metadata, not {type}"),
     "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),

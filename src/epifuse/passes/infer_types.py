@@ -191,12 +191,13 @@ class _Inference(Alignment):
 
     def infer_reduce(self, node: Node, args: list[Typed]) -> Typed:
         name, dim, keepdim = node.attr
-        if args[0].host:
+        by_axes = dim is not None and isinstance(dim[0], str)
+        if args[0].host and not by_axes:
             raise self.fail("tensor_wanted", what=name)
-        x = self.settle(args[0])
+        x = Typed(self.device(args[0]), args[0].kind) if args[0].host else self.settle(args[0])
         if x.narrow is not None and x.narrow not in NARROW:
             raise self.fail("storage_only", dtype=short(x.narrow))
-        if dim is not None and isinstance(dim[0], str):
+        if by_axes:
             x, dim = self.tile_of(x), self.dims_of_axes(dim)
         kind = self.reduced_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
