@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from epifuse import errors, evt, utils
+from epifuse import errors, evt, thread, utils
 from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
+from epifuse.dense_gemm import DenseGemm
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
+from epifuse.gemm_plan import Gemm, LayoutType, TileDescription, trace
 from epifuse.kernel import CompiledArtifact, Kernel, Status
 from epifuse.plan import Plan
 from epifuse.problem import Constraints
@@ -26,15 +28,19 @@ if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: 
 __all__ = [
     "CompiledArtifact",
     "Constraints",
+    "DenseGemm",
     "EpilogueArguments",
     "Explanation",
+    "Gemm",
     "GemmArguments",
     "Kernel",
+    "LayoutType",
     "Load",
     "Plan",
     "Results",
     "Status",
     "Store",
+    "TileDescription",
     "Transport",
     "epilogue",
     "errors",
@@ -44,6 +50,8 @@ __all__ = [
     "get_kernels",
     "linear",
     "reference",
+    "thread",
+    "trace",
     "utils",
     *_VOCABULARY,
 ]

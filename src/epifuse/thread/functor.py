@@ -18,6 +18,7 @@ from epifuse.errors import EpifuseError, fail
 from epifuse.frontend import Parsed, parse
 from epifuse.frontend.names import is_number
 from epifuse.fusion.primitives import add, sub
+from epifuse.thread import formulas
 from epifuse.thread.options import FloatRoundStyle, Options, ScaleType
 from epifuse.thread.parameters import parameter_of, resolved
 
@@ -115,7 +116,8 @@ class Functor:
     def __call__(self, accum: Any, *operands: Any, **by_name: Any) -> Any:
         """The formula in plain PyTorch, before results are stored. A source that is not needed is not read."""
         if len(operands) > len(self.operands):
-            raise fail("positional", None, function=self.name, want=", ".join(("accum", *self.operands)))
+            want = ", ".join(("accum", *self.operands))
+            raise fail("positional", None, function=self.name, want=want, have=len(operands) + 1)
         parsed = self.__epifuse__()
         given = {**parsed.defaults, **parsed.named({**dict(zip(self.operands, operands, strict=False)), **by_name})}
         for name in parsed.parameters:
@@ -247,7 +249,10 @@ _COMBINE = "combine by epifuse.thread.linear_combination, or derive from epifuse
 
 @lru_cache(maxsize=256)
 def _parse(formula: Callable[..., Any], given: tuple[tuple[str, Any], ...]) -> Parsed:
-    return parse(formula, given=dict(given))
+    parsed = parse(formula, given=dict(given))
+    if formula.__module__ != formulas.__name__:
+        return parsed
+    return replace(parsed, graph=replace(parsed.graph, locs={}))  # a fault of the operands is not on a line of ours
 
 
 @lru_cache(maxsize=256)

@@ -38,7 +38,7 @@ class CpuProvider:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
-            if getattr(constraints, field) is not None:
+            if getattr(constraints, field) not in (None, (1, 1)):  # a cluster of one is none
                 return Refusal(
                     spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for"
                 )

@@ -1,0 +1,187 @@
+"""The class form: a GEMM as a class whose method `epilogue_operation` is its epilogue.
+
+    class AlphaBeta(DenseGemm):
+        def epilogue_operation(self, accumulator, c, alpha: float, beta: float):
+            d = accumulator * alpha + c * beta
+            return d
+
+The method is parsed like an epilogue function, never called (but by `verify`); names may be assigned again, and `self`
+gives numbers, functions and methods. An `AlphaBeta(...)` is an epilogue wherever a function is, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import torch
+
+from epifuse.api import execute
+from epifuse.arguments import EpilogueArguments, GemmArguments
+from epifuse.dtypes import ACCUMULATORS, is_storable
+from epifuse.errors import fail
+from epifuse.frontend import Parsed, parse
+from epifuse.frontend.names import Instance
+from epifuse.problem import Constraints
+from epifuse.reference import reference
+from epifuse.results import Results
+from epifuse.testing import Bounded, Verdict, bounded, compare_bounded
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class DenseGemm:
+    """`(L, M, K) @ (L, K, N)` in `acc_dtype`, then `epilogue_operation`.
+
+    `mma_tiler_mn` and `cluster_shape_mn` pin the tile and the cluster: a kernel honours them or is refused; None leaves
+    the choice to the planner. `device` is where `create_arguments` puts tensors, the GPU by default where there is one.
+    Raises `ArgumentError` for options that no kernel could have.
+    """
+
+    allow_recompute: ClassVar[bool] = True
+    """Whether a second sweep may compute the product again for a value that needs a finished reduction."""
+
+    def __init__(
+        self,
+        acc_dtype: torch.dtype | None = None,
+        use_2cta_instrs: bool = False,
+        mma_tiler_mn: tuple[int, int] | None = None,
+        cluster_shape_mn: tuple[int, int] | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        accumulators = {dtype for allowed in ACCUMULATORS.values() for dtype in allowed}
+        if acc_dtype is not None and acc_dtype not in accumulators:
+            want = f"None or one of {', '.join(sorted(map(str, accumulators)))}"
+            raise fail("option", None, name="acc_dtype", want=want, value=acc_dtype)
+        if use_2cta_instrs:
+            want = "False, as no kernel here multiplies by instructions of two CTAs"
+            raise fail("option", None, name="use_2cta_instrs", want=want, value=use_2cta_instrs)
+        self.acc_dtype = acc_dtype
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.constraints = Constraints(
+            tile=whole_pair("mma_tiler_mn", mma_tiler_mn),
+            cluster=whole_pair("cluster_shape_mn", cluster_shape_mn),
+            allow_recompute=self.allow_recompute,
+        )
+        self._parsed: Parsed | None = None
+
+    # --- what a class of your own overrides ----------------------------------------------------------------------
+
+    def epilogue_operation(self, accumulator: Any) -> Any:
+        """The epilogue: outputs by position, in the order of the return statement."""
+        D = accumulator
+        return D
+
+    def create_arguments(
+        self, l: int, m: int, n: int, k: int, a_major: str, b_major: str, cd_major: str, ab_dtype: torch.dtype
+    ) -> Tensors:
+        """Random A (l, m, k) and B (l, k, n), contiguous along the named axis; override to add operands and outputs."""
+        for name, value, allowed in (
+            ("a_major", a_major, "mk"),
+            ("b_major", b_major, "kn"),
+            ("cd_major", cd_major, "mn"),
+        ):
+            if value not in tuple(allowed):
+                raise fail("option", None, name=name, want=" or ".join(map(repr, allowed)), value=value)
+        a = self.matrix(l, m, k, a_major == "m", ab_dtype)
+        return a, self.matrix(l, k, n, b_major == "k", ab_dtype)
+
+    # --- using it ------------------------------------------------------------------------------------------------
+
+    def matrix(self, l: int, rows: int, columns: int, rows_contiguous: bool, dtype: torch.dtype) -> torch.Tensor:
+        """Random (l, rows, columns) of small integers, which every dtype and every order of summation holds exactly."""
+        if not is_storable(dtype):
+            raise fail("option", None, name="dtype", want="a torch dtype that can be stored", value=dtype)
+        shape = (l, columns, rows) if rows_contiguous else (l, rows, columns)
+        low = 0 if dtype in (torch.uint8, torch.bool) else -2
+        made = torch.randint(low, 3, shape, device=self.device).to(dtype)
+        return made.mT if rows_contiguous else made
+
+    def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
+        """A, B, the operands of `epilogue_operation` in order but those given by name, then all outputs or none."""
+        parsed = self.__epifuse__()
+        operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
+        outputs = [output.name for output in parsed.graph.outputs if output.name not in named]
+        names = ["A", "B", *operands]
+        if len(tensors) not in (len(names), len(names) + len(outputs)):
+            want = f"{', '.join(names)}, and then {' and '.join(outputs)} or nothing,"
+            raise fail("positional", None, function=type(self).__name__, want=want, have=len(tensors))
+        given = dict(zip((*names, *outputs), tensors, strict=False)) | named
+        a, b = given.pop("A"), given.pop("B")
+        epilogue = EpilogueArguments.partial(parsed, given)
+        return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
+
+    def run(self, *tensors: Any, **named: Any) -> Any:
+        """Launch once, see `arguments`; outputs that are not given are allocated. One is returned as it is.
+
+        Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
+        """
+        outputs = execute(self.arguments(*tensors, **named), hint=_HINT)
+        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+
+    def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:
+        """Run, and compare every output with `epilogue_operation` run by PyTorch in float64, with its error bound.
+
+        Raises `InternalError` where an output differs; returns how many elements of each could be judged.
+        """
+        args = self.arguments(*tensors, **named)
+        operands = {name: _exact(value) for name, value in args.epilogue.parameters.items()}
+        operands = {name: operands[name] for name in args.epilogue.parsed.parameters}
+        accum = _product(args)
+        outputs = execute(args, hint=_HINT)
+        wanted = reference(type(self).epilogue_operation)(self, accum, **operands)
+        verdicts = {}
+        for (name, got), want in zip(outputs.items(), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+            verdict = compare_bounded(got.cpu(), want.reshape(got.shape))
+            if verdict.wrong:
+                raise fail("mismatch", None, name=name, wrong=verdict.wrong, total=verdict.total, detail=verdict.detail)
+            verdicts[name] = verdict
+        return verdicts
+
+    def __epifuse__(self) -> Parsed:
+        """`epilogue_operation`, parsed."""
+        if self._parsed is None or not self._parsed.is_current():
+            method = inspect.getattr_static(type(self), "epilogue_operation")
+            names = list(inspect.signature(method).parameters) if inspect.isfunction(method) else []
+            if len(names) < 2:
+                raise fail("class_epilogue", None, name=type(self).__name__)
+            self._parsed = parse(method, reassign=True, given={names[0]: Instance(self, names[0])}, accum=names[1])
+        return self._parsed
+
+
+_HINT = "leave the tile and the cluster to the planner, or say the epilogue as a function and gemm(fallback='torch')"
+
+
+def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, int] | None:
+    """`value` as two extents, or None. Raises `ArgumentError`."""
+    if value is None and optional:
+        return None
+    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(pair) != 2 or not all(type(extent) is int and extent > 0 for extent in pair):
+        raise fail("option", None, name=name, want="two whole numbers above 0", value=value)
+    return pair[0], pair[1]
+
+
+# --- the reference of `verify` -----------------------------------------------------------------------------------
+
+
+def _exact(value: Any) -> Any:
+    # Cloned, for an output may overwrite its operand.
+    return bounded(value.detach().cpu().clone(), _EPS) if isinstance(value, torch.Tensor) else value
+
+
+_EPS = torch.finfo(torch.float32).eps
+
+
+def _product(args: GemmArguments) -> Any:
+    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds."""
+    a, b = args.A.cpu().double(), args.B.cpu().double()
+    product, held = a @ b, args.accumulator_type
+    if not held.is_floating_point:
+        return bounded(product.to(held), _EPS)
+    eps = torch.finfo(held).eps
+    room = a.abs() @ b.abs()
+    whole = bool((a == a.round()).all()) and bool((b == b.round()).all()) and bool((room * eps <= 1).all())
+    bound = torch.zeros_like(room) if whole else room * (args.A.shape[-1] + 1) * eps
+    return Bounded.of(product, bound, max(eps, _EPS) if held != torch.float64 else eps)

@@ -1,0 +1,330 @@
+"""The plan object, for people who know the older Python interface of CUTLASS.
+
+    plan = epifuse.Gemm(element=torch.float16, layout=LayoutType.RowMajor)
+    plan.activation = relu                  # or (leaky_relu, 0.1)
+    D = plan.run(A, B, C, alpha=2.0, beta=1.0)
+
+The dtypes and layouts are the plan's, the tensors each run's. `plan.epilogue_visitor` takes any epilogue instead.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from epifuse import arguments
+from epifuse.api import execute, explain, get_kernels
+from epifuse.arguments import EpilogueArguments, GemmArguments
+from epifuse.checks import check_tensor
+from epifuse.dense_gemm import whole_pair
+from epifuse.errors import fail
+from epifuse.frontend import Parsed
+from epifuse.frontend.names import is_number
+from epifuse.fusion import VOCABULARY
+from epifuse.fusion.activation import identity
+from epifuse.ir import Graph
+from epifuse.kernel import Kernel
+from epifuse.problem import Constraints
+from epifuse.results import Results
+from epifuse.thread import LinearCombinationGeneric, ScaleType
+
+
+class LayoutType(enum.Enum):
+    """Which dim of a matrix is contiguous."""
+
+    RowMajor = -1
+    ColumnMajor = -2
+
+
+@dataclass(frozen=True)
+class TileDescription:
+    """A tile that some kernel has; assign it to `plan.tile_description` to pin it."""
+
+    threadblock_shape: tuple[int, int]
+    cluster_shape: tuple[int, int] | None = None
+    kernel_schedule: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, optional in (("threadblock_shape", False), ("cluster_shape", True)):
+            object.__setattr__(self, name, whole_pair(name, getattr(self, name), optional=optional))
+
+
+# --- visitors ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """An epilogue that was checked with examples; `print` shows its typed graph. It is an epilogue anywhere."""
+
+    epilogue: Any
+    graph: Graph
+
+    def __epifuse__(self) -> Parsed:
+        return arguments.parsed(self.epilogue)
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+def trace(epilogue: Any, example_tensors: Mapping[str, Any]) -> Trace:
+    """Parse and type an epilogue (function, source text, tree or functor) for examples of `accum` and its operands.
+
+    Outputs among the examples are checked too; no data is read. Raises what `GemmArguments` would.
+    """
+    if not isinstance(example_tensors, Mapping):
+        raise fail("wrong_arguments", None, function="trace", want="a mapping", type=type(example_tensors).__name__)
+    examples = {name: _without_data(value) for name, value in example_tensors.items()}
+    accum = examples.pop("accum", None)
+    if not isinstance(accum, torch.Tensor) or accum.dim() < 2:
+        raise fail("option", None, name="example_tensors['accum']", want="a tensor of two or three dims", value=accum)
+    held = (
+        torch.int8 if accum.dtype == torch.int32 else torch.float64 if accum.dtype == torch.float64 else torch.float32
+    )
+    a = torch.empty(*accum.shape[:-1], 1, dtype=held, device="meta")
+    b = torch.empty(1, accum.shape[-1], dtype=held, device="meta")
+    return Trace(epilogue, GemmArguments(a, b, epilogue=EpilogueArguments.partial(epilogue, examples)).graph)
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """What the plan says of A, B, C or D; None says nothing."""
+
+    name: str
+    element: torch.dtype | None
+    layout: LayoutType | None
+
+    def check(self, tensor: torch.Tensor) -> None:
+        check_tensor(self.name, tensor, None)
+        if self.element is not None and tensor.dtype != self.element:
+            raise fail("plan_tensor", None, name=self.name, have=tensor.dtype, want=self.element)
+        if self.layout is not None and tensor.dim() > 1 and not _has_layout(tensor, self.layout):
+            raise fail("plan_tensor", None, name=self.name, have=f"of strides {tensor.stride()}", want=self.layout.name)
+
+
+def _has_layout(tensor: torch.Tensor, layout: LayoutType) -> bool:
+    return tensor.stride(layout.value) == 1 or tensor.shape[layout.value] == 1
+
+
+class Gemm:
+    """`D = activation(alpha * A @ B + beta * C)`, or any epilogue as `epilogue_visitor`.
+
+    Each matrix has a dtype and a layout: those of the tensor given here, else `element_X` and `layout_X`, else
+    `element` and `layout`; what nobody gives may be any. `alpha` and `beta` are the defaults of `run`; where beta is a
+    Python zero, C is not read. `cc` is the target of `tile_descriptions`. Raises `ArgumentError`.
+    """
+
+    def __init__(
+        self,
+        A: torch.Tensor | None = None,
+        B: torch.Tensor | None = None,
+        C: torch.Tensor | None = None,
+        D: torch.Tensor | None = None,
+        alpha: Any = 1.0,
+        beta: Any = 0.0,
+        element_accumulator: torch.dtype | None = None,
+        element: torch.dtype | None = None,
+        layout: LayoutType | None = None,
+        *,
+        cc: int | None = None,
+        **per_matrix: Any,
+    ) -> None:
+        tensors = {"A": A, "B": B, "C": C, "D": D}
+        allowed = {f"{kind}_{name}" for kind in ("element", "layout") for name in tensors}
+        for key in per_matrix:
+            if key not in allowed:
+                raise fail("unknown_parameter", None, function="Gemm", name=key, parameters=", ".join(sorted(allowed)))
+        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        self._matrices = {
+            name: _matrix(
+                name, tensor, per_matrix.get(f"element_{name}", element), per_matrix.get(f"layout_{name}", layout)
+            )
+            for name, tensor in tensors.items()
+        }
+        self.alpha, self.beta, self.element_accumulator, self.cc = alpha, beta, element_accumulator, cc
+        self._tile: TileDescription | None = None
+        self._visitor: Any = None
+        self.activation = identity
+
+    # --- the epilogue --------------------------------------------------------------------------------------------
+
+    @property
+    def activation(self) -> Any:
+        """A function, its name, or a tuple of a function and up to two numbers: `relu`, "relu", `(leaky_relu, 0.1)`."""
+        return self._activation
+
+    @activation.setter
+    def activation(self, value: Any) -> None:
+        function, *numbers = value if isinstance(value, tuple) and value else (value,)
+        if isinstance(function, str) and function in VOCABULARY:
+            function = VOCABULARY[function].function
+        if not callable(function) or len(numbers) > 2 or not all(map(is_number, numbers)):
+            want = "a function, the name of one of ours, or a tuple of a function and up to two numbers"
+            raise fail("option", None, name="activation", want=want, value=value)
+        named = {"activation": function, "activation_args": tuple(numbers)}
+        self._with_source = LinearCombinationGeneric(beta=1.0, **named)
+        self._without = LinearCombinationGeneric(scale=ScaleType.OnlyAlphaScaling, **named)
+        self._activation, self._visitor = value, None
+
+    @property
+    def epilogue_visitor(self) -> Any:
+        """An epilogue in place of the activation: a `trace`, a function, a visitor tree, a functor; or None."""
+        return self._visitor
+
+    @epilogue_visitor.setter
+    def epilogue_visitor(self, value: Any) -> None:
+        if value is not None:
+            arguments.parsed(value)  # fails here, where the mistake is
+        self._visitor = value
+
+    # --- tiles ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_description(self) -> TileDescription | None:
+        """The tile that is pinned; kernels have it or are refused. Takes one of `tile_descriptions`, or a dict of its
+        fields; None leaves the choice to the planner."""
+        return self._tile
+
+    @tile_description.setter
+    def tile_description(self, value: TileDescription | Mapping[str, Any] | None) -> None:
+        if isinstance(value, Mapping):
+            unknown = [str(name) for name in value if name not in TileDescription.__dataclass_fields__]
+            if unknown or "threadblock_shape" not in value:
+                want = f"a TileDescription or a dict of {', '.join(TileDescription.__dataclass_fields__)}"
+                raise fail("option", None, name="tile_description", want=want, value=dict(value))
+            value = TileDescription(**value)
+        if not isinstance(value, (TileDescription, type(None))):
+            raise fail("option", None, name="tile_description", want="a TileDescription, a dict or None", value=value)
+        self._tile = value
+
+    def tile_descriptions(self) -> list[TileDescription]:
+        """The tiles that kernels have for this plan's dtypes and layouts, best first for a large product."""
+        a, b = (_stand_in(self._matrices[name]) for name in ("A", "B"))
+        cc = self.cc
+        if cc is None and torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability()
+            cc = major * 10 + minor
+
+        def kernels(tile: TileDescription | None) -> list[Kernel]:
+            pinned = _constraints(tile)
+            args = GemmArguments(a, b, accumulator_type=self.element_accumulator, constraints=pinned)
+            return get_kernels(args, cc=cc)
+
+        # A kernel may say which tile it would take and still have none to choose.
+        return [tile for tile in dict.fromkeys(map(_description, kernels(None))) if kernels(tile)]
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        A: torch.Tensor | None = None,
+        B: torch.Tensor | None = None,
+        C: torch.Tensor | None = None,
+        D: torch.Tensor | None = None,
+        alpha: Any = None,
+        beta: Any = None,
+        sync: bool = True,
+        print_module: bool = False,
+        visitor_args: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run once, on tensors given here or to the constructor; D is allocated where neither gives it.
+
+        `visitor_args` are the operands and outputs of the `epilogue_visitor` by name. `print_module` prints the graph
+        and the plan. `sync` waits for the GPU. Returns the output, or several with their names. Raises `ArgumentError`
+        for tensors the plan is not for, and `UnsupportedError` where no kernel has its tile.
+        """
+        args = self.arguments({"A": A, "B": B, "C": C, "D": D}, {"alpha": alpha, "beta": beta}, visitor_args)
+        if print_module:
+            sys.stdout.write(f"{explain(args)}\n")
+        outputs = execute(args, hint="plan.tile_descriptions() lists the tiles there are")
+        if sync and args.A.is_cuda:
+            torch.cuda.current_stream(args.A.device).synchronize()
+        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+
+    def arguments(
+        self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None = None
+    ) -> GemmArguments:
+        """What `run` runs, for `explain` and `get_kernels`: matrices and scalars by name, None for the plan's own."""
+        given = {**self._tensors, **{name: tensor for name, tensor in tensors.items() if tensor is not None}}
+        for name in ("A", "B"):
+            if name not in given:
+                raise fail("missing_parameter", None, function="Gemm.run", name=name)
+        for name, tensor in given.items():
+            self._matrices[name].check(tensor)
+        numbers = {"alpha": self.alpha, "beta": self.beta} | {k: v for k, v in scalars.items() if v is not None}
+        a, b = given.pop("A"), given.pop("B")
+        epilogue, named = self._epilogue(numbers, given, visitor_args)
+        arguments_ = EpilogueArguments.partial(epilogue, named)
+        declared = self._matrices["D"].element
+        out = {"D": declared} if declared is not None and "D" in arguments_.output_names else None
+        accumulator = self.element_accumulator
+        return GemmArguments(
+            a,
+            b,
+            accumulator_type=accumulator,
+            epilogue=arguments_,
+            out_dtypes=out,
+            constraints=_constraints(self._tile),
+        )
+
+    def _epilogue(
+        self, numbers: Mapping[str, Any], matrices: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The epilogue, and its operands and outputs by name."""
+        if self._visitor is not None:
+            parsed = arguments.parsed(self._visitor)
+            names = {*parsed.parameters, *(output.name for output in parsed.graph.outputs)}
+            shared = {name: value for name, value in {**matrices, **numbers}.items() if name in names}
+            return parsed, shared | dict(visitor_args or {})
+        if visitor_args:
+            raise fail("unknown_parameter", None, function="Gemm.run", name="visitor_args", parameters="no visitor")
+        if is_number(numbers["beta"]) and numbers["beta"] == 0:
+            return self._without, {**matrices, "alpha": numbers["alpha"]}
+        return self._with_source, {**matrices, **numbers}
+
+
+def _matrix(name: str, tensor: Any, element: Any, layout: Any) -> _Matrix:
+    if tensor is not None:
+        check_tensor(name, tensor, None)
+        found = [layout for layout in LayoutType if tensor.dim() > 1 and _has_layout(tensor, layout)]
+        return _Matrix(name, tensor.dtype, found[0] if len(found) == 1 else None)
+    if element is None and name in ("A", "B"):
+        raise fail("missing_parameter", None, function="Gemm", name=f"element_{name}")
+    if not isinstance(element, (torch.dtype, type(None))):
+        raise fail("option", None, name=f"element_{name}", want="a torch dtype", value=element)
+    if not isinstance(layout, (LayoutType, type(None))):
+        raise fail("option", None, name=f"layout_{name}", want="a LayoutType", value=layout)
+    return _Matrix(name, element, layout)
+
+
+_LARGE = 4096
+
+
+def _stand_in(matrix: _Matrix) -> torch.Tensor:
+    made = torch.empty(_LARGE, _LARGE, dtype=matrix.element, device="meta")
+    return made.mT if matrix.layout is LayoutType.ColumnMajor else made
+
+
+def _constraints(tile: TileDescription | None) -> Constraints:
+    if tile is None:
+        return Constraints()
+    return Constraints(tile=tile.threadblock_shape, cluster=tile.cluster_shape, schedule=tile.kernel_schedule)
+
+
+def _description(kernel: Kernel) -> TileDescription:
+    design = dict(kernel.spec.design).get("design")
+    tile = kernel.metadata.tile_shape
+    return TileDescription(tile, getattr(design, "cluster", None), getattr(design, "schedule", None))
