@@ -92,9 +92,7 @@ def _scalars(line: Line, node: ScalarBroadcast, fields: tuple[Any, ...]) -> Iter
         raise _misfit(line, f"((value, ...), (pointer, ...), (stride, ...)) for {count}", fields)
     values, pointers, strides = ((*group, *(None,) * (count - len(group))) for group in (*groups, (), (), ())[:3])
     for (name, default), value, pointer, stride in zip(node.slots, values, pointers, strides, strict=True):
-        value = default if value is None else value
-        if pointer is not None or value is not None or not fields:
-            yield name, _pointer(line, pointer, stride, value)
+        yield name, _pointer(line, pointer, stride, default if value is None else value)
 
 
 def _padded(line: Line, fields: tuple[Any, ...], names: tuple[str, ...], part: Any) -> tuple[Any, ...]:
