@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
 from epifuse import api
+from epifuse.arguments import parsed
 from epifuse.errors import ArgumentError, EpifuseError
 from epifuse.kernel import Kernel
 from epifuse.runtime import warm
@@ -61,6 +63,34 @@ def test_data_numbers_and_addresses_change_and_nothing_is_planned(nothing_is_pla
     assert torch.equal(out, expected(a, b, c))
     assert torch.equal(ef.gemm(a, b, epilogue=epi, operands={"C": c}), expected(a, b, c))
     assert torch.equal(ef.gemm(a, b, epilogue=epi, C=torch.nn.Parameter(c, False)), expected(a, b, c))
+
+
+def inline(a: torch.Tensor, c: float) -> Any:
+    return ef.gemm(a, B, epilogue=lambda accum, c: ef.relu(accum) - c, c=c)
+
+
+act = ef.relu
+
+
+def activated(accum: Any) -> Any:
+    return act(accum)
+
+
+def defaulted(scale: float) -> Any:
+    return ef.gemm(A, B, epilogue=lambda accum, s=scale: accum * s)
+
+
+def test_a_lambda_written_in_the_call_is_found_again(nothing_is_planned: Callable[[], None]) -> None:
+    inline(A, 0.0)
+    nothing_is_planned()
+    assert torch.equal(inline(A + 1, 3.0), torch.relu((A + 1) @ B) - 3.0)
+
+
+def test_the_same_code_with_other_defaults_or_globals_is_another_epilogue() -> None:
+    assert torch.equal(defaulted(2.0), A @ B * 2)
+    assert torch.equal(defaulted(3.0), A @ B * 3)
+    other = FunctionType(activated.__code__, {"act": ef.sigmoid})
+    assert [str(parsed(function).graph).count("sigmoid") for function in (activated, other, activated)] == [0, 1, 0]
 
 
 def test_linear_is_found_again(nothing_is_planned: Callable[[], None]) -> None:

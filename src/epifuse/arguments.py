@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeGuard
 
 import torch
 
@@ -103,12 +105,40 @@ def parsed(function: Callable[..., Any] | str | Parsed) -> Parsed:
     except TypeError:
         return parse(function, reassign=reassign)
     if known is None or not known.is_current():
-        known = parse(function, reassign=reassign)
+        known = _parsed_code(function) if _is_its_code(function) else parse(function, reassign=reassign)
         try:
             _PARSED[function] = known
         except TypeError:  # a builtin, as in epilogue=torch.relu, takes no weak reference
             return known
     return known
+
+
+_BY_CODE: dict[int, tuple[FunctionType, Parsed]] = {}
+_MOST_CODES = 256
+
+
+def _parsed_code(function: FunctionType) -> Parsed:
+    """What the same code was parsed to: a lambda written in a call is a new function each time, but no new epilogue."""
+    # The function remembered keeps its code alive, so that no other code gets its id.
+    before = _BY_CODE.get(id(function.__code__))
+    if before is not None and _same_surroundings(before[0], function) and before[1].is_current():
+        return before[1]
+    made = parse(function)
+    if len(_BY_CODE) >= _MOST_CODES:
+        _BY_CODE.clear()
+    _BY_CODE[id(function.__code__)] = function, made
+    return made
+
+
+def _same_surroundings(one: FunctionType, other: FunctionType) -> bool:
+    ones, others = one.__defaults__ or (), other.__defaults__ or ()
+    same = len(ones) == len(others) and all(map(operator.is_, ones, others))
+    return same and one.__globals__ is other.__globals__
+
+
+def _is_its_code(function: Any) -> TypeGuard[FunctionType]:
+    """Whether nothing but code, globals and defaults makes this function what it is."""
+    return type(function) is FunctionType and not (function.__closure__ or function.__kwdefaults__ or vars(function))
 
 
 class EpilogueArguments:
