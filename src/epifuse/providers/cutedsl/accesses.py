@@ -28,7 +28,7 @@ def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) ->
     while True:
         found = fit(design, input_bytes, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
-            return Program(graph, tuple(loads), tuple(stores)), found
+            return Program(graph, tuple(loads), tuple(stores), problem.constraints.fast_math), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:

@@ -87,7 +87,7 @@ NARROW: Mapping[str, Row] = {
     "log1p": dm.log1p_narrow,
     "sigmoid": dm.sigmoid_narrow,
     "silu": lambda x: x * dm.sigmoid_narrow(x),
-    "gelu_tanh": lambda x: x * dm.sigmoid_narrow(dm.gelu_argument(x)),
+    "gelu_tanh": dm.gelu_tanh_narrow,
     "gelu_erf": dm.gelu_erf_narrow,
     "expm1": dm.expm1_narrow,
     "softplus": dm.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),

@@ -33,7 +33,8 @@ class Design:
     """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters of m in a raster band.
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
-    beside the main loop of the other. Stages of A and B, and those in which an operand's subtiles arrive.
+    beside the main loop of the other. Stages of A and B, and those in which subtiles of operands
+    arrive and subtiles of outputs leave.
     """
 
     tile: tuple[int, int]
@@ -41,6 +42,7 @@ class Design:
     pingpong: bool
     stages: int = 0
     load_stages: int = 0
+    store_stages: int = 0
     raster: int = 8
 
     @property
@@ -59,6 +61,7 @@ class Program:
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
     stores: tuple[Access, ...]
+    fast_math: bool = False
 
     @property
     def tensors(self) -> tuple[tuple[Node, Access], ...]:
@@ -88,4 +91,4 @@ class Program:
         )
         loads = tuple((numbers[node], replace(access, name="")) for node, access in self.loads)
         stores = tuple(replace(access, name="") for access in self.stores)
-        return nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
+        return self.fast_math, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)

@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.emit import HELD, walk
+from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -68,6 +69,8 @@ class Epilogue:
         self.scalars = [i for i, access in enumerate(self.tensors) if access.way == "scalar"]
         self.staged = [i for i, access in enumerate(program.stores) if access.way == "tile"]
         self.direct = [i for i, access in enumerate(program.stores) if access.way == "direct"]
+        dtypes = {access.name: access.dtype for access in program.stores}
+        self.accuracy = accuracies(program.graph, dtypes, fast_math=program.fast_math)
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
 
     # On the host.
@@ -77,7 +80,7 @@ class Epilogue:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         return (
             tuple(self._carrier(load, tensors[i], self.design.load_stages) for i in self.tiles),
-            tuple(self._carrier(store, outputs[i], budget.STORE_STAGES) for i in self.staged),
+            tuple(self._carrier(store, outputs[i], self.design.store_stages) for i in self.staged),
         )
 
     def _carrier(self, op, tensor, stages):
@@ -185,8 +188,8 @@ class Epilogue:
             for j in range(cute.size(held[i])):
                 buffer[j * WARP_GROUP + thread, group] = held[i][j]
 
-    def subtile(self, s, values, held, place, team, tensors, numbers, outputs, shape):
-        """Subtile `s`: walk the graph, store what leaves directly, put into shared memory what TMA will send."""
+    def subtile(self, s, values, arrived, held, place, team, tensors, numbers, outputs, shape):
+        """Subtile `s`: walk the graph and store what leaves directly. Returns what is to leave by TMA, converted."""
         down, right = s // self.across, s % self.across
         count = team.count
         accum = cute.make_rmem_tensor(team.shape, Float32)
@@ -196,7 +199,6 @@ class Epilogue:
         rows = [self._row(down, team.places[i][0], place) for i in range(count)]
         columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(count)]
         loads = {node: i for i, (node, _) in enumerate(self.program.tensors)}
-        arrived = team.arrived(s)
 
         def leaf(node):
             if node.op == "accum":
@@ -221,14 +223,14 @@ class Epilogue:
                 value = team.vector(i, down, right)
             return value != 0 if kind == "mask" else value
 
-        found = walk(self.program.graph, leaf, x)
+        found = walk(self.program.graph, leaf, x, self.accuracy)
         results = [found[output.node] for output in self.program.graph.outputs]
         team.store_direct(results, outputs, rows, columns, place, shape)
-        team.stage(s, results)
+        return [team.converted(results[i], outputs[i]) for i in self.staged]
 
     def send(self, s, place, group, carriers, partitions):
         """One warp: TMA stores of subtile `s`."""
-        slot = group * budget.STORE_STAGES + s % budget.STORE_STAGES
+        slot = group * self.design.store_stages + s % self.design.store_stages
         i, j = self._subtile(s, place)
         for carrier, (from_, to) in zip(carriers[1], partitions, strict=True):
             cute.copy(carrier.atom, from_[None, slot], to[None, i, j, place.l])
@@ -301,21 +303,23 @@ class Team:
                 out[v] = buffer[down * SUBTILE[0] + self.places[v][0], self.group]
         return out.load()
 
-    def stage(self, s, results):
+    def converted(self, result, output):
+        """A result in its output's dtype, in registers."""
+        fragment = cute.make_rmem_tensor(self.shape, output.element_type)
+        fragment.store(result.to(output.element_type))
+        return fragment
+
+    def stage(self, s, fragments):
         """Staged outputs of subtile `s` into shared memory."""
-        slot = self.group * budget.STORE_STAGES + s % budget.STORE_STAGES
-        epilogue = self.epilogue
-        for i, buffer, (copy, shape, slots) in zip(epilogue.staged, self.shared.stores, self.to_shared, strict=True):
-            fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
-            fragment.store(results[i].to(buffer.element_type))
-            at = (None, None, None, slot)
+        stages = self.epilogue.design.store_stages
+        for fragment, (copy, shape, slots) in zip(fragments, self.to_shared, strict=True):
+            at = (None, None, None, self.group * stages + s % stages)
             cute.copy(copy, _as(fragment, shape), slots[at])
 
     def store_direct(self, results, outputs, rows, columns, place, shape):
         """Outputs that TMA cannot address, element by element."""
         for i in self.epilogue.direct:
-            converted = cute.make_rmem_tensor(self.shape, outputs[i].element_type)
-            converted.store(results[i].to(outputs[i].element_type))
+            converted = self.converted(results[i], outputs[i])
             for v in range(self.count):
                 _guarded_store(outputs[i], converted[v], rows[v], columns[v], place.l, shape)
 

@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Place, Team
+from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -70,9 +71,10 @@ class Sm90Gemm:
             b.element_type, cute.slice_(smem_b, first)
         )
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
+        order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), self.design.raster)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
-        self.kernel(loads, carriers, tensors, numbers, outputs, mma, atom, smem_a, smem_b, shape).launch(
+        self.kernel(loads, carriers, tensors, numbers, outputs, mma, atom, smem_a, smem_b, shape, order).launch(
             grid=(*self.cluster, clusters),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
             cluster=(*self.cluster, 1),
@@ -93,6 +95,7 @@ class Sm90Gemm:
         smem_a: cute.ComposedLayout,
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
+        order: Raster,
     ):
         tma_a, tensor_a, tma_b, tensor_b = loads
         bm, bn, bk = self.tile
@@ -136,9 +139,7 @@ class Sm90Gemm:
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
-        across_m = cute.ceil_div(shape[0], bm * self.cluster[0])
-        across_n = cute.ceil_div(shape[1], bn * self.cluster[1])
-        total = across_m * across_n * shape[2]
+        total = order.total
         _, _, turn = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
         producer_registers, math_registers = REGISTERS[len(self.epilogue.tiles) > 0]
@@ -152,7 +153,7 @@ class Sm90Gemm:
                 to_b, from_b = _partition(tma_b, place[0], self.cluster[0], buffer_b, tiles_b)
                 state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
                 while turn < total:
-                    m, n, l = self.tile_of(turn, across_m, across_n, place)
+                    m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
                     for k in cutlass.range(k_tiles, unroll=1):
                         pipe.producer_acquire(state)
                         barrier = pipe.producer_get_barrier(state)
@@ -181,7 +182,7 @@ class Sm90Gemm:
                     partitions = self.epilogue.load_partitions(shared, carriers)
                     arrivals = Int32(0)
                     while turn < total:
-                        m, n, l = self.tile_of(turn, across_m, across_n, place)
+                        m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
                         for s in cutlass.range(self.epilogue.subtiles, unroll=1):
                             at = Place(m, n, l, within)
                             self.epilogue.bring(s, arrivals, at, served, shared, carriers, partitions)
@@ -209,7 +210,7 @@ class Sm90Gemm:
                     free.advance(k_tiles)
                     cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
             while turn < total:
-                m, n, l = self.tile_of(turn, across_m, across_n, place)
+                m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
                 at = Place(m, n, l, within)
                 held = self.epilogue.fetch(tensors, at, own, shape)
                 if const_expr(self.pingpong):
@@ -244,16 +245,26 @@ class Sm90Gemm:
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.epilogue.deposit(held, shared, served, own)
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                for s in cutlass.range_constexpr(self.epilogue.subtiles):
-                    self.epilogue.subtile(s, accum, held, at, copies, tensors, numbers, outputs, shape)
-                    if const_expr(len(self.epilogue.staged) > 0):
+                arrived = copies.arrived(0)
+                for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
+                    if const_expr(s < self.epilogue.subtiles):
+                        last = s + 1 == self.epilogue.subtiles
+                        coming = None if last else copies.arrived(s + 1)
+                        leaving = self.epilogue.subtile(
+                            s, accum, arrived, held, at, copies, tensors, numbers, outputs, shape
+                        )
+                        arrived = coming
+                    if const_expr(s > 0 and len(self.epilogue.staged) > 0):
+                        # The subtile before leaves only now: this one's work hid its way into shared memory.
                         cute.arch.fence_proxy("async.shared", space="cta")
-                        # The slot of the next subtile is free once the stores before this one were read.
+                        # The slot of this subtile is free once all stores but the newest were read.
                         if sender:
-                            cute.arch.cp_async_bulk_wait_group(budget.STORE_STAGES - 2, read=True)
+                            cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                         if sender:
-                            self.epilogue.send(s, at, served, carriers, store_partitions)
+                            self.epilogue.send(s - 1, at, served, carriers, store_partitions)
+                    if const_expr(s < self.epilogue.subtiles):
+                        copies.stage(s, leaving)
                 executed += 1
                 turn += stride
             if sender:
@@ -264,17 +275,6 @@ class Sm90Gemm:
         if self.pingpong:
             return served, Int32(0), step * MATH_GROUPS
         return Int32(0), served, step
-
-    def tile_of(self, turn, across_m, across_n, place):
-        """Coordinates of this CTA's tile: bands of `raster` clusters along m, walked column by column."""
-        each = across_m * across_n
-        l, r = turn // each, turn % each
-        band_size = self.design.raster * across_n
-        first = (r // band_size) * self.design.raster
-        height = cutlass.min(across_m - first, Int32(self.design.raster))
-        within = r % band_size
-        m, n = first + within % height, within // height
-        return m * self.cluster[0] + place[0], n * self.cluster[1] + place[1], l
 
 
 def _load_atom(tensor, layout, box, readers):
