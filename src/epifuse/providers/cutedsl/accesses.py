@@ -11,6 +11,7 @@ from epifuse.ir.types import Dims
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import viewed
 from epifuse.providers.cutedsl.budget import fit
+from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
@@ -28,7 +29,8 @@ def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) ->
     while True:
         found = fit(design, input_bytes, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
-            return Program(graph, tuple(loads), tuple(stores), problem.constraints.fast_math), found
+            exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
+            return Program(graph, tuple(loads), tuple(stores), exactness), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from epifuse.ir import Graph, Load, Node
+from epifuse.providers.cutedsl.precision import Accuracy
 
 Way = Literal["number", "scalar", "row", "column", "tile", "direct"]
 """How an operand or output travels.
@@ -56,12 +58,13 @@ class Design:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The epilogue as a kernel sees it: its graph, how each load arrives and how each output leaves."""
+    """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
+    value is computed."""
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
     stores: tuple[Access, ...]
-    fast_math: bool = False
+    accuracies: Mapping[Node, Accuracy] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[tuple[Node, Access], ...]:
@@ -86,9 +89,10 @@ class Program:
                 None if isinstance(node.attr, Load) else repr(node.attr),
                 tuple(numbers[arg] for arg in node.args),
                 self.graph.types[node],
+                self.accuracies.get(node),
             )
             for node in self.graph.nodes
         )
         loads = tuple((numbers[node], replace(access, name="")) for node, access in self.loads)
         stores = tuple(replace(access, name="") for access in self.stores)
-        return self.fast_math, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
+        return nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)

@@ -16,7 +16,6 @@ from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.emit import HELD, walk
-from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -69,8 +68,6 @@ class Epilogue:
         self.scalars = [i for i, access in enumerate(self.tensors) if access.way == "scalar"]
         self.staged = [i for i, access in enumerate(program.stores) if access.way == "tile"]
         self.direct = [i for i, access in enumerate(program.stores) if access.way == "direct"]
-        dtypes = {access.name: access.dtype for access in program.stores}
-        self.accuracy = accuracies(program.graph, dtypes, fast_math=program.fast_math)
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
 
     # On the host.
@@ -223,7 +220,7 @@ class Epilogue:
                 value = team.vector(i, down, right)
             return value != 0 if kind == "mask" else value
 
-        found = walk(self.program.graph, leaf, x, self.accuracy)
+        found = walk(self.program.graph, leaf, x, self.program.accuracies)
         results = [found[output.node] for output in self.program.graph.outputs]
         team.store_direct(results, outputs, rows, columns, place, shape)
         return [team.converted(results[i], outputs[i]) for i in self.staged]
