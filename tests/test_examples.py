@@ -1,0 +1,113 @@
+"""The examples, run as a person would, on the CPU here."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CUSTOM, ACTIVATION, SYNTHETIC = (
+    f"{kind}_epilogue_dense_gemm" for kind in ("custom", "activation_custom", "synthetic_custom")
+)
+Load = Callable[[str], ModuleType]
+SMALL = "--mnkl 48,40,32,2 --iterations 1 --warmup_iterations 0 --device cpu"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+def run(module: ModuleType, arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert module.main(f"{SMALL} {arguments}".split()) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "outputs"),
+    [
+        (CUSTOM, "--alpha 2 --beta 0.5 --x_factor 0.25", "d y"),
+        (CUSTOM, "--ab_dtype bfloat16 --c_dtype float32 --x_dtype bfloat16 --d_dtype float32 --y_dtype float32", "d y"),
+        (CUSTOM, "--a_major m --b_major k --cd_major m --ab_dtype float32", "d y"),
+        (CUSTOM, "--mma_tiler_mn 16,32 --cluster_shape_mn 1,1", "d y"),
+        (CUSTOM, "--ab_dtype int8 --acc_dtype int32 --c_dtype int8 --d_dtype int8 --y_dtype int32", "d y"),
+        (CUSTOM, "--ab_dtype float8_e4m3fn --d_dtype float8_e5m2", "d y"),
+        *((ACTIVATION, f"--activation {name} --bias 0.5 --scale_a 0.5", "d aux") for name in ("relu", "gelu", "tanh")),
+        (ACTIVATION, "--activation leaky_relu --leaky_relu_alpha 0.2 --beta -1 --scale_c 2", "d aux"),
+        (SYNTHETIC, "--read_tensors 0 --written_tensors 1 --beta 2", "w0"),
+        (SYNTHETIC, "--read_tensors 3 --written_tensors 2 --t_dtype float32", "w0 w1"),
+    ],
+)
+def test_an_example_verifies_itself(
+    example: str, arguments: str, outputs: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = run(load(example), arguments, capsys)
+    for name in outputs.split():
+        assert f"verified {name}: 3840 of 3840 elements" in printed
+    assert "ms a run" in printed
+
+
+def test_what_an_example_computes(load: Load) -> None:
+    module = load(SYNTHETIC)
+    common = load("common")
+    parser = common.command_line("", "t")
+    for name, value in {"read_tensors": 2, "written_tensors": 2, "alpha": 0.5, "beta": 1.0, "verbose": False}.items():
+        parser.set_defaults(**{name: value})
+    gemm, (a, b, t0, t1, _, w1), numbers = module.make(
+        parser.parse_args(f"{SMALL} --ab_dtype float32 --t_dtype float32".split())
+    )
+    gemm.run(a, b, t0, t1, torch.empty_like(w1), w1, **numbers)
+    read = 1.0 + 0.5 * t0 + 0.5 * t1
+    read = torch.where(read < 1.0, read, 2.0 * read)
+    torch.testing.assert_close(w1, ((a @ b) * 0.5 + read) * 0.5 + read)
+
+
+def test_an_example_explains_and_says_how_far_it_is(
+    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = load("common")
+    clock = iter(range(100))
+    monkeypatch.setattr(common.time, "perf_counter", lambda: float(next(clock)))
+    assert common.timed(lambda: None, 1, 4) is not None
+    assert "2 of 4 runs" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(EXAMPLES)
+    printed = run(load(CUSTOM), "--explain --no-verify", capsys)
+    assert "return d[l, m, n]" in printed
+    assert "refused" in printed
+    assert "verified" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--mnkl 48,40,32", "is not M,N,K,L, 4 whole numbers above 0"),
+        ("--mnkl 48,0,32,1", "is not M,N,K,L"),
+        ("--ab_dtype half", "'half' is none of float32"),
+        ("--cluster_shape_mn 2,1", "no cluster to choose"),
+        ("--acc_dtype float64", "accumulator_type torch.float64 does not go with inputs"),
+    ],
+)
+def test_a_wrong_command_line(arguments: str, says: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(CUSTOM).main([*SMALL.split(), *arguments.split()])
+    assert caught.value.code != 0
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("example", [CUSTOM, ACTIVATION, SYNTHETIC])
+def test_as_a_program(example: str) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{example}.py"), *SMALL.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("verified") >= 1
+    assert done.stderr == ""
+
+
+def test_every_example_is_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", CUSTOM, ACTIVATION, SYNTHETIC}
