@@ -116,7 +116,7 @@ def test_designs_fit_shared_memory(design, operands):
     assert set(ways) == ({"tile"} if operands < 8 else {"tile", "direct"})
 
 
-def test_int64_labels_are_compared_as_they_are():
+def test_int64_labels_are_computed_in_int64():
     def nll(accum, labels):
         D = ef.where(labels == ef.index_n(accum), accum, 0.0)
         return D
@@ -128,6 +128,5 @@ def test_int64_labels_are_compared_as_they_are():
     labels = torch.empty(512, 1, dtype=torch.int64)
     args = arguments(nll, labels=labels)
     hopper_kernel(args).compile(args)
-    refused = arguments(shifted, labels=labels)
-    assert ef.get_kernels(refused, cc=90) == []
-    assert "it has no add of int64; .to(torch.int32) comes first" in str(ef.explain(refused, cc=90))
+    args = arguments(shifted, labels=labels)
+    hopper_kernel(args).compile(args)

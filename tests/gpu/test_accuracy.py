@@ -67,3 +67,28 @@ def test_integers(expression):
     out = torch.full((BLOCK // WIDTH, WIDTH), 77, dtype=torch.int32, device="cuda")
     compiled(expression, (torch.int32, torch.int32), torch.int32)(padded, out)
     assert torch.equal(out.view(-1)[: x.numel()].cpu(), wanted)
+
+
+WIDE = {
+    "((x // y) % 1000003).to(torch.int32)": lambda x, y: ((x // y) % 1000003).int(),
+    "(x % y).to(torch.int32)": lambda x, y: (x % y).int(),
+    "((x * y - 3) % 65537 + x ** 3 % 7).to(torch.int32)": lambda x, y: ((x * y - 3) % 65537 + x**3 % 7).int(),
+    "(maximum(x, y) > 3000000000).to(torch.int32) + (x == y)": lambda x, y: (
+        (torch.maximum(x, y) > 3000000000).int() + (x == y)
+    ),
+    "(abs(x) * sign(y) + where(x < y, 1, 2)).to(torch.int32)": lambda x, y: (
+        x.abs() * y.sign() + torch.where(x < y, 1, 2)
+    ).int(),
+}
+
+
+@pytest.mark.parametrize("expression", WIDE, ids=str)
+def test_wide_integers(expression):
+    values = [*INTEGERS.tolist(), 2**40 + 1, -(2**40), 5 * 10**9]
+    pairs = [(x, y) for x, y in itertools.product(values, repeat=2) if y]
+    x, y = (torch.tensor(column, dtype=torch.int64) for column in zip(*pairs, strict=True))
+    wanted = WIDE[expression](x, y)
+    padded = [torch.nn.functional.pad(v, (0, BLOCK - v.numel()), value=1).view(-1, WIDTH).cuda() for v in (x, y)]
+    out = torch.full((BLOCK // WIDTH, WIDTH), 77, dtype=torch.int32, device="cuda")
+    compiled(expression, (torch.int64, torch.int64), torch.int32)(padded, out)
+    assert torch.equal(out.view(-1)[: x.numel()].cpu(), wanted)

@@ -58,7 +58,7 @@ def _spec(design: Design) -> KernelSpec:
 _INPUTS = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _LOADS = (*_OUTPUTS, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool)
-_CASTS = (*_OUTPUTS, torch.int32, torch.int16, torch.int8, torch.uint8)
+_CASTS = (*_OUTPUTS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
 
 
@@ -147,8 +147,6 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
         type_ = graph.types[node]
         if node.op in ("reduce", "debug_print"):
             return f"it has no {node.attr[0] if node.op == 'reduce' else node.op} yet"
-        if type_.kind == "int64" and node.args and node.op != "cast":
-            return f"it has no {node.op} of int64; .to(torch.int32) comes first"
         if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
         if any(factor.extent is not None or factor.stride > 1 for factor in type_.factors):

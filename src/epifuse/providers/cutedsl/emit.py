@@ -76,10 +76,11 @@ def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
     return value.to(HELD[wanted])
 
 
-CASTS: Mapping[str, Any] = {
+_DTYPES: Mapping[str, Any] = {
     "torch.float16": cutlass.Float16,
     "torch.bfloat16": cutlass.BFloat16,
     "torch.float32": Float32,
+    "torch.int64": Int64,
     "torch.int32": Int32,
     "torch.int16": cutlass.Int16,
     "torch.int8": cutlass.Int8,
@@ -89,7 +90,7 @@ CASTS: Mapping[str, Any] = {
 
 def _cast(value: Fragment, dtype: object) -> Fragment:
     """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
-    to = CASTS[str(dtype)]
+    to = _DTYPES[str(dtype)]
     if to.is_float:
         return value.to(to).to(Float32)
-    return value.to(Int32).to(to).to(Int32)
+    return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)

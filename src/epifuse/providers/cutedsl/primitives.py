@@ -124,9 +124,9 @@ _TABLES: Mapping[Accuracy, tuple[Mapping[str, Row], ...]] = {
 
 def row(name: str, accuracy: Accuracy, kind: str, literals: Literals) -> Row:
     """The row that computes `name` for a result of this kind. `literals` are the arguments known while compiling."""
-    if kind == "int32" and name == "pow":
+    if kind in ("int32", "int64") and name == "pow":
         return im.power(int(literals[1] or 0))
-    if kind == "int32" and name in INTEGER:
+    if kind in ("int32", "int64") and name in INTEGER:
         return INTEGER[name]
     special = SPECIALISED[name](accuracy, literals) if name in SPECIALISED else None
     return special or _general(name, accuracy)
