@@ -159,7 +159,7 @@ class _Launch:
         self.space = kernel.space
         extents = kernel.problem.extents
         self.a = _batched(a, extents["l"])
-        self.b = _batched(product.prepare(b, kernel.problem.accumulator), extents["l"])
+        self.b = _batched(product.prepare(a, b, kernel.problem.accumulator), extents["l"])
         self.outputs = {
             name: self.space.view(outputs[name].view(_full_shape(kernel, name)), output.dims or ())
             for name, output in kernel.outputs.items()

@@ -123,11 +123,12 @@ class NativeKernel:
         if 0 in (extents["l"], extents["m"], extents["n"]):
             return
         a = a if a.dim() == 3 else a.unsqueeze(0)
-        b = product.prepare(b if b.dim() == 3 else b.unsqueeze(0), self.problem.accumulator)
+        b = product.prepare(a, b if b.dim() == 3 else b.unsqueeze(0), self.problem.accumulator)
         views = {o.name: self.space.view(outputs[o.name], o.dims or ()) for o in self.graph.outputs}
         loads = {node: self._view(node, operands) for node in self.graph.loads()}
         home = self._home(views)
-        rows = min(product.PANEL_ROWS if home is not None else SCRATCH_ROWS, extents["m"])
+        whole = home is not None and b.dtype == torch.float32
+        rows = min(product.PANEL_ROWS if whole else SCRATCH_ROWS, extents["m"])
         scratch = torch.empty(rows, extents["n"], dtype=torch.float32, device="cpu") if home is None else None
         for batch in range(extents["l"]):
             for start in range(0, extents["m"], rows):

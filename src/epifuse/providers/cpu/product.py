@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(rows of A, prepared B, accumulator of the same rows): writes the accumulator."""
-
+from epifuse.providers.cpu import mkl
 
 PANEL_ROWS = 4096
 """Rows of a product that is written straight to its destination. torch's GEMM packs B anew for each call: with 1024
-rows M = N = 4096, K = 256 took 1.14 of the time of one call, more than the accumulator's way through memory costs."""
+rows M = N = 4096, K = 256 took 1.14 of the time of one call, more than the accumulator's way through memory costs. A
+product of bfloat16 matrices is so fast that the way through memory costs more."""
 
 
-def prepare(b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+def prepare(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
     """B in the dtype the product runs in: once a launch, K x N elements."""
+    if a.dtype == b.dtype == torch.bfloat16 and mkl.bfloat16_product() is not None:
+        return b
     return b.to(torch.float64 if accumulator == torch.float64 else torch.float32)
 
 
@@ -27,6 +26,9 @@ def evenly_spaced(matrices: torch.Tensor) -> bool:
 
 def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> None:
     """accum = a @ b for 2-D a and accum; `b` is prepared. `integers` is the largest product of two integer elements."""
+    if b.dtype == torch.bfloat16:
+        mkl.multiply(a, b, accum)
+        return
     a = a.to(b.dtype)
     if integers is None:
         if accum.dtype == b.dtype:
