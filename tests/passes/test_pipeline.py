@@ -33,6 +33,8 @@ EPILOGUES: dict[str, Any] = {
     "transposed": "def epi(accum, T): D = accum.permute(1, 0) + T; return D",
     "effects": "def epi(accum): debug_print('t = {}', accum * 2); D = accum + 1; return D",
     "known_reductions": EVT(ColReduction("sums"), EVT(Compute(ef.mul), ColBroadcast("col"), ScalarBroadcast("alpha"))),
+    "fused": "def epi(accum, C): t = C / (1 + exp(-C)); D = accum * (1 / (1 + exp(-accum))) + t; return D",
+    "split": "def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E",
     "shared": "def epi(accum): t = relu(accum); u = t * t; D = u * u + u; return D",
 }
 OPERANDS = {

@@ -11,15 +11,25 @@ from epifuse.ir.digest import Identity, identify
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.eliminate_reductions import eliminate_reductions
+from epifuse.passes.fuse_operators import fuse_operators
 from epifuse.passes.infer_types import infer_types
 from epifuse.passes.lower import lower
 from epifuse.passes.prune import prune
+from epifuse.passes.split_operators import split_operators
 from epifuse.passes.verify import verify
 from epifuse.problem import Problem
 
 Pass = Callable[[Graph, Problem], Graph]
 
-PIPELINE: tuple[Pass, ...] = (infer_types, canonicalise, eliminate_reductions, prune, assign_stages)
+PIPELINE: tuple[Pass, ...] = (
+    infer_types,
+    canonicalise,
+    eliminate_reductions,
+    split_operators,
+    fuse_operators,
+    prune,
+    assign_stages,
+)
 
 
 def run(graph: Graph, problem: Problem) -> Graph:

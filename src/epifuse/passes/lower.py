@@ -20,7 +20,7 @@ def lower(graph: Graph, native: frozenset[str]) -> Graph:
             return keep(old, args, builder)
         if old.attr in native and all(builder.types[arg].kind == "float" for arg in args):
             return keep(old, args, builder)
-        return _inlined(str(old.attr), args, builder, native)
+        return inlined(str(old.attr), args, builder, native)
 
     return rewrite(graph, rule)
 
@@ -32,7 +32,7 @@ def _call(name: str, operands: tuple[Node, ...], builder: Builder) -> Node:
     return node
 
 
-def _inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozenset[str]) -> Node:
+def inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozenset[str]) -> Node:
     """The body over these arguments; bodies use activations too, a few levels deep."""
     body = activation_body(name)
     given: Mapping[str, Node] = dict(zip(body.inputs, args, strict=True))
@@ -47,7 +47,7 @@ def _inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozen
         elif node.op == "call" and node.attr in native and all(builder.types[o].kind == "float" for o in operands):
             made[node] = _call(str(node.attr), operands, builder)
         elif node.op == "call":
-            made[node] = _inlined(str(node.attr), operands, builder, native)
+            made[node] = inlined(str(node.attr), operands, builder, native)
         else:
             made[node] = typed(builder, node.op, operands)
     return made[body.outputs[0].node]

@@ -1,0 +1,76 @@
+"""Operator fission: an activation whose costly part is computed anyway is opened, so that both share it.
+
+`silu(x)` beside `sigmoid(x)`, or beside `dsilu(dy, x)`, becomes `x * sigmoid(x)`: one exponential, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from epifuse.frontend import activation_body
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Builder, Graph, Node, rewrite
+from epifuse.ir.graph import keep
+from epifuse.passes.lower import inlined
+from epifuse.problem import Problem
+
+_COSTLY = frozenset(
+    {"div", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p"}
+    | {"sin", "cos", "tan", "tanh", "erf"}
+)
+"""What takes an instruction that a GPU has few of; sharing anything else would gain less than a fast form does."""
+
+
+def is_costly(node: Node) -> bool:
+    """Whether a value takes such an instruction, an activation somewhere in its body."""
+    return node.op in _COSTLY or (node.op == "call" and has_costly_body(str(node.attr)))
+
+
+@cache
+def has_costly_body(name: str) -> bool:
+    """Whether an activation takes such an instruction."""
+    return any(is_costly(node) for node in activation_body(name).nodes)
+
+
+_ACTIVATIONS = frozenset(name for name, entry in VOCABULARY.items() if entry.group == "activation")
+
+
+def split_operators(graph: Graph, problem: Problem) -> Graph:
+    """The graph with each activation opened that has a costly part in common with another value."""
+    opened = _sharing(graph)
+    if not opened:
+        return graph
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        return inlined(str(old.attr), args, builder, _ACTIVATIONS) if old in opened else keep(old, args, builder)
+
+    return rewrite(graph, rule)
+
+
+def _sharing(graph: Graph) -> set[Node]:
+    """Calls with a costly value inside that stands in the graph too, or inside another call."""
+    builder = Builder()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        copies[node] = builder.node(node.op, *(copies[arg] for arg in node.args), attr=node.attr)
+    present = set(copies.values())
+    owners: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call" and all(graph.types[arg].kind == "float" for arg in node.args):
+            for part in _costly_parts(copies[node], builder):
+                owners.setdefault(part, []).append(node)
+    return {call for part, calls in owners.items() if part in present or len(calls) > 1 for call in calls}
+
+
+def _costly_parts(call: Node, builder: Builder) -> Iterator[Node]:
+    body = activation_body(str(call.attr))
+    given = dict(zip(body.inputs, call.args, strict=True))
+    made: dict[Node, Node] = {}
+    for node in body.nodes:
+        if node.op == "load":
+            made[node] = given[node.attr.name]
+        else:
+            made[node] = builder.node(node.op, *(made[arg] for arg in node.args), attr=node.attr)
+            if is_costly(node):
+                yield made[node]

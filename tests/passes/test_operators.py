@@ -1,0 +1,107 @@
+"""Operator fusion and fission: what is recognised, what is opened, and when neither happens."""
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse import passes
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Graph
+from epifuse.passes.lower import lower
+from epifuse.passes.split_operators import has_costly_body
+from tests.passes.test_pipeline import problem_for
+
+ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.group == "activation"]
+COSTLY = [name for name in ACTIVATIONS if has_costly_body(name)]
+
+
+def calls(graph: Graph) -> list[str]:
+    return sorted(node.attr for node in graph.nodes if node.op == "call")
+
+
+def typed(source: str) -> Graph:
+    """The graph after all passes."""
+    graph, problem = problem_for(source)
+    return passes.run(graph, problem)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_body_is_recognised_as_its_activation(name: str) -> None:
+    """Lowered to primitives and raised again; an activation of cheap operations alone stays as it is."""
+    others = [f"x{i}" for i in range(1, len(VOCABULARY[name].signature.parameters))]
+    source = f"def epi({', '.join(['accum', *others])}): D = {name}({', '.join(['accum', *others])}); return D"
+    graph, problem = problem_for(source, dict.fromkeys(others, torch.empty(8, 12)))
+    plain = passes.canonicalise(lower(passes.infer_types(graph, problem), frozenset()), problem)
+    raised = passes.fuse_operators(plain, problem)
+    passes.verify("fuse_operators", plain, raised)
+    assert calls(raised) == ([name] if name in COSTLY else [])
+    assert passes.identity(raised, problem).digest == passes.identity(plain, problem).digest
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("accum * sigmoid(accum)", ["silu"]),
+        ("torch.sigmoid(accum) * accum", ["silu"]),
+        ("accum * (1 / (exp(-accum) + 1.0))", ["silu"]),
+        ("accum * (1 + erf(accum * 0.7071067811865476)) * 0.5", []),  # in another order, with other bits
+        ("(1 + erf(0.7071067811865476 * accum)) * (accum * 0.5)", ["gelu_erf"]),
+        ("C * sigmoid(accum)", ["sigmoid"]),
+        ("1 / (2 + exp(-accum))", []),
+        ("-1 / (1 + exp(-accum))", []),
+        ("1 / (1 + exp(accum))", []),
+        ("(accum + C) * sigmoid(accum + C)", ["silu"]),
+        ("maximum(accum, 0)", []),
+    ],
+)
+def test_what_is_recognised(expression: str, found: list[str]) -> None:
+    assert calls(typed(f"def epi(accum, C): D = {expression} + C; return D")) == found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def epi(accum): s = 1 / (1 + exp(-accum)); D = accum * s; return D, s",
+        "def epi(accum): s = 1 / (1 + exp(-accum)); D = accum * s - s; return D",
+        "def epi(accum): s = 1 / (1 + exp(-accum)); debug_print('{}', s); D = accum * s; return D",
+    ],
+)
+def test_a_value_that_is_needed_is_not_hidden(source: str) -> None:
+    assert calls(typed(source)) == ["sigmoid"]
+
+
+def test_a_value_inside_that_is_needed_stops_it() -> None:
+    assert calls(typed("def epi(accum): e = exp(-accum); D = 1 / (1 + e); return D, e")) == []
+
+
+def test_integers_are_not_activations() -> None:
+    assert calls(typed("def epi(accum, labels): D = accum + 1 / (1 + exp(-labels)); return D")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "left"),
+    [
+        ("def epi(accum): D = silu(accum); s = sigmoid(accum); return D, s", ["sigmoid"]),
+        ("def epi(accum): D = silu(accum) + accum * sigmoid(accum); return D", ["silu"]),
+        ("def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E", ["sigmoid"]),
+        ("def epi(accum, C): D = silu(accum); E = sigmoid(C); return D, E", ["sigmoid", "silu"]),
+        ("def epi(accum): D = hardswish(accum); E = hardsigmoid(accum); return D, E", ["hardsigmoid", "hardswish"]),
+        ("def epi(accum): D = sigmoid(accum); E = exp(-accum); return D, E", []),
+        ("def epi(accum): D = relu(accum); E = relu(-accum); return D, E", ["relu", "relu"]),
+    ],
+)
+def test_what_is_opened(source: str, left: list[str]) -> None:
+    assert calls(typed(source)) == left
+
+
+def test_the_exponential_is_computed_once() -> None:
+    graph, problem = problem_for("def epi(accum, C): D = silu(C); E = dsilu(accum, C); s = sigmoid(C); return D, E, s")
+    opened = lower(passes.run(graph, problem), frozenset())
+    assert sum(node.op == "exp" for node in opened.nodes) == 1
+
+
+def test_the_numbers_stay() -> None:
+    a, b, c = torch.randn(40, 8), torch.randn(8, 30), torch.randn(40, 30)
+    D, E = ef.gemm(a, b, epilogue="def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E", C=c)
+    torch.testing.assert_close(D, torch.nn.functional.silu(c))
+    torch.testing.assert_close(E, ef.dsilu(a @ b, c))
