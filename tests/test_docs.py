@@ -17,7 +17,14 @@ from epifuse.fusion import VOCABULARY
 from epifuse.language import EXAMPLES, OPERANDS, REFUSALS, page, refusal, typed
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/language.md", "docs/numerics.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/language.md",
+    "docs/numerics.md",
+    "docs/five_ways.md",
+    "docs/cutlass_names.md",
+)
 EXAMPLE = re.compile(r"```python\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 
 
