@@ -15,6 +15,7 @@ from epifuse.providers.cutedsl.compile import DTYPES
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.precision import accuracies
 
+SHAPE = ((2, 2), 1)  # nested, as an accumulator's is
 WIDTH = 4
 THREADS = 128
 BLOCK = WIDTH * THREADS
@@ -49,13 +50,13 @@ class Elementwise:
             return fragments["xyz".index(node.attr.name)]
 
         found = walk(self.graph, leaf, fragments[0], self.accuracy)[self.graph.outputs[0].node]
-        result = cute.make_rmem_tensor((WIDTH,), out.element_type)
+        result = cute.make_rmem_tensor(SHAPE, out.element_type)
         result.store(found.to(out.element_type))
         for i in range(WIDTH):
             out[row, i] = result[i]
 
     def fragment(self, tensor: Any, row: Any) -> Any:
-        values = cute.make_rmem_tensor((WIDTH,), tensor.element_type)
+        values = cute.make_rmem_tensor(SHAPE, tensor.element_type)
         for i in range(WIDTH):
             values[i] = tensor[row, i]
         return values.load()

@@ -104,11 +104,16 @@ def power(x: Fragment, y: Fragment) -> Fragment:
 # --- quotients and roots ---------------------------------------------------------------------------------------
 
 
+def reinterpreted(x: Fragment, dtype: Any) -> Fragment:
+    """The same bits as another 32-bit type. CuTe DSL's own `bitcast` flattens the shape."""
+    return x.bitcast(dtype).reshape(x.shape)
+
+
 def _balance(y: Fragment) -> Fragment:
     """A power of two near |y| ** -0.5: y times it, and the reciprocal of that, are normal for every y."""
-    bits = y.bitcast(Int32)
+    bits = reinterpreted(y, Int32)
     half = each(lambda e: e >> 1, bits & cute.full_like(bits, 0x7F000000), dtype=Int32)
-    return (cute.full_like(half, 0x5F000000) - half).bitcast(Float32)
+    return reinterpreted(cute.full_like(half, 0x5F000000) - half, Float32)
 
 
 def _refined(x: Fragment, y: Fragment, inverse: Fragment) -> Fragment:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import cutlass.cute as cute
 from cutlass import Float32, Float64, Int32
 
-from epifuse.providers.cutedsl.device_math import Fragment, fma, polynomial, rcp
+from epifuse.providers.cutedsl.device_math import Fragment, fma, polynomial, rcp, reinterpreted
 
 _HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 """pi / 2 in three float32 parts."""
@@ -41,7 +41,7 @@ def _quadrant_and_rest(x: Fragment) -> tuple[Fragment, Fragment]:
     for part in _HALF_PI:
         rest = fma(k, -part, rest)
     quadrants = cute.make_rmem_tensor(x.shape, Int32)
-    quadrants.store(shifted.bitcast(Int32))
+    quadrants.store(reinterpreted(shifted, Int32))
     rests = cute.make_rmem_tensor(x.shape, Float32)
     rests.store(rest)
     arguments = cute.make_rmem_tensor(x.shape, Float32)
