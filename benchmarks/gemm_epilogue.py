@@ -10,6 +10,7 @@ python benchmarks/gemm_epilogue.py --publish [FILE]                            R
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import statistics
@@ -120,6 +121,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         **machine(),
         "versions": {name: _version(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "quack-kernels")},
         "cuda": torch.version.cuda,
+        "import_seconds": _import_seconds(),  # once a process, and no part of a kernel's compilation
         "command": " ".join(["python", "benchmarks/gemm_epilogue.py", *sys.argv[1:]]),
         "rounds": options.rounds,
         "rows": [],
@@ -131,6 +133,16 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _import_seconds() -> float | None:
+    """What the compiler of the GPU kernels takes to be imported."""
+    start = time.perf_counter()
+    try:
+        importlib.import_module("epifuse.providers.cutedsl.launch")
+    except ImportError:
+        return None
+    return round(time.perf_counter() - start, 2)
 
 
 _FOOTPRINT = 4 * 60 << 20  # four times the L2 cache of an H200

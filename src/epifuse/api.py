@@ -27,7 +27,7 @@ from epifuse.problem import Constraints, Problem
 from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime import cache, warm
-from epifuse.runtime.launch import Recipe, launch
+from epifuse.runtime.launch import Recipe, bind
 from epifuse.target import TARGETS
 
 EpilogueFunction = Callable[..., Any] | str
@@ -361,7 +361,7 @@ def _run(
     outputs = execute(args, options.fallback)
     plans = _selected(args.graph, args.problem, providers.NAMES).plans
     if call is not None and plans:
-        warm.remember(call, Recipe.of(cache.get_or_build(plans[0]), args))
+        warm.remember(call, Recipe.of(plans[0], cache.get_or_build(plans[0]), args))
     return outputs, args.graph
 
 
@@ -373,7 +373,8 @@ def execute(
     if not selection.plans:
         return _fall_back(fallback, hint, args, selection)
     outputs = args.allocate()
-    launch(cache.get_or_build(selection.plans[0]), args, outputs)
+    plan = selection.plans[0]
+    bind(plan, cache.get_or_build(plan), args, outputs)()
     return outputs
 
 

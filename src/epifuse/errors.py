@@ -14,6 +14,7 @@ from epifuse.exceptions import (
     EpilogueSyntaxError,
     EpilogueTypeError,
     InternalError,
+    LaunchError,
     UnsupportedError,
     rebuild,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "EpilogueSyntaxError",
     "EpilogueTypeError",
     "InternalError",
+    "LaunchError",
     "Loc",
     "UnsupportedError",
     "fail",
@@ -303,6 +305,7 @@ CATALOGUE: dict[str, Sentence] = {
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
+    "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
     # --- visitor trees

@@ -6,6 +6,7 @@ EpifuseError
 ├── ArgumentError (ValueError)              operands, outputs, shapes, devices, options
 ├── ArgumentTypeError (TypeError)           an argument of the wrong Python type
 ├── UnsupportedError (NotImplementedError)  correct, but no kernel carries it
+├── LaunchError (RuntimeError)              planned and built, but the device or its driver did not run it
 └── InternalError (RuntimeError)            a fault of ours: the graph broke its own rules
 """
 
@@ -48,6 +49,10 @@ class ArgumentTypeError(EpifuseError, TypeError):
 
 class UnsupportedError(EpifuseError, NotImplementedError):
     """Correct, but nothing here can run it. The message holds the reason of each kernel."""
+
+
+class LaunchError(EpifuseError, RuntimeError):
+    """A kernel did not run though it was planned and built; what the device said is the cause."""
 
 
 class InternalError(EpifuseError, RuntimeError):

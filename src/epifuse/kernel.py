@@ -132,7 +132,7 @@ class Kernel:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
         artifact = self._artifact(args, None)
         outputs = args.allocate()
-        step = bind(artifact.runner, args, outputs)
+        step = bind(artifact.plan, artifact.runner, args, outputs)
 
         @outside_graph
         def run() -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ class Kernel:
         require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items()))
         tensors = (args.A, args.B, *filter(torch.is_tensor, args.epilogue.tensors.values()))
         addresses = [tensor.data_ptr() for tensor in tensors]
-        ready = _Ready(self, given, artifact.plan, tensors, addresses, _launcher(artifact.runner, args))
+        ready = _Ready(self, given, artifact.plan, tensors, addresses, _launcher(artifact, args))
         _ready[args] = ready
         return ready
 
@@ -193,9 +193,9 @@ _ready: weakref.WeakKeyDictionary[GemmArguments, _Ready] = weakref.WeakKeyDictio
 """By arguments, so that running them again costs no more than to launch."""
 
 
-def _launcher(runner: Runner, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
+def _launcher(artifact: CompiledArtifact, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
     """Launches onto the destinations given, or each time onto new ones where some are not."""
-    recipe = Recipe.of(runner, args)
+    recipe = Recipe.of(artifact.plan, artifact.runner, args)
     a, b, tensors, numbers = args.A, args.B, args.epilogue.tensors, args.numbers
     if any(tensors.get(name) is None for name, *_ in recipe.outputs):
 

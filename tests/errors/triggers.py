@@ -161,6 +161,14 @@ def _arguments(**named: Any) -> ef.GemmArguments:
     return ef.GemmArguments(torch.ones(M, K), torch.ones(K, N), **named)
 
 
+def _failed_launch() -> Any:
+    def no_driver() -> None:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    with mock.patch("epifuse.runtime.cache.get_or_build", return_value=lambda *bound: no_driver):
+        return ef.get_kernels(_arguments())[0].run(_arguments())
+
+
 def _artifact() -> Any:
     args = _arguments()
     kernel = ef.get_kernels(args)[0]
@@ -266,6 +274,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "transport_width_type": lambda: ef.Load(torch.ones(2), via="sync_gmem_load", num_bits_per_copy="64"),
     "transport_side": lambda: ef.EpilogueArguments("lambda accum, C: accum + C", C=ef.Store(torch.ones(2)), D=None),
     "option": lambda: gemm("lambda accum: accum", precision="sloppy"),
+    "launch": _failed_launch,
     "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
     "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),
     "no_kernel": _without_a_gpu(_no_kernel),

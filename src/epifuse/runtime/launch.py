@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from epifuse.arguments import GemmArguments
-from epifuse.errors import fail
+from epifuse.errors import EpifuseError, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
+from epifuse.plan import Plan
 from epifuse.problem import HostNumber
 from epifuse.providers import Runner, Step
 
@@ -77,20 +78,21 @@ class Recipe:
     `outputs` are names, shapes and dtypes in the order of the return statement.
     """
 
+    plan: Plan
     runner: Runner
     graph: Graph
     kinds: Mapping[str, Kind]
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
     @staticmethod
-    def of(runner: Runner, args: GemmArguments) -> Recipe:
-        """The recipe that `args` was planned into."""
+    def of(plan: Plan, runner: Runner, args: GemmArguments) -> Recipe:
+        """The recipe for `args`, which were planned as `plan`, built as `runner`."""
         dtypes = dict(args.problem.dtypes)
         outputs = tuple(
             (output.name, shape_of(output.dims or (), args.problem.extents), dtypes[output.name])
             for output in args.graph.outputs
         )
-        return Recipe(runner, args.graph, _kinds(args), outputs)
+        return Recipe(plan, runner, args.graph, _kinds(args), outputs)
 
     def destinations(self, given: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
         """The outputs by name: those given, and new ones for the others."""
@@ -109,7 +111,7 @@ class Recipe:
     ) -> Step:
         """A function that only launches."""
         operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)} if self.kinds else tensors
-        return _explained(self.runner(a, b, operands, outputs))
+        return _explained(self.runner(a, b, operands, outputs), self.plan)
 
 
 def require_data(named: Iterable[tuple[str, Any]]) -> None:
@@ -119,27 +121,24 @@ def require_data(named: Iterable[tuple[str, Any]]) -> None:
             raise fail("no_data", None, name=name)
 
 
-def launch(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
-    """Run once. Raises `ArgumentError` for tensors that have no data, before anything is written."""
-    bind(runner, args, outputs)()
-
-
-def bind(runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
+def bind(plan: Plan, runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
     """A function that only launches: operands bound, numbers fixed. Raises `ArgumentError` for tensors without data."""
     require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items(), *outputs.items()))
-    return Recipe.of(runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
+    return Recipe.of(plan, runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
 
 
-def _explained(step: Step) -> Callable[[], None]:
-    """`step`, whose errors are ours."""
+def _explained(step: Step, plan: Plan) -> Callable[[], None]:
+    """`step`, whose errors are ours; memory that is lacking stays torch's own error."""
 
     def run() -> None:
         try:
             step()
-        except RuntimeError as error:
+        except (EpifuseError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
             # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
-            if "ZeroDivisionError" not in str(error):
-                raise
-            raise fail("integer_division", None) from None
+            if "ZeroDivisionError" in str(error):
+                raise fail("integer_division", None) from None
+            raise fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan) from error
 
     return run
