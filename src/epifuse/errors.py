@@ -75,6 +75,11 @@ CATALOGUE: dict[str, Sentence] = {
     "string_not_a_function": Sentence(
         _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
     ),
+    "decorated": Sentence(
+        _S,
+        "{name} is wrapped by {wrapper}, which is not read",
+        "take the decorator off: an epilogue is parsed, never called",
+    ),
     "not_a_function": Sentence(
         _AT, "an epilogue is a Python function or its source as a string, not {value}", "write a def or a lambda"
     ),
@@ -108,8 +113,11 @@ CATALOGUE: dict[str, Sentence] = {
         "Variable '{name}' cannot be defined twice: an augmented assignment redefines it, in place in PyTorch",
         "assign to a new name",
     ),
+    "augmented_in_place": Sentence(
+        _S, "an augmented assignment changes '{name}' in place, under every name it has", "write {name} = {plain}"
+    ),
     "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
-    "assignment_target": Sentence(_S, "cannot assign to a {syntax} in an epilogue", "assign to a plain name"),
+    "assignment_target": Sentence(_S, "cannot assign to {syntax} in an epilogue", "assign to a plain name"),
     "cannot_unpack": Sentence(
         _S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"
     ),
@@ -125,6 +133,9 @@ CATALOGUE: dict[str, Sentence] = {
         _S, "each of several results must be a plain name", "assign the expression to a name, then return the name"
     ),
     "returned_twice": Sentence(_S, "'{name}' is returned twice"),
+    "returns_operand_name": Sentence(
+        _S, "the output '{name}' has the name of an operand", "return it under another name: an output has its own"
+    ),
     "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
     "unnamed_clash": Sentence(
         _S, "the unnamed result is called D, and so is an operand", "assign it to another name, or rename the operand"
@@ -137,7 +148,7 @@ CATALOGUE: dict[str, Sentence] = {
         _S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"
     ),
     "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number"),
-    "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default of type {value} is not supported"),
+    "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default may not be {value}"),
     # --- names
     "undefined": Sentence(_S, "the name '{name}' is not defined", "{near}"),
     "used_before_assignment": Sentence(_S, "'{name}' is used before it is assigned"),
@@ -146,9 +157,9 @@ CATALOGUE: dict[str, Sentence] = {
     "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
     "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
     "captured_tensor": Sentence(_S, "'{name}' is a tensor from outside the epilogue", "make it a parameter"),
-    "captured_module": Sentence(_S, "'{name}' is a {type} from outside the epilogue", "make its weights parameters"),
+    "captured_module": Sentence(_S, "'{name}' is {type} from outside the epilogue", "make its weights parameters"),
     "captured_object": Sentence(
-        _S, "'{name}' is a {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
+        _S, "'{name}' is {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
     ),
     "not_a_value": Sentence(_S, "{what} cannot be used as a value here"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),
@@ -161,8 +172,9 @@ CATALOGUE: dict[str, Sentence] = {
     "star_arguments": Sentence(_S, "* and ** in a call are not supported", "write the arguments out"),
     "missing_argument": Sentence(_S, "{function}() misses the argument '{name}': its parameters are {want}"),
     "too_many_arguments": Sentence(_S, "{function}() got {have} arguments; its parameters are {want}"),
-    "unexpected_argument": Sentence(_S, "{function}() has no parameter '{name}': its parameters are {want}"),
+    "unexpected_argument": Sentence(_S, "{function}() has no parameter '{name}': its parameters are {want}", "{hint}"),
     "argument_twice": Sentence(_S, "{function}() got the argument '{name}' twice"),
+    "clamp_bounds": Sentence(_S, "{function}() has neither min nor max", "give it one of them"),
     "by_name": Sentence(_S, "{function}() takes '{name}' by name only", "write {name}=..."),
     "not_static": Sentence(
         _S, "'{name}' of {function}() must be known when the epilogue is parsed", "write it as a literal"

@@ -46,7 +46,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("r = accum.sum(dim=-1, keepdim=True); D = accum / r", "reductions, whose results are values like others"),
     ("D = accum.softmax(-1)", "`softmax`, `log_softmax` along a row"),
     ("D = accum.amax(0)[:, None]", "`x[:, None]`, `x.unsqueeze(-1)`: new dims of extent one"),
-    ("D = accum.reshape(-1, 2, 64).permute(1, 0, 2)", "`reshape`, `view`, `permute`: split, merge and reorder dims"),
+    ("D = accum.reshape(-1, 2, 64).permute(1, 0, 2)", "`reshape`, `permute`: split, merge and reorder dims"),
     ("D = accum.to(torch.int32)", "casts by `.to`, `.float()`, `.half()` ...; towards zero for integers, as in torch"),
     ("D = where(index_n(accum) <= index_m(accum), accum, -math.inf)", "coordinates: a causal mask"),
     ("debug_print('{}', accum); D = accum", "printing, for small problems; it is never optimised away"),

@@ -97,6 +97,8 @@ def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         operands = [values[arg] for arg in node.args]
+        if node.op == "debug_print" and not args.problem.batched:
+            operands = [operand.squeeze(0) for operand in operands]  # the space has a batch, the problem none
         values[node] = (
             _LEAVES[node.op](node, args, graph, space, numbers) if not operands else _apply(node, operands, space)
         )

@@ -52,6 +52,11 @@ def run_function(text: str, **names: Any) -> Callable[[], Any]:
     return lambda: gemm(function_from(text, file="user.py", **names))
 
 
+def reassigning(body: str) -> Any:
+    """An epilogue whose names may be assigned again."""
+    return ef.epilogue(reassign=True)(function_from(epilogue(body, "accum, C"), file="user.py"))
+
+
 SOURCES: dict[str, str] = {
     "not_python": epilogue("D = accum +"),
     "too_deep": epilogue("return " + "-" * 20_000 + "accum"),
@@ -86,7 +91,7 @@ SOURCES: dict[str, str] = {
     "unknown_function": epilogue("return torch.zeros_like(accum)"),
     "unknown_method": epilogue("return accum.rellu()"),
     "attribute_of": epilogue("return torch.float16.itemsize * accum"),
-    "captured_object": epilogue("return accum * torch.os.sep.count"),
+    "captured_object": epilogue("return accum * torch.default_generator"),
     "not_a_value": epilogue("return accum * 'two'"),
     "identity": epilogue("return accum if alpha is 2.0 else C"),
     "not_callable": epilogue("return accum(C)"),
@@ -94,6 +99,7 @@ SOURCES: dict[str, str] = {
     "missing_argument": epilogue("return maximum(accum)"),
     "too_many_arguments": epilogue("return relu(accum, C)"),
     "unexpected_argument": epilogue("return relu(accum, inplace=True)"),
+    "clamp_bounds": epilogue("return accum.clamp()"),
     "argument_twice": epilogue("return maximum(accum, x=C)"),
     "by_name": epilogue("return F.gelu(accum, 'tanh')"),
     "not_static": epilogue("return accum.sum(dim=alpha)"),
@@ -221,6 +227,9 @@ def _picture_without_the_package() -> Any:
 
 
 CALLS: dict[str, Callable[[], Any]] = {
+    "decorated": run_function("@torch.no_grad()\ndef epi(accum):\n    return accum * 2\n", torch=torch),
+    "augmented_in_place": lambda: gemm(reassigning("D = accum\n    D += C\n    return D"), C=torch.ones(M, N)),
+    "returns_operand_name": lambda: gemm(reassigning("C = C + accum\n    return C"), C=torch.ones(M, N)),
     "not_a_function": lambda: gemm(torch.nn.ReLU()),
     "no_source": lambda: gemm(eval("lambda accum: accum * 2")),
     "stale_source": _stale,

@@ -313,7 +313,7 @@ def test_async_functions_and_generators_are_refused() -> None:
 
 
 def test_the_decorator_refuses_where_the_function_is_defined() -> None:
-    with pytest.raises(SyntaxError, match="For is not supported"):
+    with pytest.raises(SyntaxError, match="a for loop is not supported"):
 
         @ef.epilogue
         def epi(accum):

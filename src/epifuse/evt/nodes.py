@@ -156,7 +156,7 @@ class Compute(Visitor):
         for name in arguments:
             if name not in known:
                 want = f"({', '.join(p.name for p in parameters_of(self.function))})"
-                raise fail("unexpected_argument", None, function=_spelled(self.function), name=name, want=want)
+                raise fail("unexpected_argument", None, function=_spelled(self.function), name=name, want=want, hint="")
 
     @property
     def inputs(self) -> tuple[int, int]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from epifuse.errors import kind_of
 from epifuse.frontend import torch_rules
 from epifuse.frontend.context import Context, TupleValue, Visit
+from epifuse.frontend.hints import parameter_hint
 from epifuse.frontend.names import FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
-from epifuse.frontend.source import Source
+from epifuse.frontend.source import Source, refuse_decorated
 from epifuse.fusion import host
 from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, is_static
 from epifuse.ir import Node
@@ -38,6 +40,7 @@ def bind(
     """Arguments of a helper or macro by parameter name."""
     for star in (source.parameters.vararg, source.parameters.kwarg):
         if star is not None:
+            refuse_decorated(function)
             raise context.fail("star_in_helper", at, name=source.name, star=star.arg)
     return _bind(context, signature_of(function, source), source.name, positional, named, at)
 
@@ -52,7 +55,8 @@ def _bind(
     bound = {slot.name: item for slot, item in zip(slots, positional, strict=False)}
     for key, item in named.items():
         if key not in parameters or parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise context.fail("unexpected_argument", at, function=name, name=key, want=_show(signature))
+            hint = parameter_hint(key)
+            raise context.fail("unexpected_argument", at, function=name, name=key, want=_show(signature), hint=hint)
         if key in bound:
             raise context.fail("argument_twice", at, function=name, name=key)
         bound[key] = item
@@ -75,7 +79,7 @@ def _default(context: Context, value: Any, function: str, at: ast.AST) -> Any:
         return context.emit("const", attr=value, at=at)
     if value is None or isinstance(value, (str, torch.dtype, tuple)):
         return Static(value)
-    raise context.fail("default_not_supported", at, function=function, value=type(value).__name__)
+    raise context.fail("default_not_supported", at, function=function, value=kind_of(value))
 
 
 def static(context: Context, item: Any, function: str, name: str, at: ast.AST) -> Any:
@@ -111,7 +115,7 @@ def host_call(
     """A call of `math`: Python's own, on host numbers."""
     if named:
         raise context.fail(
-            "unexpected_argument", node, function=function.spelled, name=next(iter(named)), want="unnamed"
+            "unexpected_argument", node, function=function.spelled, name=next(iter(named)), want="unnamed", hint=""
         )
     arguments = [context.value(item, at) for item, at in zip(positional, node.args, strict=True)]
     return context.emit("host", *arguments, attr=function.function.__name__, at=node)
@@ -133,9 +137,15 @@ def vocabulary_call(
         positional, named = [], torch_rules.bound(context, entry, spelled, positional, named, at, bind)
     if entry.group == "macro":
         _check_literals(context, entry, positional, named, at)
+        if entry.name == "clamp" and not any(item != Static(None) for item in [*positional[1:], *_bounds(named)]):
+            raise context.fail("clamp_bounds", at, function=spelled)
         return (yield context.inline(entry.function, positional, named, at, library=True))  # type: ignore[arg-type]
     bound = _bind(context, entry.signature, spelled, positional, named, at)
     return _emit(context, entry, spelled, bound, at)
+
+
+def _bounds(named: dict[str, Any]) -> list[Any]:
+    return [item for name, item in named.items() if name in ("min", "max")]
 
 
 def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], at: ast.AST) -> Node:

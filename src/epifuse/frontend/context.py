@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epifuse.errors import EpifuseError, Loc, fail
+from epifuse.frontend.hints import hint_for, words_for
 from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Reader, Scope, Static
 from epifuse.frontend.source import Source
 from epifuse.ir import Builder, Load, Node
@@ -51,32 +52,6 @@ def describe(item: Any) -> str:
         case Method():
             return f"the method .{item.name} without its call"
     return "a value"
-
-
-_HINTS: dict[type[ast.AST], str] = {
-    ast.If: "use where(mask, a, b) for tensors, or `a if flag else b` for host numbers",
-    ast.For: "write the steps out, or put them into a helper function",
-    ast.While: "write the steps out, or put them into a helper function",
-    ast.FunctionDef: "define the helper outside the epilogue; it is inlined",
-    ast.Lambda: "define the helper outside the epilogue; it is inlined",
-    ast.MatMult: "the product is accum; a second product needs a second GEMM",
-    ast.BitXor: "masks combine by & | ~; use != for exclusive or, ** for a power",
-    ast.LShift: "multiply by a power of two",
-    ast.RShift: "use // with a power of two",
-    ast.In: "write out the comparisons and join them with |",
-    ast.NotIn: "write out the comparisons and join them with &",
-    ast.JoinedStr: "debug_print takes a plain format string",
-    ast.NamedExpr: "assign on a line of its own",
-    ast.Import: "import at the top of the module",
-    ast.ImportFrom: "import at the top of the module",
-    ast.Raise: "an epilogue has no control flow; use where",
-    ast.Assert: "an epilogue has no control flow; use where, or debug_print",
-}
-
-
-def hint_for(syntax: type[ast.AST]) -> str:
-    """What to write instead of a piece of Python that is not in the language."""
-    return _HINTS.get(syntax, "docs/language.md lists what an epilogue may contain")
 
 
 @dataclass
@@ -132,7 +107,7 @@ class Context(ABC):
     def unsupported(self, at: ast.AST, syntax: type[ast.AST] | None = None) -> EpifuseError:
         """The error for a piece of Python outside the language."""
         kind = syntax or type(at)
-        return self.fail("unsupported_syntax", at, syntax=kind.__name__, hint=hint_for(kind))
+        return self.fail("unsupported_syntax", at, syntax=words_for(kind), hint=hint_for(kind))
 
     def value(self, item: Any, at: ast.AST) -> Node:
         """`item` as a node of the graph, or an error that says what it is instead."""

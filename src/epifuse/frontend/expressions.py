@@ -7,7 +7,8 @@ import types
 from typing import Any
 
 from epifuse.frontend import calls, names
-from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe, hint_for
+from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe
+from epifuse.frontend.hints import hint_for, unknown_method_hint, words_for
 from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Static
 from epifuse.fusion.vocabulary import METHODS
 from epifuse.ir import Node
@@ -78,7 +79,7 @@ class Expressions(Context):
         if isinstance(base, Node):
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
-            raise self.fail("unknown_method", node, name=node.attr, near=names.unknown_function_hint(node.attr))
+            raise self.fail("unknown_method", node, name=node.attr, near=unknown_method_hint(node.attr))
         raise self.fail("attribute_of", node, name=node.attr, what=describe(base))
 
     def visit_BinOp(self, node: ast.BinOp) -> Visit:
@@ -92,7 +93,7 @@ class Expressions(Context):
     def unsupported_operator(self, at: ast.AST, operator: ast.AST) -> Exception:
         """The error for an operator outside the language."""
         kind = type(operator)
-        return self.fail("unsupported_operator", at, operator=kind.__name__, hint=hint_for(kind))
+        return self.fail("unsupported_operator", at, operator=words_for(kind), hint=hint_for(kind))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Visit:
         operand = yield self.expression(node.operand)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 import inspect
 import math
 import types
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from epifuse.errors import Loc, fail
+from epifuse.errors import Loc, fail, kind_of
+from epifuse.frontend.hints import undefined_hint, unknown_function_hint
 from epifuse.fusion import vocabulary
 from epifuse.fusion.vocabulary import VOCABULARY, Entry
 
@@ -121,7 +121,7 @@ class Scope:
         reader = self._reader(name)
         value = reader()
         if value is _MISSING:
-            raise fail("undefined", loc, name=name, near=unknown_function_hint(name))
+            raise fail("undefined", loc, name=name, near=undefined_hint(name))
         return self.classify(value, name, reader, loc)
 
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
@@ -130,11 +130,11 @@ class Scope:
         reader = Reader((*_tuple(base.reader.place), name), lambda: vars(base.reader()).get(name, _MISSING))
         value = reader()
         if value is _MISSING:
-            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(name))
+            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
         if base.module is math and isinstance(value, float):
             return Static(value)
         if base.module is builtins:
-            raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
+            raise fail("captured_object", loc, name=spelled, type=kind_of(value))
         return self.classify(value, spelled, reader, loc)
 
     def member(self, base: Instance, name: str, loc: Loc) -> Meaning:
@@ -143,7 +143,7 @@ class Scope:
         reader = Reader((id(base.value), name), lambda: _member(base.value, name))
         value = reader()
         if value is _MISSING:
-            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(name))
+            raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
         found = self.classify(value, spelled, reader, loc)
         # Python binds what the class holds, and neither a staticmethod nor what the object itself holds.
         bound = inspect.getattr_static(type(base.value), name, None) is value
@@ -163,7 +163,7 @@ class Scope:
         if isinstance(value, torch.Tensor):
             raise fail("captured_tensor", loc, name=spelled)
         if isinstance(value, torch.nn.Module):
-            raise fail("captured_module", loc, name=spelled, type=type(value).__name__)
+            raise fail("captured_module", loc, name=spelled, type=kind_of(value))
         found = known_function(value, spelled)
         if found is not None and not (self.function is None and isinstance(found, Helper)):
             return found
@@ -172,7 +172,9 @@ class Scope:
         reachable = isinstance(value, types.ModuleType) if self.function else value in _STRING_MODULES
         if reachable:
             return Module(value, spelled, reader)
-        raise fail("captured_object", loc, name=spelled, type=type(value).__name__)
+        if isinstance(value, types.ModuleType):
+            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled))
+        raise fail("captured_object", loc, name=spelled, type=kind_of(value))
 
     def _reader(self, name: str) -> Reader:
         function = self.function
@@ -219,23 +221,3 @@ def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | Hel
     if not isinstance(value, types.FunctionType) or _root(value) == "torch":
         return None
     return Helper(value, spelled)
-
-
-_INSTEAD = {
-    "view": "write reshape, which does not depend on strides",
-    "T": "write permute(1, 0)",
-    "mT": "write permute(1, 0)",
-    "t": "write permute(1, 0)",
-    "transpose": "write permute",
-    "shape": "an epilogue holds for every shape",
-    "item": "a reduction's result may be used as it is",
-    "print": "write ef.debug_print('{}', x)",
-}
-
-
-def unknown_function_hint(spelled: str) -> str:
-    """The names nearest to one that is not in the vocabulary."""
-    if (known := _INSTEAD.get(spelled.rsplit(".", 1)[-1])) is not None:
-        return known
-    near = difflib.get_close_matches(spelled.rsplit(".", 1)[-1], VOCABULARY, n=3)
-    return f"did you mean {', '.join(near)}?" if near else "docs/language.md lists the vocabulary"

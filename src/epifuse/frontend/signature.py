@@ -10,8 +10,8 @@ from typing import Any
 
 from epifuse.frontend.context import Context, TupleValue
 from epifuse.frontend.names import is_number
-from epifuse.frontend.source import Source
-from epifuse.ir import Output
+from epifuse.frontend.source import Source, refuse_decorated
+from epifuse.ir import Load, Node, Output
 
 
 def epilogue_parameters(
@@ -25,6 +25,7 @@ def epilogue_parameters(
     given, optional = given or (), given is not None
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
+            refuse_decorated(function)
             raise context.fail("star_parameters", star, name=star.arg)
     positional = [a for a in (*arguments.posonlyargs, *arguments.args) if a.arg not in given]
     declared = [*positional, *(a for a in arguments.kwonlyargs if a.arg not in given)]
@@ -107,10 +108,14 @@ def outputs_of(context: Context, source: Source, result: Any, accum: str) -> tup
         if name in inputs and not isinstance(element, ast.Name):
             raise context.fail("unnamed_clash", element)
         if name in inputs:
-            raise context.fail("returns_input", element, name=name)
+            own = isinstance(item, Node) and item.op == "load" and item.attr == Load(name)
+            raise context.fail("returns_input" if own else "returns_operand_name", element, name=name)
         if name in outputs:
             raise context.fail("returned_twice", element, name=name)
-        outputs[name] = Output(name, context.value(item, element))
+        value = context.value(item, element)
+        if not context.builder.locs.get(value):  # an operand as it is stands nowhere else
+            context.builder.locs[value] = (context.frame.loc(element),)
+        outputs[name] = Output(name, value)
     return tuple(outputs.values())
 
 

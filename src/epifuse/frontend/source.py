@@ -8,9 +8,11 @@ import re
 import textwrap
 import types
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,7 +63,13 @@ def _loc(file: str, lines: tuple[str, ...], node: ast.AST, otherwise: ast.AST | 
 
 def _characters(text: str, offset: int) -> int:
     """ast counts bytes of UTF-8, people count characters."""
-    return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
+    return offset if text.isascii() else bisect_left(_starts(text), offset)
+
+
+@lru_cache(maxsize=16)  # a line may hold a whole epilogue, and every node of it asks
+def _starts(text: str) -> list[int]:
+    """The byte at which each character begins."""
+    return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -145,6 +153,7 @@ _SOURCES: WeakKeyDictionary[types.CodeType, Source] = WeakKeyDictionary()
 def from_function(function: Callable[..., Any]) -> Source:
     """The definition behind a Python function, found in its whole file by the line its code object names."""
     if not isinstance(function, types.FunctionType):
+        refuse_decorated(function)
         raise fail("not_a_function", None, value=_describe(function))
     code = function.__code__
     known = _SOURCES.get(code)
@@ -152,6 +161,19 @@ def from_function(function: Callable[..., Any]) -> Source:
     if known is None or known.file != code.co_filename:
         known = _SOURCES[code] = _checked(_find(function))
     return known
+
+
+def refuse_decorated(function: Any) -> None:
+    """Raise where a decorator of another file (`torch.no_grad()`, `functools.cache`) stands before a definition."""
+    inner = getattr(function, "__wrapped__", None)
+    if not isinstance(inner, types.FunctionType):
+        return
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_filename == inner.__code__.co_filename:
+        return  # the wrapper is the user's own, and has lines to point at
+    wrapper = f"{code.co_name} of {function.__globals__['__name__']}" if code is not None else kind_of(function)
+    source = from_function(inner)
+    raise fail("decorated", source.loc(source.definition), name=inner.__name__, wrapper=wrapper)
 
 
 def _find(function: types.FunctionType) -> Source:

@@ -9,6 +9,7 @@ from typing import Any
 from epifuse.frontend import calls
 from epifuse.frontend.context import Frame, TupleValue, Visit, describe
 from epifuse.frontend.expressions import Expressions
+from epifuse.frontend.hints import words_for
 from epifuse.frontend.names import Scope
 from epifuse.frontend.source import Source, from_function
 from epifuse.ir import Node
@@ -77,8 +78,11 @@ class Parser(Expressions):
                 raise self.fail("chained_assignment", node)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.assign(target, (yield self.expression(value)))
-            case ast.AugAssign(target=ast.Name(id=name)):
-                raise self.fail("augmented_assignment", node, name=name)
+            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
+                if not self.frame.reassign:
+                    raise self.fail("augmented_assignment", node, name=name)
+                plain = ast.unparse(ast.BinOp(ast.Name(name), op, value))
+                raise self.fail("augmented_in_place", node, name=name, plain=plain)
             case _:
                 raise self.unsupported(node)
 
@@ -98,7 +102,7 @@ class Parser(Expressions):
             for element, item in zip(target.elts, value.items, strict=True):
                 self.assign(element, item)
         else:
-            raise self.fail("assignment_target", target, syntax=type(target).__name__)
+            raise self.fail("assignment_target", target, syntax=words_for(type(target)))
 
 
 def drive(root: Visit) -> Any:

@@ -92,6 +92,8 @@ def bound(
     bounds = [context.value(arguments[name], at) for name in ("min_val", "max_val") if name in arguments]
     if [bound.op for bound in bounds] == ["const", "const"] and bounds[0].attr > bounds[1].attr:
         raise context.fail("wrong_static", at, function=spelled, name="min_val", want="at most max_val")
+    if bounds:
+        arguments["min_val"] = context.emit("host", *bounds, attr="bounds", at=at)
     _check_shape(context, entry, spelled, arguments, at)
     ours = {name: arguments[theirs[name]] for name in entry.signature.parameters}
     return _with_rules(context, asks, spelled, ours, at)

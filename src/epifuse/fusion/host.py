@@ -15,7 +15,15 @@ LOGIC: dict[str, Callable[..., Any]] = {
     "or": lambda x, y: x or y,
     "not": lambda x: not x,
     "chained comparison": lambda x, y: x and y,
+    "bounds": lambda low, high: _ordered(low, high),
 }
+
+
+def _ordered(low: Any, high: Any) -> Any:
+    """The lower bound of torch's hardtanh, which refuses one above the upper."""
+    if low > high:
+        raise ValueError(f"the lower bound {low} is greater than the upper bound {high}")
+    return low
 
 
 class HostError(Exception):

@@ -276,19 +276,19 @@ def erf(x: Value) -> Value:
 
 @primitive("same", host=math.floor)
 def floor(x: Value) -> Value:
-    """The largest integer not above x, as a float."""
+    """The largest integer not above x: a float of a float, an integer as it is."""
     return torch.floor(x)
 
 
 @primitive("same", host=math.ceil)
 def ceil(x: Value) -> Value:
-    """The smallest integer not below x, as a float."""
+    """The smallest integer not below x: a float of a float, an integer as it is."""
     return torch.ceil(x)
 
 
 @primitive("same", host=builtins.round)
 def round(x: Value) -> Value:  # noqa: A001 - the field's name
-    """The nearest integer as a float, halves to even."""
+    """The nearest integer, halves to even: a float of a float, an integer as it is."""
     return torch.round(x)
 
 

@@ -100,6 +100,8 @@ class _Inference(Alignment):
 
     def infer_host(self, node: Node, args: list[Typed]) -> Typed:
         if not all(arg.host for arg in args):
+            if node.attr == "bounds":
+                raise self.fail("number_wanted", what="hardtanh")
             raise self.fail(
                 "host_wanted", what=node.attr, hint=_HOST_HINTS.get(str(node.attr), "use the function of torch")
             )

@@ -146,6 +146,8 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
             return "mask"
         if attr in ("and", "or"):
             return promote(kinds)
+        if attr == "bounds":
+            return kinds[0]
         return "int32" if attr in _INTEGER_MATH else "float"
     if op == "select":
         return promote(kinds[1:])

@@ -59,7 +59,8 @@ def describe(
     # One loop without calls: this is what a launch costs the host.
     for name, value in (("", a), ("", b), *given.items()):
         if type(value) in _PLAIN and (value.dim() or not value.is_cpu):
-            if value.layout is not torch.strided or (grad and value.requires_grad):
+            plain = value.layout is torch.strided and not (value.is_nested or value.is_neg())
+            if not plain or (grad and value.requires_grad):
                 return None
             address = value.data_ptr()
             key.append((value.shape, value.stride(), value.dtype, value.device, address % _ALIGNMENT == 0))

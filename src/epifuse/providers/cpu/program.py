@@ -155,7 +155,8 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
         dims = context.space.dimensions(gone)
         return lambda x: reduce.in_tile(name, x, dims)
     if node.op == "debug_print":
-        return _printer(str(node.attr))
+        batched = "l" in context.graph.types[node].axes
+        return _printer(str(node.attr), 0 if batched else sum(f.axis == "l" for f in context.space.factors))
     if node.op == "cast":
         return _cast(node.attr, dtype_of(context.graph.types[node].kind, context.compute))
     row = FAST[str(node.attr)] if node.op == "call" else PRIMITIVE_ROWS[node.op]
@@ -181,8 +182,9 @@ def _cast(to: Any, held: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: x.to(to).to(held)
 
 
-def _printer(fmt: str) -> Callable[[torch.Tensor], None]:
-    return lambda x: debug_print(fmt, x)
+def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:
+    """Prints without the first dims, those of a batch that the problem has not."""
+    return lambda x: debug_print(fmt, x.reshape(x.shape[hidden:]))
 
 
 def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:

@@ -1,0 +1,174 @@
+"""What an error says in people's words: what a piece of syntax is called, and what to write instead."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable
+
+from epifuse.fusion.vocabulary import METHODS, VOCABULARY
+
+_WORDS: dict[type[ast.AST], str] = {
+    ast.AsyncFor: "an async for loop",
+    ast.AsyncFunctionDef: "an async function",
+    ast.AsyncWith: "an async with statement",
+    ast.Attribute: "an attribute",
+    ast.AugAssign: "an augmented assignment",
+    ast.Await: "await",
+    ast.BitXor: "^",
+    ast.Call: "a call",
+    ast.ClassDef: "a class",
+    ast.Delete: "del",
+    ast.Dict: "a dictionary",
+    ast.DictComp: "a dictionary comprehension",
+    ast.For: "a for loop",
+    ast.FunctionDef: "a function inside an epilogue",
+    ast.GeneratorExp: "a generator expression",
+    ast.Global: "a global statement",
+    ast.If: "an if statement",
+    ast.Import: "an import",
+    ast.ImportFrom: "an import",
+    ast.In: "in",
+    ast.JoinedStr: "an f-string",
+    ast.LShift: "<<",
+    ast.Lambda: "a lambda inside an epilogue",
+    ast.ListComp: "a list comprehension",
+    ast.MatMult: "@",
+    ast.Match: "a match statement",
+    ast.NamedExpr: "an assignment inside an expression",
+    ast.Nonlocal: "a nonlocal statement",
+    ast.NotIn: "not in",
+    ast.RShift: ">>",
+    ast.Set: "a set",
+    ast.SetComp: "a set comprehension",
+    ast.Starred: "a starred name",
+    ast.Subscript: "an element",
+    ast.Try: "a try statement",
+    ast.While: "a while loop",
+    ast.With: "a with statement",
+}
+
+
+def words_for(syntax: type[ast.AST]) -> str:
+    """What people call a piece of syntax."""
+    return _WORDS.get(syntax, syntax.__name__)
+
+
+_STEPS = "write the steps out, or put them into a helper function"
+_HELPER = "define the helper outside the epilogue; it is inlined"
+_NO_FLOW = "an epilogue has no control flow; use where"
+
+_HINTS: dict[type[ast.AST], str] = {
+    ast.If: "use where(mask, a, b) for tensors, or `a if flag else b` for host numbers",
+    ast.Match: "use where(mask, a, b) for tensors, or `a if flag else b` for host numbers",
+    **dict.fromkeys((ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp), _STEPS),
+    **dict.fromkeys((ast.FunctionDef, ast.Lambda, ast.ClassDef), _HELPER),
+    ast.MatMult: "the product is accum; a second product needs a second GEMM",
+    ast.BitXor: "masks combine by & | ~; use != for exclusive or, ** for a power",
+    ast.LShift: "multiply by a power of two",
+    ast.RShift: "use // with a power of two",
+    ast.In: "write out the comparisons and join them with |",
+    ast.NotIn: "write out the comparisons and join them with &",
+    ast.JoinedStr: "debug_print takes a plain format string",
+    ast.NamedExpr: "assign on a line of its own",
+    ast.AugAssign: "assign to a plain name: x = x + y",
+    ast.Delete: "leave it out: what is not returned is not stored",
+    **dict.fromkeys((ast.Global, ast.Nonlocal), "an epilogue assigns names of its own alone; return what it computes"),
+    ast.With: "leave it out: an epilogue is parsed, and no context applies to it",
+    **dict.fromkeys((ast.Dict, ast.Set), "give each value a name of its own"),
+    **dict.fromkeys((ast.Import, ast.ImportFrom), "import at the top of the module"),
+    **dict.fromkeys((ast.Raise, ast.Try), _NO_FLOW),
+    ast.Assert: f"{_NO_FLOW}, or debug_print",
+}
+
+
+def hint_for(syntax: type[ast.AST]) -> str:
+    """What to write instead of a piece of Python that is not in the language."""
+    return _HINTS.get(syntax, "docs/language.md lists what an epilogue may contain")
+
+
+_NO_SHAPE = "an epilogue holds for every shape; a mean is mean(x, dim=...)"
+_AS_IT_IS = "leave it out: a value has no memory of its own"
+_TURNED = "write permute(1, 0)"
+_ONE_BY_ONE = "give each result a name, and return several"
+_NUMBER = "write the number itself, or x.to(dtype) for a tensor"
+_SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
+_MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
+
+_INSTEAD: dict[str, str] = {
+    "view": "write reshape, which does not depend on strides",
+    "flatten": "write reshape(-1)",
+    **dict.fromkeys(("T", "mT", "t"), _TURNED),
+    "transpose": "write permute",
+    "swapaxes": "write permute",
+    **dict.fromkeys(("shape", "size", "len", "numel", "ndim", "dim"), _NO_SHAPE),
+    **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
+    **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),
+    "squeeze": "a reduction drops its dim without keepdim=True; reshape drops others",
+    **dict.fromkeys(("cat", "stack", "concat", "chunk", "split"), _ONE_BY_ONE),
+    **dict.fromkeys(("var", "std", "layer_norm", "batch_norm", "rms_norm"), _SPREAD),
+    **dict.fromkeys(("ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "tensor"), _NUMBER),
+    **dict.fromkeys(("int", "bool"), "write x.to(torch.int32) or a comparison; a host number needs no conversion"),
+    "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",
+    "masked_fill": "write where(mask, value, x)",
+    "addcmul": "write x + value * a * b",
+    "lerp": "write x + weight * (y - x)",
+    "item": "a reduction's result may be used as it is",
+    "print": "write ef.debug_print('{}', x)",
+    "argmax": "compare with the maximum: x == x.amax(-1, keepdim=True)",
+    **dict.fromkeys(("dtype", "device"), "floats are float32 inside an epilogue, on A's device"),
+    **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "dropout"), "make the random numbers an operand"),
+    **dict.fromkeys(("isinstance", "type", "getattr", "hasattr"), "decide outside the epilogue, and pass a number"),
+}
+_CLOSE = 0.75  # of two names, as difflib measures it
+_LONG_ENOUGH = 3  # letters: "os" is near "cos", and means something else
+_OURS = ("ef.", "epifuse.")
+
+
+def unknown_function_hint(spelled: str) -> str:
+    """What to write for a name that is not in the vocabulary: ours of the same name, the same thing, near ones."""
+    last = spelled.rsplit(".", 1)[-1]
+    if last in _INSTEAD:
+        return _INSTEAD[last]
+    plain = last.strip("_").lower()
+    if plain in VOCABULARY:
+        return f"write ef.{plain}" if spelled.startswith(_OURS) else f"write ef.{plain}, after `import epifuse as ef`"
+    if ".nn." in spelled or spelled.startswith("nn."):
+        return _MODULE
+    return _nearest(plain, VOCABULARY, "ef.")
+
+
+def _nearest(name: str, known: Iterable[str], prefix: str) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE) if len(name) >= _LONG_ENOUGH else ()
+    return f"did you mean {', '.join(prefix + found for found in near)}?" if near else _THE_PAGE
+
+
+def undefined_hint(name: str) -> str:
+    """What to do about a name that nothing defines."""
+    known = unknown_function_hint(name)
+    return "make it a parameter, or define it before the epilogue" if known is _THE_PAGE else known
+
+
+def unknown_method_hint(name: str) -> str:
+    """What to write for a method that values do not have; `name_` changes its tensor in place."""
+    plain = name.strip("_").lower()
+    if name not in _INSTEAD and plain in METHODS:
+        return f"write .{plain}" + (", which gives a new value" if name.endswith("_") else "")
+    return _INSTEAD.get(name) or _nearest(plain, METHODS, ".")
+
+
+_THE_PAGE = "docs/language.md lists the vocabulary"
+
+_PARAMETERS: dict[str, str] = {
+    "axis": "write dim=",
+    "keepdims": "write keepdim=",
+    "inplace": "leave it out: a value is never changed in place",
+    "out": "leave it out: return the value",
+    "dtype": "write .to(dtype) before or after",
+}
+
+
+def parameter_hint(name: str) -> str:
+    """What to write for a parameter that torch, or NumPy, has and the vocabulary has not."""
+    return _PARAMETERS.get(name, "")
