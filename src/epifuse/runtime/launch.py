@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from epifuse.arguments import GemmArguments
-from epifuse.errors import EpifuseError, fail
+from epifuse.errors import EpifuseError, Loc, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.types import shape_of
@@ -111,7 +111,7 @@ class Recipe:
     ) -> Step:
         """A function that only launches."""
         operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)} if self.kinds else tensors
-        return _explained(self.runner(a, b, operands, outputs), self.plan)
+        return _explained(self.runner(a, b, operands, outputs), self.plan, self.graph)
 
 
 def require_data(named: Iterable[tuple[str, Any]]) -> None:
@@ -127,7 +127,7 @@ def bind(plan: Plan, runner: Runner, args: GemmArguments, outputs: Mapping[str, 
     return Recipe.of(plan, runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
 
 
-def _explained(step: Step, plan: Plan) -> Callable[[], None]:
+def _explained(step: Step, plan: Plan, graph: Graph) -> Callable[[], None]:
     """`step`, whose errors are ours; memory that is lacking stays torch's own error."""
 
     def run() -> None:
@@ -138,7 +138,14 @@ def _explained(step: Step, plan: Plan) -> Callable[[], None]:
         except Exception as error:
             # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
             if "ZeroDivisionError" in str(error):
-                raise fail("integer_division", None) from None
+                raise fail("integer_division", _division(graph)) from None
             raise fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan) from error
 
     return run
+
+
+def _division(graph: Graph) -> Loc | None:
+    """The place of the integer division that was by zero, where there is only one it can be."""
+    divisions = [node for node in graph.nodes if node.op in ("floor_divide", "remainder")]
+    places = {graph.loc(node) for node in divisions if node.args[1].op != "const"}
+    return places.pop() if len(places) == 1 else None
