@@ -105,3 +105,60 @@ def test_the_numbers_stay() -> None:
     D, E = ef.gemm(a, b, epilogue="def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E", C=c)
     torch.testing.assert_close(D, torch.nn.functional.silu(c))
     torch.testing.assert_close(E, ef.dsilu(a @ b, c))
+
+
+# --- known reductions --------------------------------------------------------------------------------------------
+
+
+def reductions(graph: Graph) -> list[str]:
+    return [f"{node.attr[0]} {''.join(f.axis for f in node.attr[1])}" for node in graph.nodes if node.op == "reduce"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "left"),
+    [
+        ("sum(h, dim=-1)", []),
+        ("sum(h)", []),
+        ("sum(h, dim=0)", ["sum m"]),  # the ones lie along the other axis
+        ("amax(h, dim=-1)", []),
+        ("norm(h)", []),
+        ("mean(h, dim=-1)", ["mean n"]),
+        ("amin(h, dim=-1)", ["amin n"]),
+        ("sum(h * col, dim=-1)", []),
+        ("sum(col * h)", ["sum m"]),
+        ("sum(h * alpha, dim=-1)", []),
+        ("sum(h * bias, dim=-1)", ["sum n"]),
+        ("sum(h * accum, dim=-1)", ["sum n"]),
+        ("sum(h + col, dim=-1)", ["sum n"]),
+        ("sum(h * h, dim=-1)", ["sum n"]),
+    ],
+)
+def test_reductions_of_a_one_hot_operand(expression: str, left: list[str]) -> None:
+    source = f"def epi(accum, C, bias, col, alpha): h = assume_one_hot(C); s = {expression}; return s"
+    graph = typed(source)
+    assert reductions(graph) == left
+    given = {
+        "C": torch.eye(12)[torch.randint(12, (8,))],
+        "bias": torch.randn(12),
+        "col": torch.randn(8, 1),
+        "alpha": 2.0,
+    }
+    a, b = torch.randn(8, 4), torch.randn(4, 12)
+    names = {**{name: getattr(torch, name) for name in ("sum", "amax", "amin", "mean", "norm")}, **given}
+    wide = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in names.items()}
+    want = eval(expression, {**wide, "h": wide["C"], "accum": a.double() @ b.double()})
+    torch.testing.assert_close(ef.gemm(a, b, epilogue=source, **given), want.float())
+
+
+def test_a_claim_is_no_operation() -> None:
+    assert [node.op for node in typed("def epi(accum, C): D = accum * assume_one_hot(C, dim=0); return D").nodes] == [
+        "accum",
+        "load",
+        "mul",
+    ]
+
+
+def test_integers_are_counted() -> None:
+    """Their sums are wide; the claim is not used."""
+    source = "def epi(accum, labels): h = assume_one_hot(labels, dim=0); s = sum(h, dim=0); return s"
+    assert reductions(typed(source)) == ["sum m"]

@@ -35,6 +35,7 @@ EPILOGUES: dict[str, Any] = {
     "known_reductions": EVT(ColReduction("sums"), EVT(Compute(ef.mul), ColBroadcast("col"), ScalarBroadcast("alpha"))),
     "fused": "def epi(accum, C): t = C / (1 + exp(-C)); D = accum * (1 / (1 + exp(-accum))) + t; return D",
     "split": "def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E",
+    "one_hot": "def epi(accum, C, col): h = assume_one_hot(C); D = accum - h; r = sum(h * col) + sum(h); return D, r",
     "shared": "def epi(accum): t = relu(accum); u = t * t; D = u * u + u; return D",
 }
 OPERANDS = {

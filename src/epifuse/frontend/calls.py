@@ -221,6 +221,12 @@ def _is_plain_format(fmt: str) -> bool:
     return fields in ([], [("", "", None)])
 
 
+def _one_hot(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
+    if not _integers((fixed["dim"],)):
+        raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")
+    return context.emit("one_hot", context.tensor(x, spelled, at), attr=fixed["dim"], at=at)
+
+
 _FORMS: dict[str, Callable[..., Node]] = {
     "cast": _cast,
     "permute": _layout("permute", "dims", "integers"),
@@ -229,6 +235,7 @@ _FORMS: dict[str, Callable[..., Node]] = {
     "index_m": _index("m"),
     "index_n": _index("n"),
     "index_l": _index("l"),
+    "assume_one_hot": _one_hot,
     "debug_print": _debug_print,
 }
 

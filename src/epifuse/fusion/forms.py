@@ -65,6 +65,12 @@ def index_l(x: Value) -> Value:
     return torch.arange(batches, dtype=torch.int32, device=x.device).reshape(-1, 1, 1)[(...,) if x.dim() > 2 else 0]
 
 
+def assume_one_hot(x: Value, dim: int = -1) -> Value:
+    """x, of which you know that along `dim` one element is 1 and all others are 0. It is not checked: reductions of
+    floats that this makes known, such as the sum along `dim`, are not computed."""
+    return x
+
+
 def debug_print(fmt: str, x: Value) -> None:
     """Print `fmt` with its {} replaced by the tile of x, for small problems only."""
     sys.stdout.write(fmt.format(_printable(x)) + "\n")

@@ -6,6 +6,8 @@ Reductions need threads to meet; arithmetic does not. The sum of a value that do
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Factor, Graph, Node, Type, rewrite
@@ -15,19 +17,91 @@ from epifuse.problem import Problem
 
 
 def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:
-    """The graph without reductions over axes along which their argument is the same; afterwards nothing is `expand`."""
+    """The graph without reductions that are known; afterwards nothing is `expand` or `one_hot`."""
+    if not any(node.op in ("expand", "one_hot") for node in graph.nodes):
+        return graph
+    made: dict[Node, Node] = {}
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
-        if old.op != "reduce" or args[0].op != "expand":
-            return keep(old, args, builder)
-        (name, gone), (value,), same = old.attr, args[0].args, args[0].attr
-        if graph.types[old].kind == "float" and set(same) <= set(gone):
-            rest = tuple(factor for factor in gone if factor not in same)
-            count = math.prod(factor.size(problem.extents) for factor in same)
-            return _repeated(name, _reduced(name, rest, value, builder), count, builder)
-        return _reduced(name, gone, _varying(value, same, builder), builder)
+        made[old] = _rewritten(_Reduction(old, graph, problem, builder, made), args)
+        return made[old]
 
     return rewrite(graph, rule)
+
+
+class _Reduction(NamedTuple):
+    """A node, and what it takes to rewrite it."""
+
+    old: Node
+    graph: Graph
+    problem: Problem
+    builder: Builder
+    made: Mapping[Node, Node]
+
+    def count(self, factors: Iterable[Factor]) -> int:
+        """How many elements run along `factors`."""
+        return math.prod(factor.size(self.problem.extents) for factor in factors)
+
+
+def _rewritten(at: _Reduction, args: tuple[Node, ...]) -> Node:
+    if at.old.op == "one_hot":
+        return args[0]
+    if at.old.op != "reduce":
+        return keep(at.old, args, at.builder)
+    below = at.old.args[0]
+    found = None
+    if below.op == "expand":
+        found = _of_equal_values(at)
+    elif below.op == "one_hot":
+        found = _of_one_hot(at, below.attr)
+    elif below.op == "mul":
+        found = _of_chosen(at, below)
+    return keep(at.old, args, at.builder) if found is None else found
+
+
+def _of_equal_values(at: _Reduction) -> Node:
+    """Of a value that is the same along an axis, the reduction of one element, so many times."""
+    (name, gone), same = at.old.attr, at.old.args[0].attr
+    value = at.made[at.old.args[0].args[0]]
+    if at.graph.types[at.old].kind != "float" or not set(same) <= set(gone):
+        return _reduced(name, gone, _varying(value, same, at.builder), at.builder)
+    rest = tuple(factor for factor in gone if factor not in same)
+    return _repeated(name, _reduced(name, rest, value, at.builder), at.count(same), at.builder)
+
+
+_OF_ONE_HOT: dict[str, Callable[[float], float]] = {
+    "sum": float,
+    "sum_of_squares": float,
+    "norm": math.sqrt,
+    "absmax": lambda count: min(float(count), 1.0),
+    "amax": lambda count: min(float(count), 1.0),
+}
+"""The reduction of so many ones, and zeros; not where only zeros would count."""
+
+
+def _of_one_hot(at: _Reduction, along: tuple[Factor, ...]) -> Node | None:
+    """Known without looking at the operand."""
+    name, gone = at.old.attr
+    if name not in _OF_ONE_HOT or not set(along) <= set(gone):
+        return None
+    number = _OF_ONE_HOT[name](at.count(factor for factor in gone if factor not in along))
+    return _varying(_const(number, at.builder), at.graph.types[at.old].factors, at.builder)
+
+
+def _of_chosen(at: _Reduction, product: Node) -> Node | None:
+    """A sum of one-hot times a value that is the same along its axis: the value itself."""
+    name, gone = at.old.attr
+    for claim, other in (product.args, product.args[::-1]):
+        if name != "sum" or claim.op != "one_hot" or at.graph.types[other].kind != "float":
+            continue
+        held, along = at.graph.types[other].factors, set(claim.attr)
+        if along <= set(gone) and not along & set(held):
+            rest = [factor for factor in gone if factor not in along]
+            value = _reduced(name, tuple(f for f in rest if f in held), at.made[other], at.builder)
+            value = _repeated(name, value, at.count(f for f in rest if f not in held), at.builder)
+            missing = tuple(f for f in at.graph.types[at.old].factors if f not in held)
+            return _varying(value, missing, at.builder)
+    return None
 
 
 def _reduced(name: str, gone: tuple[Factor, ...], value: Node, builder: Builder) -> Node:
@@ -50,6 +124,8 @@ _TIMES = {"sum": float, "sum_of_squares": float, "norm": math.sqrt}
 
 def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
     """The reduction of `count` equal values, given that of one."""
+    if count == 1:
+        return value
     if name == "logsumexp":
         return typed(builder, "add", (value, _const(math.log(count) if count else -math.inf, builder)))
     if count == 0 and name == "mean":

@@ -221,6 +221,14 @@ class _Inference(Alignment):
             made = self.emit("cast", made, attr=narrow, kind="float", dims=dims)
         return Typed(made, kind, dims, narrow=narrow)
 
+    def infer_one_hot(self, node: Node, args: list[Typed]) -> Typed:
+        """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""
+        x = self.settle(args[0])
+        factors = x.dims[normalise(node.attr, len(x.dims), shape_of(x.dims, self.extents))]
+        if x.kind != "float" or not factors or not dim_size(factors, self.extents):
+            return x
+        return replace(x, node=self.emit("one_hot", x.node, attr=factors, kind=x.kind, dims=x.dims))
+
     def tile_of(self, x: Typed) -> Typed:
         """A visitor tree's values are tiles: what does not vary over an axis of accum is the same all along it."""
         want = self.problem.accum_dims

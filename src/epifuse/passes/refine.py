@@ -57,7 +57,7 @@ def _attr(node: Node, cuts: Cuts) -> object:
         return node.attr._replace(dims=_dims(node.attr.dims, cuts))
     if node.op == "index":
         return expand(node.attr, cuts)
-    if node.op == "expand":
+    if node.op in ("expand", "one_hot"):
         return canonical(expand(node.attr, cuts))
     if node.op == "reduce":
         name, gone = node.attr

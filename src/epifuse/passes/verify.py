@@ -10,7 +10,17 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph, Load, Node
 from epifuse.ir.types import canonical, factors_of
 
-_LEAVES = {"accum": 0, "load": 0, "const": 0, "index": 0, "cast": 1, "expand": 1, "reduce": 1, "debug_print": 1}
+_LEAVES = {
+    "accum": 0,
+    "load": 0,
+    "const": 0,
+    "index": 0,
+    "cast": 1,
+    "expand": 1,
+    "one_hot": 1,
+    "reduce": 1,
+    "debug_print": 1,
+}
 
 
 def verify(name: str, before: Graph, after: Graph) -> None:
