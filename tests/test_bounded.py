@@ -46,3 +46,12 @@ def test_what_a_float32_flushes_is_no_mistake():
     want = torch.nn.functional.silu(bounded(x, EPS))
     assert compare_bounded(torch.nn.functional.silu(x), want).wrong == 0
     assert compare_bounded(torch.full_like(x, 1e-36), want).wrong == len(x)
+
+
+def test_what_may_overflow_may_be_anything():
+    """Beside its pole a tangent may lie on either side, and its exponential be zero or infinite."""
+    pole = bounded(torch.tensor([-1.5710]), EPS, torch.tensor([1e-3], dtype=torch.float64))
+    power = torch.exp(torch.tan(pole))
+    assert power.isinf()
+    assert power.bound == torch.inf
+    assert torch.clamp(bounded(torch.zeros(1), EPS), power, torch.tensor(1.0)).bound == torch.inf

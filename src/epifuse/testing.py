@@ -170,7 +170,9 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
         except RuntimeError:  # an integer division by a number that may be zero
             return torch.full(value.shape, torch.inf, dtype=torch.float64)
         same = (moved == base) | (moved.isnan() & base.isnan())
-        furthest = torch.maximum(furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf)))
+        furthest = torch.maximum(
+            furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf, posinf=torch.inf))
+        )
     far = _WAVES.get(func.__name__)
     return furthest if far is None else torch.where(leaf.bound > far, torch.inf, furthest)
 

@@ -88,7 +88,8 @@ class Case:
 def make(seed: int) -> Case:
     """The case of this number. Cases in sequence go through all operands and both sorts of data."""
     rng = random.Random(seed)
-    access, dtype = FOCI[(seed // 2) % len(FOCI)]
+    turn, focus = divmod(seed // 2, len(FOCI))
+    access, dtype = FOCI[focus]
     case = _frame(rng, seed, access, dtype)
     names = iter(rng.sample(["C", "bias", "scale", "x1", "gate", "w", "k", "Aux"], 8))
     dense = rng.random() < 0.7
@@ -107,7 +108,7 @@ def make(seed: int) -> Case:
     for operand in case.operands:
         _load(rng, writer, operand)
     if dense:
-        write_all(writer, rng.choice((8, 12, 16)))
+        write_all(writer, rng.choice((12, 15, 18)), turn)
     write(writer, rng.choice((1, 2, 4, 6)))
     case.statements = writer.statements
     _choose_outputs(rng, case, writer)
@@ -129,7 +130,7 @@ def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Ca
             square = math.isqrt(sizes[whole])
             sizes[inner] = square if square in divisors and rng.random() < 0.7 else rng.choice(divisors)
             sizes[outer] = sizes[whole] // sizes[inner]
-    wide = dtype == torch.float64 or rng.random() < 0.08
+    wide = dtype == torch.float64 or rng.random() < 0.12
     dtypes = (torch.float64, torch.float64, None) if wide else rng.choice(GEMM_DTYPES)
     exact = seed % 2 == 0
     extreme = not dtypes[0].is_floating_point and rng.random() < 0.2

@@ -11,7 +11,8 @@ from fuzzing.rules import EXACT
 from fuzzing.values import Val
 from fuzzing.writer import Writer
 
-RARE = frozenset({"floor_divide", "remainder", "pow", "logical_and", "logical_or", "logsumexp"})
+_DEALT = 6
+RARE = frozenset({"floor_divide", "remainder", "pow", "logical_and", "logical_or", "logsumexp", "norm"})
 
 PRODUCTIONS: tuple[tuple[float, Callable[[Writer], Val | None]], ...] = (
     (12.0, elementwise.elementwise),
@@ -35,15 +36,18 @@ def write(writer: Writer, length: int) -> None:
         attempt(writer, lambda: writer.rng.choices(productions, weights)[0](writer))
 
 
-def write_all(writer: Writer, length: int) -> None:
-    """`length` statements of different operations, after all operands flowed together."""
+def write_all(writer: Writer, length: int, turn: int) -> None:
+    """`length` statements of different operations, after all operands flowed together: a few dealt in turn, so that
+    none stays rare, the others drawn."""
     elementwise.mix(writer)
     names = [
         name for name in (*ELEMENTWISE, *REDUCTIONS) if not writer.frame.exact or name in EXACT or name in REDUCTIONS
     ]
+    counted = [name for name in names if name not in ACTIVATIONS]
+    dealt = [counted[(turn * _DEALT + i) % len(counted)] for i in range(_DEALT)]
     # A weighted order without repeats: the name with the most weight is likely to come first.
-    deck = sorted(names, key=lambda name: writer.rng.random() ** (1 / _weight(name)), reverse=True)
-    for name in deck[:length]:
+    drawn = sorted(names, key=lambda name: writer.rng.random() ** (1 / _weight(name)), reverse=True)
+    for name in list(dict.fromkeys((*dealt, *drawn)))[:length]:
         attempt(writer, lambda name=name: operation(writer, name))  # type: ignore[misc]
 
 
@@ -53,7 +57,7 @@ def _weight(name: str) -> float:
         return 0.4
     if name in RARE:
         return 4.0
-    return 1.0 if name in EXACT or name in REDUCTIONS else 4.0
+    return 1.0 if name in EXACT or name in REDUCTIONS else 6.0
 
 
 def operation(writer: Writer, name: str) -> Val | None:
