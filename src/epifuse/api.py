@@ -347,7 +347,7 @@ def _run(
 ) -> tuple[dict[str, torch.Tensor], Graph]:
     call = warm.describe(a, b, parsed, given, options.key)
     if call is not None and (recipe := warm.find(call)) is not None:
-        return call.launch(recipe), recipe.graph
+        return call.launch(recipe), recipe.plan.graph
     options.check()
     args = GemmArguments(
         a,
@@ -361,7 +361,7 @@ def _run(
     outputs = execute(args, options.fallback)
     plans = _selected(args.graph, args.problem, providers.NAMES).plans
     if call is not None and plans:
-        warm.remember(call, Recipe.of(plans[0], cache.get_or_build(plans[0]), args))
+        warm.remember(call, _recipe(plans[0]))
     return outputs, args.graph
 
 
@@ -373,9 +373,12 @@ def execute(
     if not selection.plans:
         return _fall_back(fallback, hint, args, selection)
     outputs = args.allocate()
-    plan = selection.plans[0]
-    bind(plan, cache.get_or_build(plan), args, outputs)()
+    bind(_recipe(selection.plans[0]), args, outputs)()
     return outputs
+
+
+def _recipe(plan: Plan) -> Recipe:
+    return Recipe.of(plan, cache.get_or_build(plan))
 
 
 def _fall_back(fallback: str | None, hint: str, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:

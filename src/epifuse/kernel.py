@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,15 @@ class CompiledArtifact:
     plan: Plan
     runner: Runner = field(repr=False)
     kernel: Kernel = field(repr=False)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """How such arguments are launched."""
+        return Recipe.of(self.plan, self.runner)
+
+    def fits(self, args: GemmArguments) -> bool:
+        """Whether `args` need this very plan; False may still be an equal one."""
+        return args.graph is self.plan.graph and args.problem == self.plan.problem
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ class Kernel:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
         artifact = self._artifact(args, None)
         outputs = args.allocate()
-        step = bind(artifact.plan, artifact.runner, args, outputs)
+        step = bind(artifact.recipe, args, outputs)
 
         @outside_graph
         def run() -> dict[str, torch.Tensor]:
@@ -146,7 +156,7 @@ class Kernel:
         require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items()))
         tensors = (args.A, args.B, *filter(torch.is_tensor, args.epilogue.tensors.values()))
         addresses = [tensor.data_ptr() for tensor in tensors]
-        ready = _Ready(self, given, artifact.plan, tensors, addresses, _launcher(artifact, args))
+        ready = _Ready(self, given, artifact.plan, tensors, addresses, _launcher(artifact.recipe, args))
         _ready[args] = ready
         return ready
 
@@ -155,6 +165,8 @@ class Kernel:
         if not isinstance(given, (CompiledArtifact, type(None))):
             want = "what its compile() returned as compiled_artifact"
             raise fail("wrong_arguments", None, function=self.spec.name, want=want, type=kind_of(given))
+        if given is not None and given.kernel is self and given.fits(args):
+            return given
         target = self.plan.problem.target
         if target_of(args.A) != target:
             raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)
@@ -193,9 +205,8 @@ _ready: weakref.WeakKeyDictionary[GemmArguments, _Ready] = weakref.WeakKeyDictio
 """By arguments, so that running them again costs no more than to launch."""
 
 
-def _launcher(artifact: CompiledArtifact, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
+def _launcher(recipe: Recipe, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
     """Launches onto the destinations given, or each time onto new ones where some are not."""
-    recipe = Recipe.of(artifact.plan, artifact.runner, args)
     a, b, tensors, numbers = args.A, args.B, args.epilogue.tensors, args.numbers
     if any(tensors.get(name) is None for name, *_ in recipe.outputs):
 

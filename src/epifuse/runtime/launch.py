@@ -15,7 +15,7 @@ from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
 from epifuse.plan import Plan
-from epifuse.problem import HostNumber
+from epifuse.problem import HostNumber, Problem
 from epifuse.providers import Runner, Step
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
@@ -23,15 +23,15 @@ _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 
 
 def scalars(args: GemmArguments) -> dict[str, Any]:
     """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
-    return _numbers(args.graph, _kinds(args), args.numbers)
+    return _numbers(args.graph, _kinds(args.graph, args.problem), args.numbers)
 
 
-def _kinds(args: GemmArguments) -> dict[str, Kind]:
-    kinds = {name: operand.kind for name, operand in args.problem.operands if isinstance(operand, HostNumber)}
-    for node in args.graph.loads():
+def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
+    kinds = {name: operand.kind for name, operand in problem.operands if isinstance(operand, HostNumber)}
+    for node in graph.loads():
         assert isinstance(node.attr, Load)
-        if node.attr.name in args.graph.hosts:
-            kinds[node.attr.name] = args.graph.types[node].kind
+        if node.attr.name in graph.hosts:
+            kinds[node.attr.name] = graph.types[node].kind
     return kinds
 
 
@@ -80,19 +80,18 @@ class Recipe:
 
     plan: Plan
     runner: Runner
-    graph: Graph
     kinds: Mapping[str, Kind]
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
     @staticmethod
-    def of(plan: Plan, runner: Runner, args: GemmArguments) -> Recipe:
-        """The recipe for `args`, which were planned as `plan`, built as `runner`."""
-        dtypes = dict(args.problem.dtypes)
+    def of(plan: Plan, runner: Runner) -> Recipe:
+        """The recipe of a plan that was built as `runner`."""
+        graph, problem = plan.graph, plan.problem
+        dtypes = dict(problem.dtypes)
         outputs = tuple(
-            (output.name, shape_of(output.dims or (), args.problem.extents), dtypes[output.name])
-            for output in args.graph.outputs
+            (output.name, shape_of(output.dims or (), problem.extents), dtypes[output.name]) for output in graph.outputs
         )
-        return Recipe(plan, runner, args.graph, _kinds(args), outputs)
+        return Recipe(plan, runner, _kinds(graph, problem), outputs)
 
     def destinations(self, given: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
         """The outputs by name: those given, and new ones for the others."""
@@ -110,8 +109,8 @@ class Recipe:
         outputs: Mapping[str, torch.Tensor],
     ) -> Step:
         """A function that only launches."""
-        operands = {**tensors, **_numbers(self.graph, self.kinds, numbers)} if self.kinds else tensors
-        return _explained(self.runner(a, b, operands, outputs), self.plan, self.graph)
+        operands = {**tensors, **_numbers(self.plan.graph, self.kinds, numbers)} if self.kinds else tensors
+        return _explained(self.runner(a, b, operands, outputs), self.plan)
 
 
 def require_data(named: Iterable[tuple[str, Any]]) -> None:
@@ -121,13 +120,13 @@ def require_data(named: Iterable[tuple[str, Any]]) -> None:
             raise fail("no_data", None, name=name)
 
 
-def bind(plan: Plan, runner: Runner, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
+def bind(recipe: Recipe, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
     """A function that only launches: operands bound, numbers fixed. Raises `ArgumentError` for tensors without data."""
     require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items(), *outputs.items()))
-    return Recipe.of(plan, runner, args).bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
+    return recipe.bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
 
 
-def _explained(step: Step, plan: Plan, graph: Graph) -> Callable[[], None]:
+def _explained(step: Step, plan: Plan) -> Callable[[], None]:
     """`step`, whose errors are ours; memory that is lacking stays torch's own error."""
 
     def run() -> None:
@@ -138,7 +137,7 @@ def _explained(step: Step, plan: Plan, graph: Graph) -> Callable[[], None]:
         except Exception as error:
             # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
             if "ZeroDivisionError" in str(error):
-                raise fail("integer_division", _division(graph)) from None
+                raise fail("integer_division", _division(plan.graph)) from None
             raise fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan) from error
 
     return run
