@@ -173,8 +173,8 @@ def gemm(
     """
     parsed = parse_cached(PLAIN if epilogue is None else epilogue)
     given = _given(parsed, by_name, operands, out)
-    options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
-    outputs, _ = _run(a, b, parsed, given, options)
+    options = Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
+    outputs, _ = run(a, b, parsed, given, options)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
@@ -218,9 +218,9 @@ def linear(
         name: _rows(name, value, lead) if name in written else _flat(f"operand '{name}'", value, lead)
         for name, value in handed.items()
     }
-    options = _Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
+    options = Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
-    outputs, graph = _run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
+    outputs, graph = run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
     shaped = {
         o.name: handed[o.name]
         if handed.get(o.name) is not None
@@ -277,13 +277,17 @@ def _with_bias(parsed: Parsed) -> Parsed:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-class _Options(NamedTuple):
+class Options(NamedTuple):
+    """How a call is to run; see `gemm`. `pinned` are all constraints at once, `hint` is said where no kernel can."""
+
     accumulator_type: torch.dtype | None
-    precision: str | None
-    deterministic: bool
-    fast_math: bool
-    fallback: str | None
-    out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None
+    precision: str | None = None
+    deterministic: bool = True
+    fast_math: bool = False
+    fallback: str | None = None
+    out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
+    pinned: Constraints | None = None
+    hint: str = "fallback='torch' runs it unfused in PyTorch"
 
     def check(self) -> None:
         if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
@@ -292,14 +296,16 @@ class _Options(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """All of them, to be found again by."""
-        return (*self[:-1], tuple(self.out_dtypes.items())) if isinstance(self.out_dtypes, Mapping) else self
+        dtypes = self.out_dtypes
+        return (*self._replace(out_dtypes=None), *dtypes.items()) if isinstance(dtypes, Mapping) else self
 
     @property
     def constraints(self) -> Constraints:
-        return Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
+        made = Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
+        return made if self.pinned is None else self.pinned
 
 
-_OPTIONS = frozenset(_Options._fields) | {"epilogue", "out", "operands"}
+_OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"pinned", "hint"}
 
 
 def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
@@ -337,14 +343,15 @@ def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     return {names[0]: out}
 
 
-def _run(
+def run(
     a: torch.Tensor,
     b: torch.Tensor,
     parsed: Parsed,
     given: Mapping[str, Any],
-    options: _Options,
+    options: Options,
     names: tuple[str, str] = ("A", "B"),
 ) -> tuple[dict[str, torch.Tensor], Graph]:
+    """The outputs by name, and the graph that ran. A call like an earlier one is only bound and launched."""
     call = warm.describe(a, b, parsed, given, options.key)
     if call is not None and (recipe := warm.find(call)) is not None:
         return call.launch(recipe), recipe.plan.graph
@@ -358,16 +365,14 @@ def _run(
         constraints=options.constraints,
         names=names,
     )
-    outputs = execute(args, options.fallback)
+    outputs = execute(args, options.fallback, options.hint)
     plans = _selected(args.graph, args.problem, providers.NAMES).plans
     if call is not None and plans:
         warm.remember(call, _recipe(plans[0]))
     return outputs, args.graph
 
 
-def execute(
-    args: GemmArguments, fallback: str | None = None, hint: str = "fallback='torch' runs it unfused in PyTorch"
-) -> dict[str, torch.Tensor]:
+def execute(args: GemmArguments, fallback: str | None = None, hint: str = "") -> dict[str, torch.Tensor]:
     """Run `args` on the best kernel; the outputs by name. Raises `UnsupportedError` with `hint` where there is none."""
     selection = _selected(args.graph, args.problem, providers.NAMES)
     if not selection.plans:

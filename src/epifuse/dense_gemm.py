@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.api import execute
+from epifuse.api import Options, execute, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.dtypes import ACCUMULATORS, is_storable
 from epifuse.errors import fail
@@ -64,6 +64,7 @@ class DenseGemm:
             cluster=whole_pair("cluster_shape_mn", cluster_shape_mn),
             allow_recompute=self.allow_recompute,
         )
+        self._options = Options(acc_dtype, pinned=self.constraints, hint=_HINT)
         self._parsed: Parsed | None = None
 
     # --- what a class of your own overrides ----------------------------------------------------------------------
@@ -100,16 +101,8 @@ class DenseGemm:
 
     def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
         """A, B, the operands of `epilogue_operation` in order but those given by name, then all outputs or none."""
-        parsed = self.__epifuse__()
-        operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
-        outputs = [output.name for output in parsed.graph.outputs if output.name not in named]
-        names = ["A", "B", *operands]
-        if len(tensors) not in (len(names), len(names) + len(outputs)):
-            want = f"{', '.join(names)}, and then {' and '.join(outputs)} or nothing,"
-            raise fail("positional", None, function=type(self).__name__, want=want, have=len(tensors))
-        given = dict(zip((*names, *outputs), tensors, strict=False)) | named
-        a, b = given.pop("A"), given.pop("B")
-        epilogue = EpilogueArguments.partial(parsed, given)
+        a, b, given = self._by_name(tensors, named)
+        epilogue = EpilogueArguments.partial(self.__epifuse__(), given)
         return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
 
     def run(self, *tensors: Any, **named: Any) -> Any:
@@ -117,8 +110,21 @@ class DenseGemm:
 
         Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
         """
-        outputs = execute(self.arguments(*tensors, **named), hint=_HINT)
+        a, b, given = self._by_name(tensors, named)
+        outputs, _ = run(a, b, self.__epifuse__(), given, self._options)
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+
+    def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        """A, B, and operands and outputs by name."""
+        parsed = self.__epifuse__()
+        operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
+        outputs = [output.name for output in parsed.graph.outputs if output.name not in named]
+        count = len(tensors) - 2 - len(operands)
+        if count not in (0, len(outputs)):
+            want = f"{', '.join(('A', 'B', *operands))}, and then {' and '.join(outputs)} or nothing,"
+            raise fail("positional", None, function=type(self).__name__, want=want, have=len(tensors))
+        a, b, *rest = tensors
+        return a, b, dict(zip((*operands, *outputs), rest, strict=False)) | named
 
     def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:
         """Run, and compare every output with `epilogue_operation` run by PyTorch in float64, with its error bound.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from epifuse import arguments
-from epifuse.api import execute, explain, get_kernels
+from epifuse.api import Options, explain, get_kernels, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.checks import check_tensor
 from epifuse.dense_gemm import whole_pair
@@ -108,7 +108,8 @@ class _Matrix:
     layout: LayoutType | None
 
     def check(self, tensor: torch.Tensor) -> None:
-        check_tensor(self.name, tensor, None)
+        if not isinstance(tensor, torch.Tensor):
+            check_tensor(self.name, tensor, None)
         if self.element is not None and tensor.dtype != self.element:
             raise fail("plan_tensor", None, name=self.name, have=tensor.dtype, want=self.element)
         if self.layout is not None and tensor.dim() > 1 and not _has_layout(tensor, self.layout):
@@ -246,18 +247,44 @@ class Gemm:
         and the plan. `sync` waits for the GPU. Returns the output, or several with their names. Raises `ArgumentError`
         for tensors the plan is not for, and `UnsupportedError` where no kernel has its tile.
         """
-        args = self.arguments({"A": A, "B": B, "C": C, "D": D}, {"alpha": alpha, "beta": beta}, visitor_args)
+        tensors, scalars = {"A": A, "B": B, "C": C, "D": D}, {"alpha": alpha, "beta": beta}
         if print_module:
-            sys.stdout.write(f"{explain(args)}\n")
-        outputs = execute(args, hint="plan.tile_descriptions() lists the tiles there are")
-        if sync and args.A.is_cuda:
-            torch.cuda.current_stream(args.A.device).synchronize()
+            sys.stdout.write(f"{explain(self.arguments(tensors, scalars, visitor_args))}\n")
+        a, b, parsed, given = self._described(tensors, scalars, visitor_args)
+        outputs, _ = run(a, b, parsed, given, self._options(parsed))
+        if sync and a.is_cuda:
+            torch.cuda.current_stream(a.device).synchronize()
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def arguments(
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None = None
     ) -> GemmArguments:
         """What `run` runs, for `explain` and `get_kernels`: matrices and scalars by name, None for the plan's own."""
+        a, b, parsed, given = self._described(tensors, scalars, visitor_args)
+        options = self._options(parsed)
+        return GemmArguments(
+            a,
+            b,
+            accumulator_type=options.accumulator_type,
+            epilogue=EpilogueArguments.partial(parsed, given),
+            out_dtypes=options.out_dtypes,
+            constraints=options.pinned,
+        )
+
+    def _options(self, parsed: Parsed) -> Options:
+        element = self._matrices["D"].element
+        named = element is not None and any(output.name == "D" for output in parsed.graph.outputs)
+        return Options(
+            self.element_accumulator,
+            out_dtypes={"D": element} if named else None,  # type: ignore[dict-item]  # named says it is one
+            pinned=_constraints(self._tile),
+            hint="plan.tile_descriptions() lists the tiles there are",
+        )
+
+    def _described(
+        self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, Parsed, dict[str, Any]]:
+        """A, B, the epilogue, and its operands and outputs by name."""
         given = {**self._tensors, **{name: tensor for name, tensor in tensors.items() if tensor is not None}}
         for name in ("A", "B"):
             if name not in given:
@@ -267,18 +294,8 @@ class Gemm:
         numbers = {"alpha": self.alpha, "beta": self.beta} | {k: v for k, v in scalars.items() if v is not None}
         a, b = given.pop("A"), given.pop("B")
         epilogue, named = self._epilogue(numbers, given, visitor_args)
-        arguments_ = EpilogueArguments.partial(epilogue, named)
-        declared = self._matrices["D"].element
-        out = {"D": declared} if declared is not None and "D" in arguments_.output_names else None
-        accumulator = self.element_accumulator
-        return GemmArguments(
-            a,
-            b,
-            accumulator_type=accumulator,
-            epilogue=arguments_,
-            out_dtypes=out,
-            constraints=_constraints(self._tile),
-        )
+        parsed = arguments.parsed(epilogue)
+        return a, b, parsed, parsed.named(named)
 
     def _epilogue(
         self, numbers: Mapping[str, Any], matrices: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
