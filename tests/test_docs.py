@@ -24,6 +24,7 @@ DOCUMENTS = (
     "docs/numerics.md",
     "docs/five_ways.md",
     "docs/cutlass_names.md",
+    "docs/visitor_trees.md",
 )
 EXAMPLE = re.compile(r"```python\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 
