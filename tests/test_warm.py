@@ -259,6 +259,15 @@ def test_arguments_run_again_read_their_memory_again(monkeypatch: pytest.MonkeyP
     assert list(kernel.run(args, compiled_artifact=artifact)) == ["D"], "what is returned is the caller's"
 
 
+def test_new_arguments_with_an_artifact_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    args, kernel = bound()
+    artifact = kernel.compile(args)
+    other, _ = bound()
+    other.A.add_(1)
+    monkeypatch.setattr(Kernel, "plan_for", None)
+    assert torch.equal(kernel.run(other, compiled_artifact=artifact)["D"], expected(A + 1, B, C))
+
+
 def test_memory_that_moved_is_bound_anew() -> None:
     args, kernel = bound()
     kernel.run(args)
