@@ -55,9 +55,7 @@ def _weight(name: str) -> float:
     """Operations that only smooth data can have come more often there; activations are made of the others."""
     if name in ACTIVATIONS:
         return 0.4
-    if name in RARE:
-        return 4.0
-    return 1.0 if name in EXACT or name in REDUCTIONS else 6.0
+    return 1.0 if name not in RARE and (name in EXACT or name in REDUCTIONS) else 6.0
 
 
 def operation(writer: Writer, name: str) -> Val | None:
