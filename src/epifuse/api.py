@@ -212,7 +212,7 @@ def linear(
             parsed = _with_bias(parsed)
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
-    written = {output.name for output in parsed.graph.outputs}
+    written = parsed.output_names
     handed = _given(parsed, by_name, operands, out)
     given = {
         name: _rows(name, value, lead) if name in written else _flat(f"operand '{name}'", value, lead)
@@ -312,7 +312,7 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
     """Operands and destinations by name."""
     if not isinstance(operands, (Mapping, type(None))):
         raise fail("operand_names", None, type=kind_of(operands))
-    names = tuple(output.name for output in parsed.graph.outputs)
+    names = parsed.output_names
     for name in parsed.parameters:
         if name in _OPTIONS and name not in (operands or {}):
             raise fail("name_clash", None, name=name)
@@ -325,12 +325,10 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
         if name not in parsed.parameters:
             shown = ", ".join(parsed.parameters) or "none"
             raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
-    return given | _destinations(out, names)
+    return given if out is None else given | _destinations(out, names)
 
 
 def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    if out is None:
-        return {}
     if isinstance(out, Mapping):
         for name in out:
             if name not in names:

@@ -185,7 +185,7 @@ class EpilogueArguments:
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in the order of the return statement."""
-        return tuple(output.name for output in self.parsed.graph.outputs)
+        return self.parsed.output_names
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

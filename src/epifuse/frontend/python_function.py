@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class Parsed:
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in the order of the return statement."""
+        return tuple(output.name for output in self.graph.outputs)
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Operands and outputs by the names of `parameters` and of the graph's outputs."""
