@@ -329,6 +329,7 @@ CATALOGUE: dict[str, Sentence] = {
     "tree_node": Sentence(
         _AT, "{visitor} takes nodes of a visitor tree, not {what}", "write AccFetch(), Compute(fn), EVT(op, ...)"
     ),
+    "tree_field": Sentence(_AT, "{field} of {node} must be {want}, not {value}"),
     "tree_operator": Sentence(
         _AT, "{node} computes nothing, so it can have no children", "EVT takes Compute, AuxStore or a reduction first"
     ),

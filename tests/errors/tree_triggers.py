@@ -40,6 +40,7 @@ def reduced_permuted() -> Visitor:
 TREES: dict[str, Callable[[], Any]] = {
     "compute_function": lambda: Compute(torch.zeros_like),
     "tree_node": lambda: SplitTreeVisitor(AccFetch(), AccFetch),
+    "tree_field": lambda: RowBroadcast("bias", default="zero"),
     "tree_operator": lambda: EVT(AccFetch(), SrcFetch()),
     "tree_arity": lambda: EVT(Compute(ef.add), AccFetch()),
     "tree_edges": lambda: TopologicalVisitor(((), (0,)), AccFetch()),

@@ -118,8 +118,13 @@ def _same(one: Any, other: Any) -> bool:
 # --- flat --------------------------------------------------------------------------------------------------------
 
 
-def prepared(lines: Sequence[Line], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with `x_ptr` and `dX` read as the pointer and strides of x, and None as a null pointer."""
+def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`given` with `x_ptr` and `dX` read as the pointer and strides of x, and None as a null pointer.
+
+    `names` are those of operands and outputs: where no other is given, there is nothing to read.
+    """
+    if names.issuperset(given) and not any(value is None for value in given.values()):
+        return given
     rest = dict(given)
     found: dict[str, Any] = {}
     for line in lines:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
+
 from epifuse.errors import fail
 from epifuse.evt.visitor import Slots, Visitor, show_slot
 from epifuse.frontend.apply import parameters_of
+from epifuse.fusion import reduction
 from epifuse.fusion.primitives import add, logical_and, logical_or, maximum, minimum, mul
-from epifuse.fusion.reduction import REDUCTIONS, all, amax, amin, any, sum
 from epifuse.fusion.vocabulary import VOCABULARY, ours
 from epifuse.ir.graph import show_attr
 
@@ -40,6 +42,21 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else repr(value)
 
 
+def _field(node: Visitor, name: str, want: str, *, holds: bool) -> None:
+    """Raise unless what was written into a node's field is what it must be."""
+    if not holds:
+        shown = repr(getattr(node, name)).split("\n")[0]
+        raise fail("tree_field", None, node=type(node).__name__, field=name, want=want, value=shown)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_named(node: Visitor) -> None:
+    _field(node, "name", "a string", holds=node.name is None or isinstance(node.name, str))
+
+
 # --- leaves ------------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +72,9 @@ class SrcFetch(Visitor):
     name: str = "C"
     access: ClassVar[str] = "tile"
 
+    def __post_init__(self) -> None:
+        _field(self, "name", "a string", holds=isinstance(self.name, str))
+
     @property
     def slots(self) -> Slots:
         return ((self.name, None),)
@@ -67,6 +87,10 @@ class _Broadcast(Visitor):
     name: str | None = None
     default: float | None = None
     access: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _check_named(self)
+        _field(self, "default", "a number", holds=self.default is None or _is_number(self.default))
 
     @property
     def slots(self) -> Slots:
@@ -113,6 +137,14 @@ class ScalarBroadcast(Visitor):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", _function(self.reduction))
+        names = self.name if isinstance(self.name, tuple) else (self.name,)
+        values = self.value if isinstance(self.value, tuple) else (self.value,) * len(names)
+        whole = bool(names) and all(isinstance(name, str) for name in names)
+        _field(self, "name", "a string, or a tuple of strings", holds=self.name is None or whole)
+        numbers = len(values) == len(names) and all(
+            value is None or isinstance(value, (int, float)) for value in values
+        )
+        _field(self, "value", "a number, or one for each name", holds=numbers)
 
     @property
     def is_named(self) -> bool:
@@ -148,10 +180,13 @@ class Compute(Visitor):
     further: tuple[tuple[str, Any], ...]
 
     def __init__(self, function: Function | partial[Any], **arguments: Any) -> None:
-        held = function if isinstance(function, partial) else partial(_function(function))
-        arguments = {**held.keywords, **arguments}
-        object.__setattr__(self, "function", held.func)
+        held = function if isinstance(function, partial) else None
+        arguments = {**(held.keywords if held else {}), **arguments}
+        object.__setattr__(self, "function", held.func if held else _function(function))
         object.__setattr__(self, "further", tuple(arguments.items()))
+        _field(self, "function", "a partial that holds its arguments by name", holds=held is None or not held.args)
+        literals = all(is_operand(item) or _is_literal(item) for item in arguments.values())
+        _field(self, "further", "numbers, names of operands, or (name, default)", holds=literals)
         known = {parameter.name for parameter in parameters_of(self.function)}
         for name in arguments:
             if name not in known:
@@ -177,7 +212,16 @@ class Compute(Visitor):
 
 def is_operand(item: Any) -> bool:
     """Whether an argument of `Compute` is the name of an operand: "name", or ("name", default)."""
-    return isinstance(item, str) or (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str))
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+        return item[1] is None or _is_number(item[1])
+    return isinstance(item, str)
+
+
+def _is_literal(item: Any) -> bool:
+    """What an argument of a function may be in the language, written out."""
+    if isinstance(item, tuple):
+        return all(_is_literal(each) for each in item)
+    return item is None or isinstance(item, (bool, int, float, torch.dtype))
 
 
 def _argument(item: Any) -> str:
@@ -210,17 +254,20 @@ class AuxStore(Visitor):
     name: str | None = None
     kind: ClassVar[str] = "Aux"
 
+    def __post_init__(self) -> None:
+        _check_named(self)
+
     @property
     def inputs(self) -> tuple[int, int]:
         return 1, 1
 
 
 _COMBINED: tuple[tuple[Any, Any], ...] = (
-    (add, sum),
-    (maximum, amax),
-    (minimum, amin),
-    (logical_and, all),
-    (logical_or, any),
+    (add, reduction.sum),
+    (maximum, reduction.amax),
+    (minimum, reduction.amin),
+    (logical_and, reduction.all),
+    (logical_or, reduction.any),
 )
 """What a function of two values makes of many."""
 
@@ -252,6 +299,8 @@ class Reduction(Visitor):
         return 1, 1
 
     def __post_init__(self) -> None:
+        _check_named(self)
+        _field(self, "identity", "a number", holds=self.identity is None or _is_number(self.identity))
         object.__setattr__(self, "function", _reduction(self, self.function))
         if self.global_function is not None:
             object.__setattr__(self, "global_function", _reduction(self, self.global_function, "global"))
@@ -310,11 +359,11 @@ class Reduction(Visitor):
 
 
 def _reduction(node: Visitor, function: Function, which: str = "register") -> Any:
-    combined = {id(step): reduction for step, reduction in _COMBINED}
+    combined = {id(step): whole for step, whole in _COMBINED}
     found = _function(function)
     found = combined.get(id(found), found)
     entry = ours(found)
-    if entry is None or entry.name not in REDUCTIONS:
+    if entry is None or entry.name not in reduction.REDUCTIONS:
         raise fail("tree_reduction", None, node=type(node).__name__, first=_spelled(function), second=which)
     return found
 

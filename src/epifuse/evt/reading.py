@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from epifuse.errors import Loc, fail
@@ -51,7 +51,7 @@ def parsed(tree: Visitor) -> Parsed:
         tuple(calls.guards),
         placed(lines[0].place),
         tree,
-        lambda given: prepared(lines, given),
+        partial(prepared, lines, frozenset((*reading.operands, *reading.outputs))),
     )
 
 

@@ -48,11 +48,13 @@ class TopologicalVisitor(Visitor):
     edges: Edges
     nodes: tuple[Visitor, ...]
 
-    def __init__(self, edges: Sequence[Iterable[int]], *nodes: Visitor) -> None:
+    def __init__(self, edges: Sequence[Sequence[int]], *nodes: Visitor) -> None:
         _check_nodes("TopologicalVisitor", nodes)
-        if not nodes or not isinstance(edges, Sequence) or len(edges) != len(nodes):
-            have = len(edges) if isinstance(edges, Sequence) else type(edges).__name__
-            raise fail("tree_edges", None, have=have, want=len(nodes))
+        if not isinstance(edges, Sequence) or not all(isinstance(sources, Sequence) for sources in edges):
+            want = "a tuple of tuples, each of the nodes whose values a node takes"
+            raise fail("tree_field", None, node="TopologicalVisitor", field="edges", want=want, value=repr(edges))
+        if not nodes or len(edges) != len(nodes):
+            raise fail("tree_edges", None, have=len(edges), want=len(nodes))
         written = tuple(tuple(sources) for sources in edges)
         _check_order(written, nodes)
         for sources, node in zip(written, nodes, strict=True):

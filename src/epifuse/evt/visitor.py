@@ -55,6 +55,10 @@ class Visitor:
     def __repr__(self) -> str:
         return self.label
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What it was read to holds functions, and is read again.
+        return {name: value for name, value in self.__dict__.items() if name != "_parsed"}
+
     def to_dot(self) -> str:
         """The tree in Graphviz's DOT language, in the colours of the article's figures."""
         from epifuse.evt.drawing import to_dot

@@ -34,7 +34,7 @@ def placed(place: Loc) -> Source:
 
 def function_of(function: Any, place: Loc | None) -> FunctionRef | Helper:
     """What `function` is to the language. Raises `ArgumentTypeError` for what it does not hold."""
-    spelled = str(getattr(function, "__name__", type(function).__name__))
+    spelled = str(getattr(function, "__name__", repr(function).split("\n")[0]))
     found = known_function(function, spelled) if callable(function) else None
     if not isinstance(found, (FunctionRef, Helper)):
         raise fail("compute_function", place, what=spelled)
