@@ -83,6 +83,7 @@ SOURCES: dict[str, str] = {
     "unnamed_clash": "lambda accum, D: accum + D",
     "no_accum": "def epi(x): return x * 2",
     "accum_not_first": "def epi(C, accum): return accum + C",
+    "accum_default": "def epi(accum=1.0): return accum",
     "star_parameters": "def epi(accum, *rest): return accum",
     "default_not_a_number": "def epi(accum, scale='big'): return accum * scale",
     "undefined": epilogue("return rellu(accum)"),

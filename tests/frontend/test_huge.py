@@ -27,18 +27,19 @@ def chain(step: str, count: int, joined: str = "\n    ") -> str:
     [
         chain("{new} = {old} * 0.5 + C", 10_000),
         chain("{new} = {old} * 0.5 + C", 10_000, "; "),
+        chain("{new} = {old} * 0.5 + ñ", 10_000, "; ").replace("C, ", "C, ñ, "),
         chain("{new} = torch.relu({old}) - {i}.0", 5_000),
         chain("a{i} = alpha / {i}.5; {new} = {old} + a{i}", 2_000),
         "def epi(accum, C, alpha):\n    x0 = alpha\n"
         + "".join(f"    x{i + 1} = x{i} / 1.5 + alpha\n" for i in range(5_000))
         + "    return accum * x5000 + C\n",
     ],
-    ids=["statements", "one line", "calls", "host numbers", "host chain"],
+    ids=["statements", "one line", "one line of many bytes", "calls", "host numbers", "host chain"],
 )
 def test_many_statements(text: str) -> None:
     epilogue = function_from(text)
     A, B = torch.randn(4, 4), torch.randn(4, 4)
-    named = {"C": torch.randn(4, 4), "alpha": 2.0}
+    named = {"C": torch.randn(4, 4), "alpha": 2.0} | ({"ñ": torch.randn(4, 4)} if "ñ" in text else {})
     started = time.perf_counter()
     fused = ef.gemm(A, B, epilogue=epilogue, **named)
     assert time.perf_counter() - started < SECONDS

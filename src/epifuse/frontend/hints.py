@@ -22,7 +22,7 @@ _WORDS: dict[type[ast.AST], str] = {
     ast.Dict: "a dictionary",
     ast.DictComp: "a dictionary comprehension",
     ast.For: "a for loop",
-    ast.FunctionDef: "a function inside an epilogue",
+    ast.FunctionDef: "a nested function",
     ast.GeneratorExp: "a generator expression",
     ast.Global: "a global statement",
     ast.If: "an if statement",
@@ -31,7 +31,7 @@ _WORDS: dict[type[ast.AST], str] = {
     ast.In: "in",
     ast.JoinedStr: "an f-string",
     ast.LShift: "<<",
-    ast.Lambda: "a lambda inside an epilogue",
+    ast.Lambda: "a lambda",
     ast.ListComp: "a list comprehension",
     ast.MatMult: "@",
     ast.Match: "a match statement",
@@ -54,6 +54,7 @@ def words_for(syntax: type[ast.AST]) -> str:
     return _WORDS.get(syntax, syntax.__name__)
 
 
+_PRODUCT = "the product is accum; a second product needs a second GEMM"
 _STEPS = "write the steps out, or put them into a helper function"
 _HELPER = "define the helper outside the epilogue; it is inlined"
 _NO_FLOW = "an epilogue has no control flow; use where"
@@ -63,7 +64,7 @@ _HINTS: dict[type[ast.AST], str] = {
     ast.Match: "use where(mask, a, b) for tensors, or `a if flag else b` for host numbers",
     **dict.fromkeys((ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp), _STEPS),
     **dict.fromkeys((ast.FunctionDef, ast.Lambda, ast.ClassDef), _HELPER),
-    ast.MatMult: "the product is accum; a second product needs a second GEMM",
+    ast.MatMult: _PRODUCT,
     ast.BitXor: "masks combine by & | ~; use != for exclusive or, ** for a power",
     ast.LShift: "multiply by a power of two",
     ast.RShift: "use // with a power of two",
@@ -118,6 +119,8 @@ _INSTEAD: dict[str, str] = {
     "argmax": "compare with the maximum: x == x.amax(-1, keepdim=True)",
     **dict.fromkeys(("dtype", "device"), "floats are float32 inside an epilogue, on A's device"),
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
+    **dict.fromkeys(("mse_loss", "l1_loss", "cross_entropy", "nll_loss", "kl_div"), "write the loss out"),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "dropout"), "make the random numbers an operand"),
     **dict.fromkeys(("isinstance", "type", "getattr", "hasattr"), "decide outside the epilogue, and pass a number"),
 }
@@ -126,16 +129,19 @@ _LONG_ENOUGH = 3  # letters: "os" is near "cos", and means something else
 _OURS = ("ef.", "epifuse.")
 
 
-def unknown_function_hint(spelled: str) -> str:
-    """What to write for a name that is not in the vocabulary: ours of the same name, the same thing, near ones."""
+def unknown_function_hint(spelled: str, *, exists: bool = False) -> str:
+    """What to write for a name that is not in the vocabulary: the same thing, ours of the same name, or near ones.
+
+    A function that `exists` under this name was meant, not one of another name.
+    """
     last = spelled.rsplit(".", 1)[-1]
     if last in _INSTEAD:
         return _INSTEAD[last]
     plain = last.strip("_").lower()
     if plain in VOCABULARY:
         return f"write ef.{plain}" if spelled.startswith(_OURS) else f"write ef.{plain}, after `import epifuse as ef`"
-    if ".nn." in spelled or spelled.startswith("nn."):
-        return _MODULE
+    if exists:
+        return _MODULE if last[:1].isupper() else _THE_PAGE
     return _nearest(plain, VOCABULARY, "ef.")
 
 
@@ -155,6 +161,8 @@ def unknown_method_hint(name: str) -> str:
     plain = name.strip("_").lower()
     if name not in _INSTEAD and plain in METHODS:
         return f"write .{plain}" + (", which gives a new value" if name.endswith("_") else "")
+    if name not in _INSTEAD and plain in VOCABULARY:
+        return f"write ef.{plain}(x), after `import epifuse as ef`"
     return _INSTEAD.get(name) or _nearest(plain, METHODS, ".")
 
 
@@ -166,6 +174,9 @@ _PARAMETERS: dict[str, str] = {
     "inplace": "leave it out: a value is never changed in place",
     "out": "leave it out: return the value",
     "dtype": "write .to(dtype) before or after",
+    "alpha": "write x + alpha * y",
+    "rounding_mode": "write floor(x / y)",
+    "decimals": "write round(x * 100) / 100",
 }
 
 

@@ -167,13 +167,14 @@ class Scope:
         found = known_function(value, spelled)
         if found is not None and not (self.function is None and isinstance(found, Helper)):
             return found
-        if callable(value) and (self.function is None or _root(value) in ("torch", "math", "builtins")):
-            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled))
+        library = isinstance(value, np.ufunc) or _root(value) in ("torch", "math", "builtins", "numpy")
+        if callable(value) and (self.function is None or library):
+            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled, exists=True))
         reachable = isinstance(value, types.ModuleType) if self.function else value in _STRING_MODULES
         if reachable:
             return Module(value, spelled, reader)
         if isinstance(value, types.ModuleType):
-            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled))
+            raise fail("unknown_function", loc, name=spelled, near=unknown_function_hint(spelled, exists=True))
         raise fail("captured_object", loc, name=spelled, type=kind_of(value))
 
     def _reader(self, name: str) -> Reader:

@@ -106,7 +106,9 @@ def _wrap_vocabulary(function: Any) -> Any:
     """`epilogue=ef.silu`: a vocabulary or torch function of one value is an epilogue as it stands."""
     found = known_function(function, getattr(function, "__name__", "function")) if callable(function) else None
     if isinstance(found, FunctionRef):
-        return f"def {found.entry.name}_epilogue(accum): return {found.entry.name}(accum)"
+        name = found.entry.name
+        library = ("torch." if hasattr(torch, name) else "F.") if found.origin == "torch" else ""
+        return f"def {name}_epilogue(accum): return {library}{name}(accum)"
     return function
 
 

@@ -36,7 +36,9 @@ def epilogue_parameters(
     held = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
     values = {name: value for name, value in held.items() if name not in given and not (optional and value is None)}
     for name, value in values.items():
-        if name == accum or not is_number(value):
+        if name == accum:
+            raise context.fail("accum_default", _expression(arguments, name))
+        if not is_number(value):
             raise context.fail("default_not_a_number", _expression(arguments, name), name=name)
     return tuple(argument.arg for argument in declared[1:]), values
 

@@ -1,0 +1,145 @@
+"""What errors advise: the spelling that works, for what people who know PyTorch write first."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import epifuse as ef
+from tests.frontend.sources import function_from
+
+A, B = torch.ones(4, 4), torch.ones(4, 4)
+OPERANDS = {"C": torch.ones(4, 4), "alpha": 2.0}
+NAMES = {"np": np, "torch": torch, "F": F, "nn": nn, "ef": ef, "gelu_module": nn.GELU(), "config": {"scale": 2.0}}
+
+HINTS = {
+    "where(accum > 0, accum, C)": "write ef.where, after `import epifuse as ef`",
+    "gelu(accum)": "write ef.gelu, after `import epifuse as ef`",
+    "rellu(accum)": "did you mean ef.relu",
+    "swish(accum)": "make it a parameter, or define it before the epilogue",
+    "torch.sigmod(accum)": "did you mean ef.sigmoid",
+    "torch.gelu(accum)": "write ef.gelu, after",
+    "F.ReLU(accum)": "write ef.relu, after",
+    "torch.nn.GELU()(accum)": "write ef.gelu, after",
+    "nn.Dropout()(accum)": "write the function, as F.gelu(x) for nn.GELU()(x)",
+    "gelu_module(accum)": "call the function, as F.gelu(x)",
+    "np.exp(accum)": "write ef.exp, after",
+    "torch.ops.aten.relu(accum)": "write ef.relu, after",
+    "F.glu(accum)": "docs/language.md lists the vocabulary",
+    "F.linear(accum, C)": "the product is accum; a second product needs a second GEMM",
+    "torch.einsum('ij,ij->i', accum, C)": "the product is accum; a second product needs a second GEMM",
+    "torch.zeros_like(accum)": "write the number itself",
+    "torch.cat([accum, C])": "give each result a name",
+    "accum.gelu()": "write ef.gelu(x), after",
+    "accum.Relu()": "write .relu",
+    "accum.add_(C)": "write .add, which gives a new value",
+    "accum.sigmod()": "did you mean .sigmoid",
+    "accum.detach()": "leave it out",
+    "accum.T": "write permute(1, 0)",
+    "accum / accum.shape[0]": "an epilogue holds for every shape",
+    "accum.masked_fill(C > 0, 0)": "write where(mask, value, x)",
+    "float(accum)": "write x.float()",
+    "len(accum)": "an epilogue holds for every shape",
+    "accum.sum(axis=1)": "write dim=",
+    "accum.sum(-1, keepdims=True)": "write keepdim=",
+    "F.relu(accum, inplace=True)": "leave it out: a value is never changed in place",
+    "torch.add(accum, C, alpha=2)": "write x + alpha * y",
+    "accum.clamp()": "give it one of them",
+    "torch.linalg.norm(accum)": None,
+    "F.hardtanh(accum, alpha, -alpha)": None,
+}
+SAYS = {
+    "[x for x in (accum, C)]": "a list comprehension is not supported in an epilogue",
+    "f'{accum}'": "an f-string is not supported in an epilogue",
+    "(y := accum)": "an assignment inside an expression is not supported in an epilogue",
+    "(lambda x: x)(accum)": "a lambda is not supported in an epilogue",
+    "{accum}": "a set is not supported in an epilogue",
+    "accum @ C": "the operator @ is not supported here",
+    "accum << 1": "the operator << is not supported here",
+    "accum not in C": "the operator not in is not supported here",
+    "accum * config['scale']": "'config' is a dict, which an epilogue cannot use",
+    "F.hardtanh(accum, alpha, -alpha)": "the lower bound 2.0 is greater than the upper bound -2.0",
+}
+
+
+def refusal(expression: str) -> str:
+    text = f"def epi(accum, C, alpha):\n    D = {expression}\n    return D\n"
+    with pytest.raises(ef.errors.EpifuseError) as caught:
+        ef.gemm(A, B, epilogue=function_from(text, **NAMES), **OPERANDS)
+    assert f"    D = {expression}\n" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("expression", "hint"), HINTS.items(), ids=HINTS)
+def test_the_hint_is_what_to_write(expression: str, hint: str | None) -> None:
+    message = refusal(expression)
+    assert hint is None or f"hint: {hint}" in message
+
+
+@pytest.mark.parametrize(("expression", "says"), SAYS.items(), ids=SAYS)
+def test_syntax_has_its_peoples_name(expression: str, says: str) -> None:
+    assert says in refusal(expression)
+
+
+@pytest.mark.parametrize("low", [-1.0, 2.0])
+def test_hardtanh_takes_bounds_that_are_known_at_launch(low: float) -> None:
+    def epilogue(accum: Any, low: float, high: float) -> Any:
+        return F.hardtanh(accum, low, high)
+
+    got = ef.gemm(A, B, epilogue=epilogue, low=low, high=3.0)
+    assert torch.equal(got, F.hardtanh(A @ B, low, 3.0))
+
+
+def add(accum: Any, C: Any) -> Any:
+    return accum + C
+
+
+WRAPPED = {
+    "no_grad": torch.no_grad()(add),
+    "inference_mode": torch.inference_mode()(add),
+    "autocast": torch.autocast("cpu")(add),
+    "vmap": torch.vmap(add),
+    "cache": functools.cache(add),
+}
+
+
+@pytest.mark.parametrize("function", WRAPPED.values(), ids=WRAPPED)
+def test_a_librarys_decorator_is_refused_where_the_function_stands(function: Callable[..., Any]) -> None:
+    with pytest.raises(ef.errors.EpilogueSyntaxError, match=r"add is wrapped by .*, which is not read") as caught:
+        ef.gemm(A, B, epilogue=function, C=OPERANDS["C"])
+    assert caught.value.loc is not None
+    assert caught.value.loc.line == add.__code__.co_firstlineno
+    assert caught.value.loc.file == __file__
+
+
+def test_so_is_one_of_a_helper() -> None:
+    with pytest.raises(ef.errors.EpilogueSyntaxError, match="add is wrapped by decorate_context of torch"):
+        ef.gemm(A, B, epilogue=function_from("def epi(accum): return h(accum, 1.0)", h=WRAPPED["no_grad"]))
+
+
+def test_torchs_functions_as_epilogues_ask_what_torch_asks() -> None:
+    assert torch.equal(ef.gemm(A, B, epilogue=torch.relu), torch.relu(A @ B))
+    assert torch.equal(ef.gemm(A, B, epilogue=F.silu), F.silu(A @ B))
+    with pytest.raises(ef.errors.EpilogueSyntaxError, match="misses the argument 'dim'"):
+        ef.gemm(A, B, epilogue=torch.softmax)
+
+
+def test_debug_print_shows_a_matrix_of_a_problem_without_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "def epi(accum, c, r):\n" + "".join(f"    debug_print('{{}}', {x})\n" for x in ("accum", "c", "r"))
+    ef.gemm(A[:2], B, epilogue=source + "    return accum", c=torch.ones(2, 1), r=torch.ones(4))
+    shown = capsys.readouterr().out
+    assert shown.count("[[") == 3
+    assert "[[[" not in shown
+    ef.gemm(A[None, :2], B, epilogue=source + "    return accum", c=torch.ones(2, 1), r=torch.ones(4))
+    assert "[[[" in capsys.readouterr().out
+
+
+def test_an_integer_division_by_zero_points_at_its_line() -> None:
+    source = "def epi(accum, i):\n    D = accum + 3 // i\n    return D\n"
+    with pytest.raises(ef.errors.ArgumentError, match=r"(?s)divided by zero.*D = accum \+ 3 // i"):
+        ef.gemm(A, B, epilogue=source, i=torch.arange(4))
