@@ -156,7 +156,7 @@ class Gemm:
             for name, tensor in tensors.items()
         }
         self.alpha, self.beta, self.element_accumulator, self.cc = alpha, beta, element_accumulator, cc
-        self._tile: TileDescription | None = None
+        self.tile_description = None
         self._visitor: Any = None
         self.activation = identity
 
@@ -210,6 +210,10 @@ class Gemm:
         if not isinstance(value, (TileDescription, type(None))):
             raise fail("option", None, name="tile_description", want="a TileDescription, a dict or None", value=value)
         self._tile = value
+        pinned, hint, element = _constraints(value), _HINT, self._matrices["D"].element
+        self._without_d = Options(self.element_accumulator, pinned=pinned, hint=hint)
+        self._only_d = self._without_d._replace(out_dtypes=element)
+        self._with_d = self._without_d._replace(out_dtypes=element and {"D": element})
 
     def tile_descriptions(self) -> list[TileDescription]:
         """The tiles that kernels have for this plan's dtypes and layouts, best first for a large product."""
@@ -272,26 +276,23 @@ class Gemm:
         )
 
     def _options(self, parsed: Parsed) -> Options:
-        element = self._matrices["D"].element
-        named = element is not None and any(output.name == "D" for output in parsed.graph.outputs)
-        return Options(
-            self.element_accumulator,
-            out_dtypes={"D": element} if named else None,  # type: ignore[dict-item]  # named says it is one
-            pinned=_constraints(self._tile),
-            hint="plan.tile_descriptions() lists the tiles there are",
-        )
+        outputs = [output.name for output in parsed.graph.outputs]
+        return self._only_d if outputs == ["D"] else self._with_d if "D" in outputs else self._without_d
 
     def _described(
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
     ) -> tuple[torch.Tensor, torch.Tensor, Parsed, dict[str, Any]]:
         """A, B, the epilogue, and its operands and outputs by name."""
-        given = {**self._tensors, **{name: tensor for name, tensor in tensors.items() if tensor is not None}}
+        given = dict(self._tensors)
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                self._matrices[name].check(tensor)
+                given[name] = tensor
         for name in ("A", "B"):
             if name not in given:
                 raise fail("missing_parameter", None, function="Gemm.run", name=name)
-        for name, tensor in given.items():
-            self._matrices[name].check(tensor)
-        numbers = {"alpha": self.alpha, "beta": self.beta} | {k: v for k, v in scalars.items() if v is not None}
+        defaults = {"alpha": self.alpha, "beta": self.beta}
+        numbers = {name: default if scalars.get(name) is None else scalars[name] for name, default in defaults.items()}
         a, b = given.pop("A"), given.pop("B")
         epilogue, named = self._epilogue(numbers, given, visitor_args)
         parsed = arguments.parsed(epilogue)
@@ -327,6 +328,7 @@ def _matrix(name: str, tensor: Any, element: Any, layout: Any) -> _Matrix:
     return _Matrix(name, element, layout)
 
 
+_HINT = "plan.tile_descriptions() lists the tiles there are"
 _LARGE = 4096
 
 

@@ -467,8 +467,10 @@ def test_refused_when_constructed(make: Callable[[], Any], says: str) -> None:
         (L(element_accumulator=torch.float64), {}, "accumulator_type torch.float64 does not go with inputs"),
         (L(), {"beta": 2.0, "C": torch.ones(M, N)}, "beta at a call"),
         (L(), {"bias": torch.ones(N)}, "Unexpected argument 'bias'"),
+        (L(), {"alpha_ptr": 2.0}, "alpha_ptr must be a tensor"),
+        (L(), {"alpha": 2.0, "alpha_ptr": torch.ones(1)}, "got the parameter 'alpha' twice"),
     ],
-    ids=["no source", "output", "source", "accumulator", "beta of zero", "unknown"],
+    ids=["no source", "output", "source", "accumulator", "beta of zero", "unknown", "no pointer", "twice"],
 )
 def test_refused_when_called(functor: thread.Functor, named: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):

@@ -203,12 +203,17 @@ class Functor:
         """Arguments of a call by name: pointers become parameters, sources that are not needed are dropped."""
         read: dict[str, Any] = {}
         for key, value in named.items():
-            if key in self.sources and key in self._fixed:
+            if key in self.operands:
+                if key not in self._fixed:
+                    read[key] = value
                 continue
-            name = parameter_of(key, self.parameters)
-            if name is not None and name in self._fixed:
+            name = parameter_of(key, self.parameters) or key
+            if name in self._fixed:
                 raise self._undefined(f"{key} at a call", "it is part of the structure; construct the functor with it")
-            read |= {key: value} if name is None else resolved(self.name, self.parameters, {key: value})
+            if name in read:
+                raise fail("parameter_twice", None, function=self.name, name=name)
+            plain = name not in self.parameters or (key == name and type(value) is float)
+            read[name] = value if plain else resolved(self.name, self.parameters, {key: value})[name]
         return read
 
     # --- checks --------------------------------------------------------------------------------------------------

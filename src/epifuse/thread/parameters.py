@@ -13,6 +13,8 @@ from epifuse.frontend.names import is_number
 
 def parameter_of(key: str, known: Container[str]) -> str | None:
     """The parameter that `key` writes: `alpha`, `alpha_ptr` and `alpha_ptr_array` all write "alpha"."""
+    if key in known:
+        return key
     return next((name for form in _FORMS if key.endswith(form) and (name := key.removesuffix(form)) in known), None)
 
 
