@@ -109,5 +109,12 @@ def test_as_a_program(example: str) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("example", [CUSTOM, ACTIVATION, SYNTHETIC])
+def test_on_a_gpu(example: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load(example).main("--device cuda --mnkl 512,256,128,1 --iterations 2 --mma_tiler_mn 128,128".split()) == 0
+    assert "131072 of 131072 elements" in capsys.readouterr().out
+
+
 def test_every_example_is_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", CUSTOM, ACTIVATION, SYNTHETIC}
