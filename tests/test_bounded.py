@@ -55,3 +55,12 @@ def test_what_may_overflow_may_be_anything():
     assert power.isinf()
     assert power.bound == torch.inf
     assert torch.clamp(bounded(torch.zeros(1), EPS), power, torch.tensor(1.0)).bound == torch.inf
+
+
+def test_what_may_be_infinite_compares_either_way():
+    """The sign of a computed zero is open, and with it the sign of its inverse."""
+    zero = bounded(torch.tensor([-0.0]), EPS) * bounded(torch.tensor([1.0]), EPS)
+    inverse = torch.rsqrt(zero)
+    assert inverse.bound == torch.inf
+    assert (inverse > 0.0).bound == 1
+    assert (inverse < 0.0).bound == 1

@@ -122,11 +122,14 @@ def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
         return value + step, value - step
     wide = value.to(torch.float64)
     step = torch.where(wide < 0, -leaf.bound, leaf.bound) if outwards else leaf.bound
-    moved = (wide + step).to(value.dtype), (wide - step).to(value.dtype)
+    moved: tuple[torch.Tensor, ...] = (wide + step, wide - step)
     unknown = leaf.bound.isinf()
-    # What may be anything may be NaN, which no step reaches, and no step leaves.
-    far = torch.where(unknown, torch.where(wide.isnan(), 0.0, torch.nan), wide)
-    return (*moved, far.to(value.dtype)) if unknown.any() else moved
+    if unknown.any():
+        # What may be anything may be infinite, or NaN, which no step reaches and no step leaves.
+        infinite = torch.full_like(wide, torch.inf)
+        ends = (infinite, -infinite, torch.where(wide.isnan(), 0.0, torch.nan))
+        moved = tuple(torch.where(unknown, end, near) for end, near in zip(ends, (*moved, wide), strict=True))
+    return tuple(x.to(value.dtype) for x in moved)
 
 
 def _snapped(leaf: Bounded) -> torch.Tensor:
