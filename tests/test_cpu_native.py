@@ -77,7 +77,7 @@ def test_every_row_equals_torch():
         torch.testing.assert_close(compiled[name], panel[name], equal_nan=True, rtol=rtol, atol=0, msg=name)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 33), (7, 16), (300, 523)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 33), (7, 16), (300, 523), (530, 2100)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_accesses_and_ragged_shapes(m, n, dtype, batch):

@@ -59,7 +59,7 @@ def _native(graph: Graph, problem: Problem) -> Allocation | Refusal:
     if (reason := native.refusal(graph, problem)) is not None:
         return Refusal(_NATIVE.name, reason)
     note = "the loop is compiled once a process, in about half a second"
-    return Allocation((native.SCRATCH_ROWS, problem.extents["n"]), cost=0.5, notes=(note,))
+    return Allocation(native.SCRATCH, cost=0.5, notes=(note,))
 
 
 def _panel(graph: Graph, problem: Problem) -> Allocation | Refusal:

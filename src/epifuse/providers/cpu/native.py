@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from epifuse.providers.cpu.emit_cpp import LANES, NAMES, ROWS, SLEEF, Stream, em
 from epifuse.providers.cpu.space import Space, viewed
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
-SCRATCH_ROWS = 256  # a few MiB: stays in the L3 cache between the product and the epilogue
+SCRATCH = (512, 2048)  # rows and columns, 4 MiB: stays in cache between the product and the epilogue
+
+Place = tuple[int, slice, slice]
+"""A panel: its batch, rows and columns."""
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
@@ -128,16 +131,15 @@ class NativeKernel:
         loads = {node: self._view(node, operands) for node in self.graph.loads()}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
-        rows = min(product.PANEL_ROWS if whole else SCRATCH_ROWS, extents["m"])
-        scratch = torch.empty(rows, extents["n"], dtype=torch.float32, device="cpu") if home is None else None
-        for batch in range(extents["l"]):
-            for start in range(0, extents["m"], rows):
-                stop = min(start + rows, extents["m"])
-                panel = scratch[: stop - start] if scratch is not None else home[batch, start:stop]  # type: ignore[index]
-                if self.uses_accum:
-                    left, right = a[batch % a.shape[0], start:stop], b[batch % b.shape[0]]
-                    product.multiply(left, right, panel, None)
-                self._epilogue(panel, loads, views, batch, start, stop)
+        step = (product.PANEL_ROWS, extents["n"]) if whole else SCRATCH
+        size = (min(step[0], extents["m"]), min(step[1], extents["n"])) if home is None else (0, 0)
+        scratch = torch.empty(size, dtype=torch.float32, device="cpu")
+        for place in _places(extents, step):
+            batch, rows, columns = place
+            panel = _corner(scratch, rows, columns) if home is None else home[place]
+            if self.uses_accum:
+                product.multiply(a[batch % a.shape[0], rows], b[batch % b.shape[0], :, columns], panel, None)
+            self._epilogue(panel, loads, views, place)
 
     def _view(self, node: Node, operands: Mapping[str, Any]) -> torch.Tensor:
         value = operands[node.attr.name]
@@ -160,28 +162,36 @@ class NativeKernel:
         panel: torch.Tensor,
         loads: Mapping[Node, torch.Tensor],
         views: Mapping[str, torch.Tensor],
-        batch: int,
-        start: int,
-        stop: int,
+        place: Place,
     ) -> None:
-        outputs = [view[batch % view.shape[0], start:stop] for view in views.values()]
-        inputs = [
-            panel if s.node.op == "accum" else _cut(loads[s.node], batch, start, stop)
-            for s in self.streams
-            if not s.output
-        ]
-        walked = [*inputs, *outputs, *(_cut(loads[node], batch, start, stop) for node in self.columns)]
+        inputs = [panel if s.node.op == "accum" else _cut(loads[s.node], place) for s in self.streams if not s.output]
+        outputs = [_cut(view, place) for view in views.values()]
+        walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.columns)]
         pointers = (ctypes.c_void_p * len(walked))(*(tensor.data_ptr() for tensor in walked))
         strides = (ctypes.c_long * len(walked))(
             *(tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 else 0 for tensor in walked)
         )
-        values = [float(_cut(loads[node], batch, 0, 1).flatten()[0]) for node in self.scalars]
+        values = [float(_cut(loads[node], place).flatten()[0]) for node in self.scalars]
         numbers = (ctypes.c_float * max(len(values), 1))(*values)
-        threads = torch.get_num_threads()
-        self.function(pointers, strides, numbers, ctypes.c_long(stop - start), ctypes.c_long(panel.shape[1]), threads)
+        rows, columns = map(ctypes.c_long, panel.shape)
+        self.function(pointers, strides, numbers, rows, columns, torch.get_num_threads())
 
 
-def _cut(view: torch.Tensor, batch: int, start: int, stop: int) -> torch.Tensor:
-    """Rows of one batch; a value that does not vary along l or m has one."""
+def _places(extents: Mapping[str, int], step: tuple[int, int]) -> Iterator[Place]:
+    """Panels of each batch, row after row."""
+    for batch in range(extents["l"]):
+        for m in range(0, extents["m"], step[0]):
+            for n in range(0, extents["n"], step[1]):
+                yield batch, slice(m, min(m + step[0], extents["m"])), slice(n, min(n + step[1], extents["n"]))
+
+
+def _corner(scratch: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+    return scratch[: rows.stop - rows.start, : columns.stop - columns.start]
+
+
+def _cut(view: torch.Tensor, place: Place) -> torch.Tensor:
+    """The panel's part of one batch; what does not vary along an axis has one there."""
+    batch, rows, columns = place
     matrix = view[batch % view.shape[0]]
-    return matrix if matrix.shape[0] == 1 else matrix[start:stop]
+    every = slice(None)
+    return matrix[rows if matrix.shape[0] > 1 else every, columns if matrix.shape[1] > 1 else every]
