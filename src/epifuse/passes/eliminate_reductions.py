@@ -1,6 +1,7 @@
 """Eliminate reductions that are known: of a value that is the same along an axis, and of a one-hot operand.
 
-Reductions need threads to meet; arithmetic does not. The sum of a value that does not vary is a product.
+Reductions need threads to meet; arithmetic does not. The sum of a value that does not vary is a product; the number of
+its terms is then a constant of the graph, which serves one size only.
 """
 
 from __future__ import annotations
