@@ -112,7 +112,8 @@ def test_as_a_program(example: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("example", [CUSTOM, ACTIVATION, SYNTHETIC])
 def test_on_a_gpu(example: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load(example).main("--device cuda --mnkl 512,256,128,1 --iterations 2 --mma_tiler_mn 128,128".split()) == 0
+    arguments = f"{SMALL} --device cuda --mnkl 512,256,128,1 --mma_tiler_mn 128,128"
+    assert load(example).main(arguments.split()) == 0
     assert "131072 of 131072 elements" in capsys.readouterr().out
 
 
