@@ -1,7 +1,7 @@
 """`python tests/fuzz.py --n 10000`: random epilogues, the coverage they reached, and each failure cut down to its core.
 
 `--seed 1234` runs one case again and prints it. Ends with 1 for a mismatch, or where a cell of the table was met less
-often than 30 times in 10,000 cases.
+often than 30 times in every 10,000 cases; fewer cases than that are too few to tell.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> int:
         judged, total, failures = judged + found.judged, total + found.total, failures + found.failures
     seconds = time.perf_counter() - began
     print(met.table())
-    wanted = coverage.WANTED * options.n // coverage.PER
+    wanted = coverage.WANTED * (options.n // coverage.PER)
     missed = met.short_of(wanted)
     for hole in list(coverage.holes(missed))[:20]:
         print(f"met less than {wanted} times: {hole}")
