@@ -281,20 +281,37 @@ def gelu_argument(x: Fragment) -> Fragment:
     return x * fma(x * x, 2 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
 
 
-def gelu_tanh_narrow(x: Fragment) -> Fragment:
-    """x sigmoid(u), one multiplication shorter and without the shift.
+def _reciprocals(d: Fragment) -> Fragment:
+    """1 / d for d in [1, 2^61), two by one rcp.approx of their product: that unit is the slowest."""
+    out = cute.make_rmem_tensor(d.shape, Float32)
+    count = cute.size(d.shape)
+    for i in range(0, count - 1, 2):
+        inverse = cute.arch.rcp_approx(d[i] * d[i + 1])
+        out[i], out[i + 1] = d[i + 1] * inverse, d[i] * inverse
+    if count % 2:
+        out[count - 1] = cute.arch.rcp_approx(d[count - 1])
+    return out.load()
 
-    Where rcp.approx flushes, sigmoid(u) is below 2^-126; PyTorch's 1 + tanh(u / 2) is zero from 2^-24 on.
+
+def gelu_tanh_narrow(x: Fragment) -> Fragment:
+    """x sigmoid(u), and zero where PyTorch's 1 + tanh(u / 2) has long been zero.
+
+    The bound on the exponential keeps an infinity or NaN from its neighbour; `x` brings the NaN back.
     """
     scale = -2 * 0.7978845608028654 * LOG2_E
-    return x * rcp(ex2(x * fma(x * x, scale * 0.044715, scale)) + 1.0)
+    exponential, bound = ex2(x * fma(x * x, scale * 0.044715, scale)), like(x, 2.0**60)
+    s = _reciprocals(cute.where(exponential < bound, exponential, bound) + 1.0)
+    return x * cute.where(x < -5.5, like(x, 0.0), s)
 
 
 def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
-    """dy (s + x u' s (1 - s)) with s = sigmoid(u): where s is small, nothing cancels."""
+    """dy (s + 2 x s h (1 - s)) with s = sigmoid(u), h = u' / 2: where s is small, nothing cancels.
+
+    x meets s, and h meets 1 - s, first: one of the two is zero where x^3 overflows. PyTorch's x^2 overflows before h.
+    """
     s = sigmoid(gelu_argument(x))
-    slope = fma(x * x, 6 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
-    return dy * (s * fma(x * slope, like(x, 1.0) - s, 1.0))
+    h = fma(x * (3 * 0.7978845608028654 * 0.044715), x, 0.7978845608028654)
+    return dy * fma((x + x) * s, h * (like(x, 1.0) - s), s)
 
 
 _TAIL_POLE = 0.38

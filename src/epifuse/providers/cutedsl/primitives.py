@@ -85,6 +85,7 @@ NARROW: Mapping[str, Row] = {
     "log": dm.log_narrow,
     "log2": dm.log2_narrow,
     "log1p": dm.log1p_narrow,
+    "tanh": dm.tanh_approx,
     "sigmoid": dm.sigmoid_narrow,
     "silu": lambda x: x * dm.sigmoid_narrow(x),
     "gelu_tanh": dm.gelu_tanh_narrow,

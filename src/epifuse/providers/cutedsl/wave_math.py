@@ -5,7 +5,7 @@ from collections.abc import Callable
 import cutlass.cute as cute
 from cutlass import Float32, Float64, Int32
 
-from epifuse.providers.cutedsl.device_math import Fragment, fma, polynomial, rcp, reinterpreted
+from epifuse.providers.cutedsl.device_math import Fragment, fma, like, polynomial, rcp, reinterpreted
 
 _HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 """pi / 2 in three float32 parts."""
@@ -80,7 +80,9 @@ def _exact(x: Fragment) -> tuple[Fragment, Fragment]:
 def _sine_and_cosine(r: Fragment) -> tuple[Fragment, Fragment]:
     square = r * r
     sine = fma(r * square, polynomial(square, _SIN), r)
-    return sine, fma(square * square, polynomial(square, _COS), fma(square, -0.5, 1.0))
+    most = fma(square, -0.5, 1.0)
+    lost = fma(square, -0.5, like(r, 1.0) - most)  # what rounding took from 1 - r^2 / 2
+    return sine, most + fma(square * square, polynomial(square, _COS), lost)
 
 
 def _odd(quadrant: Fragment) -> Fragment:
