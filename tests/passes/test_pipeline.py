@@ -13,6 +13,7 @@ from epifuse.evt import EVT, ColBroadcast, ColReduction, Compute, ScalarBroadcas
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph
 from epifuse.passes.lower import lower
+from epifuse.passes.split_operators import split_operators
 from epifuse.problem import Problem
 
 EPILOGUES: dict[str, Any] = {
@@ -70,6 +71,8 @@ def test_every_pass(name: str, golden: Callable[[str], None]) -> None:
         graph = step(graph, problem)
         parts.append(f"== {step.__name__}\n{graph if str(graph) != shown else '(the same)'}")
         shown = str(graph)
+    opened = split_operators(graph, problem)
+    parts.append(f"== split_operators, where a kernel gains\n{opened if str(opened) != shown else '(the same)'}")
     lowered = lower(graph, frozenset())
     plain = str(lowered) if lowered.nodes != graph.nodes and any(n.op == "call" for n in graph.nodes) else "(the same)"
     identity = passes.identity(graph, problem)

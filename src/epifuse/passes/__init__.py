@@ -15,7 +15,6 @@ from epifuse.passes.fuse_operators import fuse_operators
 from epifuse.passes.infer_types import infer_types
 from epifuse.passes.lower import lower
 from epifuse.passes.prune import prune
-from epifuse.passes.split_operators import split_operators
 from epifuse.passes.verify import verify
 from epifuse.problem import Problem
 
@@ -25,7 +24,6 @@ PIPELINE: tuple[Pass, ...] = (
     infer_types,
     canonicalise,
     eliminate_reductions,
-    split_operators,
     fuse_operators,
     prune,
     assign_stages,

@@ -1,6 +1,7 @@
-"""Operator fission: an activation whose costly part is computed anyway is opened, so that both share it.
+"""Operator fission: an activation that holds another one, which is computed anyway, is opened, so that both share it.
 
-`silu(x)` beside `sigmoid(x)`, or beside `dsilu(dy, x)`, becomes `x * sigmoid(x)`: one exponential, not two.
+`silu(x)` beside `sigmoid(x)`, or beside `dsilu(dy, x)`, becomes `x * sigmoid(x)`: one exponential, not two. For
+kernels that compute in registers; where each operation is a pass over memory, a fast form of the whole costs less.
 """
 
 from __future__ import annotations
@@ -22,22 +23,18 @@ _COSTLY = frozenset(
 """What takes an instruction that a GPU has few of; sharing anything else would gain less than a fast form does."""
 
 
-def is_costly(node: Node) -> bool:
-    """Whether a value takes such an instruction, an activation somewhere in its body."""
-    return node.op in _COSTLY or (node.op == "call" and has_costly_body(str(node.attr)))
-
-
 @cache
 def has_costly_body(name: str) -> bool:
     """Whether an activation takes such an instruction."""
-    return any(is_costly(node) for node in activation_body(name).nodes)
+    nodes = activation_body(name).nodes
+    return any(node.op in _COSTLY or (node.op == "call" and has_costly_body(str(node.attr))) for node in nodes)
 
 
 _ACTIVATIONS = frozenset(name for name, entry in VOCABULARY.items() if entry.group == "activation")
 
 
 def split_operators(graph: Graph, problem: Problem) -> Graph:
-    """The graph with each activation opened that has a costly part in common with another value."""
+    """The graph with each activation opened that holds what another value is or holds too."""
     opened = _sharing(graph)
     if not opened:
         return graph
@@ -49,7 +46,7 @@ def split_operators(graph: Graph, problem: Problem) -> Graph:
 
 
 def _sharing(graph: Graph) -> set[Node]:
-    """Calls with a costly value inside that stands in the graph too, or inside another call."""
+    """Calls with a costly call inside that stands in the graph too, or inside another call."""
     builder = Builder()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -58,12 +55,12 @@ def _sharing(graph: Graph) -> set[Node]:
     owners: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.op == "call" and all(graph.types[arg].kind == "float" for arg in node.args):
-            for part in _costly_parts(copies[node], builder):
+            for part in _calls_inside(copies[node], builder):
                 owners.setdefault(part, []).append(node)
     return {call for part, calls in owners.items() if part in present or len(calls) > 1 for call in calls}
 
 
-def _costly_parts(call: Node, builder: Builder) -> Iterator[Node]:
+def _calls_inside(call: Node, builder: Builder) -> Iterator[Node]:
     body = activation_body(str(call.attr))
     given = dict(zip(body.inputs, call.args, strict=True))
     made: dict[Node, Node] = {}
@@ -72,5 +69,5 @@ def _costly_parts(call: Node, builder: Builder) -> Iterator[Node]:
             made[node] = given[node.attr.name]
         else:
             made[node] = builder.node(node.op, *(made[arg] for arg in node.args), attr=node.attr)
-            if is_costly(node):
+            if node.op == "call" and has_costly_body(str(node.attr)):
                 yield made[node]

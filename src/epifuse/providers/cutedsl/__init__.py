@@ -11,6 +11,7 @@ from epifuse.ir.types import dim_size
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
+from epifuse.passes.split_operators import split_operators
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Runner
@@ -111,7 +112,7 @@ class CuteDslProvider:
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
     """The graph as the kernel walks it."""
-    return assign_stages(canonicalise(lower(graph, NATIVE), problem), problem)
+    return assign_stages(canonicalise(lower(split_operators(graph, problem), NATIVE), problem), problem)
 
 
 def _refused_problem(problem: Problem) -> str | None:
