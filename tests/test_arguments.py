@@ -91,7 +91,7 @@ def test_one_row_a_batch_needs_an_index() -> None:
         (C.to_sparse(), ArgumentError, "is not a plain dense tensor"),
         (C.to("meta"), ArgumentError, "is on meta, but the GEMM is on cpu"),
         (torch.nn.Parameter(C), ArgumentError, "no backward yet"),
-        (np.ones((M, N), np.float32), ArgumentTypeError, "must be a tensor or a number, not a ndarray"),
+        (np.ones((M, N), np.float32), ArgumentTypeError, "must be a tensor or a number, not an ndarray"),
     ],
     ids=str,
 )  # fmt: skip

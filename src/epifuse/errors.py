@@ -37,10 +37,13 @@ __all__ = [
 ]
 
 
+_SAID_AS_LETTERS = ("ndarray",)
+
+
 def kind_of(value: object) -> str:
     """The Python type of `value` with its article: "an int", "a Tensor"; None is itself."""
     name = "None" if value is None else type(value).__name__
-    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' or name in _SAID_AS_LETTERS else 'a'} {name}"
 
 
 def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
@@ -63,7 +66,7 @@ CATALOGUE: dict[str, Sentence] = {
     **EPILOGUE,
     # --- arguments
     "missing_operand": Sentence(
-        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor"
+        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "pass {name}=..."
     ),
     "extra_operand": Sentence(
         _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"

@@ -105,3 +105,12 @@ def test_the_default_device_and_dtype_are_not_the_kernels() -> None:
         torch.set_default_dtype(torch.float32)
     assert [(x.device.type, x.dtype) for x in got] == [(x.device.type, x.dtype) for x in want]
     assert all(map(torch.equal, got, want))
+
+
+def test_a_negated_view_is_refused_after_a_plain_tensor_of_its_geometry() -> None:
+    plain, negated = torch.ones(4, 4, 2)[..., 0], (A + 1j).conj().imag
+    assert (plain.shape, plain.stride(), plain.dtype) == (negated.shape, negated.stride(), negated.dtype)
+    for _ in range(2):
+        assert torch.equal(ef.gemm(plain, B), plain @ B)
+    with pytest.raises(ef.errors.ArgumentError, match="negated view"):
+        ef.gemm(negated, B)
