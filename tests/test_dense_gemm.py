@@ -1,5 +1,6 @@
 """The class form: CUTLASS's documented examples, said as methods."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -263,6 +264,37 @@ def test_refused_when_called() -> None:
         gemm.create_arguments(L, M, N, K, "n", "n", "n", torch.float32)
     with pytest.raises(ArgumentError, match="dtype must be a torch dtype that can be stored"):
         gemm.create_arguments(L, M, N, K, "k", "n", "n", torch.complex64)
+
+
+@pytest.mark.parametrize("extent", [-1, "33", 1.5])
+def test_extents_that_are_none(extent: Any) -> None:
+    with pytest.raises(ArgumentError, match="rows must be a whole number"):
+        DenseGemm(device="cpu").create_arguments(1, extent, N, K, "k", "n", "n", torch.float32)
+
+
+def test_a_device_that_is_none() -> None:
+    with pytest.raises(ArgumentError, match="device must be a device of torch, got 'nowhere'"):
+        DenseGemm(device="nowhere")
+
+
+def test_an_object_survives_pickling() -> None:
+    gemm = WithSelf()
+    a, b = torch.ones(M, K), torch.ones(K, N)
+    first = gemm.run(a, b)
+    again = pickle.loads(pickle.dumps(gemm))
+    again.slope = 0.0
+    assert torch.equal(again.run(a, b), torch.full((M, N), 2.0))
+    assert torch.equal(gemm.run(a, b), first)
+
+
+class Unfinished(DenseGemm):
+    def __init__(self) -> None:
+        self.slope = 2.0
+
+
+def test_a_class_that_does_not_call_the_bases_constructor() -> None:
+    with pytest.raises(ArgumentError, match=r"call super\(\).__init__\(\)"):
+        Unfinished().run(torch.ones(M, K), torch.ones(K, N))
 
 
 class NoAccumulator(DenseGemm):

@@ -186,6 +186,8 @@ def run(*tensors: torch.Tensor, **named: Any) -> Callable[[], Any]:
         (run(torch.ones(K, M).mT, torch.ones(K, N)), r"A is of strides \(1, 33\), and this plan is for RowMajor"),
         (run(torch.ones(M, K), torch.ones(K, N), beta=1.0), "Argument C is not provided"),
         (run(torch.ones(M, K), torch.ones(K, N), visitor_args={"x": 1.0}), "no parameter 'visitor_args'"),
+        (run(torch.ones(M, K), torch.ones(K, N), visitor_args=[1.0]), "visitor_args must be a mapping"),
+        (lambda: Gemm(element=torch.float32).arguments({"Q": torch.ones(M, K)}, {}), "no parameter 'Q'"),
         (lambda: trace(lambda accum: accum, {}), r"example_tensors\['accum'\] must be a tensor"),
         (lambda: trace(lambda accum: accum, [1.0]), "trace takes a mapping"),
         (lambda: trace("lambda accum, C: accum + C", {"accum": torch.ones(M, N)}), "Argument C is not provided"),

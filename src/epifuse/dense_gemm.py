@@ -40,6 +40,7 @@ class DenseGemm:
 
     allow_recompute: ClassVar[bool] = True
     """Whether a second sweep may compute the product again for a value that needs a finished reduction."""
+    _parsed: Parsed | None = None
 
     def __init__(
         self,
@@ -58,14 +59,13 @@ class DenseGemm:
             want = "False, as no kernel here multiplies by instructions of two CTAs"
             raise fail("option", None, name="use_2cta_instrs", want=want, value=use_2cta_instrs)
         self.acc_dtype = acc_dtype
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.constraints = Constraints(
             tile=whole_pair("mma_tiler_mn", mma_tiler_mn),
             cluster=whole_pair("cluster_shape_mn", cluster_shape_mn),
             allow_recompute=self.allow_recompute,
         )
         self._options = Options(acc_dtype, pinned=self.constraints, hint=_HINT)
-        self._parsed: Parsed | None = None
 
     # --- what a class of your own overrides ----------------------------------------------------------------------
 
@@ -94,6 +94,9 @@ class DenseGemm:
         """Random (l, rows, columns) of small integers, which every dtype and every order of summation holds exactly."""
         if not is_storable(dtype):
             raise fail("option", None, name="dtype", want="a torch dtype that can be stored", value=dtype)
+        for name, extent in (("l", l), ("rows", rows), ("columns", columns)):
+            if type(extent) is not int or extent < 0:
+                raise fail("option", None, name=name, want="a whole number", value=extent)
         shape = (l, columns, rows) if rows_contiguous else (l, rows, columns)
         low = 0 if dtype in (torch.uint8, torch.bool) else -2
         made = torch.randint(low, 3, shape, device=self.device).to(dtype)
@@ -114,8 +117,13 @@ class DenseGemm:
         outputs, _ = run(a, b, self.__epifuse__(), given, self._options)
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_parsed": None}  # it knows where to read the numbers of this very object
+
     def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """A, B, and operands and outputs by name."""
+        if "_options" not in vars(self):
+            raise fail("not_constructed", None, name=type(self).__name__)
         parsed = self.__epifuse__()
         operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
         outputs = [output.name for output in parsed.graph.outputs if output.name not in named]
@@ -157,6 +165,13 @@ class DenseGemm:
 
 
 _HINT = "leave the tile and the cluster to the planner, or say the epilogue as a function and gemm(fallback='torch')"
+
+
+def _device(value: Any) -> torch.device:
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError):
+        raise fail("option", None, name="device", want="a device of torch", value=value) from None
 
 
 def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, int] | None:

@@ -192,6 +192,7 @@ CATALOGUE: dict[str, Sentence] = {
         "{name}.epilogue_operation is not a method of an object and an accumulator",
         "write 'def epilogue_operation(self, accumulator, ...)'",
     ),
+    "not_constructed": Sentence(_A, "{name} has no options yet", "call super().__init__() in its __init__"),
     "mismatch": Sentence(
         InternalError, "output '{name}' differs from PyTorch in {wrong} of {total} elements, {detail}"
     ),

@@ -285,6 +285,8 @@ class Gemm:
         """A, B, the epilogue, and its operands and outputs by name."""
         given = dict(self._tensors)
         for name, tensor in tensors.items():
+            if name not in self._matrices:
+                raise fail("unknown_parameter", None, function="Gemm", name=name, parameters="A, B, C, D")
             if tensor is not None:
                 self._matrices[name].check(tensor)
                 given[name] = tensor
@@ -302,6 +304,8 @@ class Gemm:
         self, numbers: Mapping[str, Any], matrices: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
     ) -> tuple[Any, dict[str, Any]]:
         """The epilogue, and its operands and outputs by name."""
+        if not isinstance(visitor_args, (Mapping, type(None))):
+            raise fail("option", None, name="visitor_args", want="a mapping of names", value=visitor_args)
         if self._visitor is not None:
             parsed = arguments.parsed(self._visitor)
             names = {*parsed.parameters, *(output.name for output in parsed.graph.outputs)}

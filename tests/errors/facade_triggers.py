@@ -21,6 +21,11 @@ class NoAccumulator(ef.DenseGemm):
         return self
 
 
+class Bare(ef.DenseGemm):
+    def __init__(self) -> None:
+        self.slope = 2.0
+
+
 def wrong_kernel() -> Any:
     a, b = torch.ones(1, M, K), torch.ones(1, K, N)
     with mock.patch("epifuse.dense_gemm.execute", return_value={"D": torch.zeros(1, M, N)}):
@@ -35,6 +40,7 @@ FACADES: dict[str, Callable[[], Any]] = {
     "missing_parameter": lambda: ef.Gemm(element=torch.float32).run(torch.ones(M, K)),
     "plan_tensor": lambda: ef.Gemm(element=torch.float16).run(torch.ones(M, K), torch.ones(K, N)),
     "class_epilogue": lambda: NoAccumulator(device="cpu").run(torch.ones(M, K), torch.ones(K, N)),
+    "not_constructed": lambda: Bare().run(torch.ones(M, K), torch.ones(K, N)),
     "mismatch": wrong_kernel,
     "positional": lambda: thread.LinearCombination()(torch.ones(M, N), torch.ones(M, N), torch.ones(N)),
 }

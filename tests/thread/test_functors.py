@@ -1,5 +1,6 @@
 """Every functor in every scale type, beside formulas written out in PyTorch; parameters, partitions, refusals."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -257,6 +258,11 @@ L = thread.LinearCombination
         (lambda: L("float16"), "element_output must be a torch dtype that can be stored"),
         (lambda: L(torch.complex64), "element_output must be a torch dtype that can be stored"),
         (lambda: L(stores=("Aux",)), "stores names 'Aux', but the outputs are D"),
+        (lambda: L(stores="D"), "stores must be a tuple of names"),
+        (lambda: thread.Functor(), "a formula that is no function"),
+        (lambda: thread.LinearCombinationGeneric(activation=2.0), "activation must be a function"),
+        (lambda: thread.LinearCombinationGeneric(activation=torch.nn.ReLU()), "'activation' is a ReLU from outside"),
+        (lambda: thread.LinearCombinationGeneric(activation=ef.relu, activation_args=(1.0,)), "got 2 arguments"),
         (lambda: L(torch.float32, 4).set_k_partition(2, 2), "k_partition must be below k_partition_count"),
         (lambda: thread.Convert().set_k_partition(0, 2), "Convert is not defined for a split of K"),
         (lambda: L(scale=ScaleType.Nothing).set_k_partition(1, 2), "it has no source C"),
@@ -296,6 +302,25 @@ def test_refused_when_constructed(make: Callable[[], Any], says: str) -> None:
 def test_refused_when_called(functor: thread.Functor, named: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         ef.gemm(torch.ones(M, K), torch.ones(K, N), epilogue=functor, **named)
+
+
+def test_refused_on_tensors() -> None:
+    product = torch.ones(M, N)
+    with pytest.raises(ArgumentError, match="has no parameter 'gamma'; it has alpha"):
+        L()(product, gamma=2.0)
+    with pytest.raises(ArgumentError, match="Argument C is not provided"):
+        L(beta=1.0)(product)
+    with pytest.raises(ArgumentError, match="takes accum, C by position, not 3 arguments"):
+        L()(product, product, product)
+
+
+def test_a_functor_survives_pickling() -> None:
+    values = data()
+    functor = thread.LinearCombinationSilu(alpha=2.0, beta=0.5)
+    again = pickle.loads(pickle.dumps(functor))
+    assert repr(again) == repr(functor) == "LinearCombinationSilu(alpha=2.0, beta=0.5)"
+    got = ef.gemm(values["A"], values["B"], epilogue=again, C=values["C"])
+    assert torch.equal(got, ef.gemm(values["A"], values["B"], epilogue=functor, C=values["C"]))
 
 
 def test_a_formula_that_needs_its_source_says_so() -> None:

@@ -85,11 +85,16 @@ class Functor:
             element_source,
             element_aux_output,
         )
+        if stores is not None and not (isinstance(stores, tuple) and stores):
+            raise fail("option", None, name="stores", want="a tuple of names of outputs", value=stores)
         self.stores = stores
         self.name = type(self).__name__
+        if not inspect.isfunction(self._function("formula")):
+            raise self._undefined("a formula that is no function", "write it as a staticmethod")
         declared = inspect.signature(self._function("formula")).parameters
         held = {name: p.default for name, p in declared.items() if p.default is not p.empty}
         self.operands = tuple(name for name in declared if name not in held)[1:]
+        self._held = held
         self.written = resolved(self.name, held, parameters)
         self.parameters: dict[str, Any] = {**held, **self._preset, **self.written}
         self._lower(0, 1)
@@ -119,7 +124,12 @@ class Functor:
             want = ", ".join(("accum", *self.operands))
             raise fail("positional", None, function=self.name, want=want, have=len(operands) + 1)
         parsed = self.__epifuse__()
-        given = {**parsed.defaults, **parsed.named({**dict(zip(self.operands, operands, strict=False)), **by_name})}
+        given = parsed.named({**dict(zip(self.operands, operands, strict=False)), **by_name})
+        for name in given:
+            if name not in parsed.parameters:
+                shown = ", ".join(parsed.parameters)
+                raise fail("unknown_parameter", None, function=self.name, name=name, parameters=shown)
+        given = {**parsed.defaults, **given}
         for name in parsed.parameters:
             if name not in given:
                 raise fail("missing_operand", None, name=name)
@@ -135,6 +145,13 @@ class Functor:
             _parse.cache_clear()
             self._lower(*self._partition)
         return self._parsed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_parsed", "_running")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lower(*self._partition)
 
     def __repr__(self) -> str:
         options = self.options
@@ -153,6 +170,8 @@ class Functor:
         try:
             whole = _parse(self._running, tuple((k, v) for k, v in self._fixed.items() if k in self._names))
         except EpifuseError as error:
+            if error.loc is not None and error.loc.file == formulas.__file__:
+                raise self._undefined("these functions", str(error).partition("\n")[0]) from None
             if error.key != "not_a_value" or self.is_source_needed():
                 raise
             raise self._undefined("a formula that cannot do without its source", _COMBINE) from error
@@ -171,12 +190,15 @@ class Functor:
 
     def _function(self, name: str) -> Any:
         """A class attribute that is a function, whether or not it was marked as a staticmethod."""
-        found = inspect.getattr_static(type(self), name)
+        found = inspect.getattr_static(type(self), name, None)
         return found.__func__ if isinstance(found, staticmethod) else found
 
     def _fixed_values(self) -> dict[str, Any]:
         """What is known while parsing: functions, and None for what is absent."""
         fixed = {name: value for name, value in self.parameters.items() if value is None or callable(value)}
+        for name, default in self._held.items():
+            if callable(default) and not callable(self.parameters[name]) and name not in self.sources.values():
+                raise fail("option", None, name=name, want="a function", value=self.parameters[name])
         absent = set(self.options.scale.absent)
         if self._partition[0]:
             absent.add("beta")
