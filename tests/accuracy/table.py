@@ -50,7 +50,7 @@ def measure_all(stride: int, names: Iterable[str] = ()) -> Mapping[str, Any]:
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "cutlass_dsl": cutlass.__version__,
-        "command": "python -m accuracy.table OUT 1, in tests/",
+        "command": "python -m accuracy.table ../docs 1, in tests/",
         "sample": measure.STRIDE,
         "rows": [measured(case, stride) for case in chosen],
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import cutlass.cute as cute
 
+from epifuse.providers.cutedsl import activation_math as am
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import integer_math as im
 from epifuse.providers.cutedsl import wave_math as wm
@@ -65,16 +66,16 @@ PRIMITIVE_ROWS: Mapping[str, Row] = {
 INTEGER: Mapping[str, Row] = {"floor": lambda x: x, "ceil": lambda x: x, "round": lambda x: x}
 
 ACTIVATION_ROWS: Mapping[str, Row] = {
-    "sigmoid": dm.sigmoid,
-    "silu": lambda x: x * dm.sigmoid(x),
-    "gelu_tanh": lambda x: x * dm.sigmoid(dm.gelu_argument(x)),
-    "gelu_erf": dm.gelu_erf,
-    "dgelu_tanh": dm.dgelu_tanh,
-    "dgelu_erf": dm.dgelu_erf,
+    "sigmoid": am.sigmoid,
+    "silu": lambda x: x * am.sigmoid(x),
+    "gelu_tanh": lambda x: x * am.sigmoid(am.gelu_argument(x)),
+    "gelu_erf": am.gelu_erf,
+    "dgelu_tanh": am.dgelu_tanh,
+    "dgelu_erf": am.dgelu_erf,
     "expm1": lambda x: cute.math.expm1(x),
-    "softplus": dm.softplus_row(dm.log1p_exp, dm.divide),
+    "softplus": am.softplus_row(dm.log1p_exp, dm.divide),
     "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp(-abs(x)),
-    "mish": dm.mish_row(lambda x: cute.math.exp(x)),
+    "mish": am.mish_row(lambda x: cute.math.exp(x)),
 }
 
 NARROW: Mapping[str, Row] = {
@@ -85,15 +86,15 @@ NARROW: Mapping[str, Row] = {
     "log": dm.log_narrow,
     "log2": dm.log2_narrow,
     "log1p": dm.log1p_narrow,
-    "tanh": dm.tanh_approx,
-    "sigmoid": dm.sigmoid_narrow,
-    "silu": lambda x: x * dm.sigmoid_narrow(x),
-    "gelu_tanh": dm.gelu_tanh_narrow,
-    "gelu_erf": dm.gelu_erf_narrow,
+    "tanh": am.tanh_approx,
+    "sigmoid": am.sigmoid_narrow,
+    "silu": lambda x: x * am.sigmoid_narrow(x),
+    "gelu_tanh": am.gelu_tanh_narrow,
+    "gelu_erf": am.gelu_erf_narrow,
     "expm1": dm.expm1_narrow,
-    "softplus": dm.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),
+    "softplus": am.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),
     "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp_narrow(-abs(x)),
-    "mish": dm.mish_row(dm.exp_narrow),
+    "mish": am.mish_row(dm.exp_narrow),
 }
 
 FAST_MATH: Mapping[str, Row] = {
@@ -109,10 +110,10 @@ FAST_MATH: Mapping[str, Row] = {
     "sin": lambda x: cute.math.sin(x, fastmath=True),
     "cos": lambda x: cute.math.cos(x, fastmath=True),
     "tan": lambda x: cute.math.sin(x, fastmath=True) * dm.rcp(cute.math.cos(x, fastmath=True)),
-    "tanh": dm.tanh_approx,
-    "sigmoid": dm.sigmoid_by_tanh,
-    "silu": lambda x: x * dm.sigmoid_by_tanh(x),
-    "gelu_tanh": lambda x: x * dm.sigmoid_by_tanh(dm.gelu_argument(x)),
+    "tanh": am.tanh_approx,
+    "sigmoid": am.sigmoid_by_tanh,
+    "silu": lambda x: x * am.sigmoid_by_tanh(x),
+    "gelu_tanh": lambda x: x * am.sigmoid_by_tanh(am.gelu_argument(x)),
     "expm1": lambda x: dm.ex2(x * dm.LOG2_E) - 1.0,
 }
 
@@ -166,7 +167,7 @@ def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
 def _softplus(accuracy: Accuracy, literals: Literals) -> Row | None:
     if literals[1] not in (1, 1.0):
         return None
-    return dm.softplus_row(dm.log1p_exp if accuracy == "full" else dm.log1p_exp_narrow, None)
+    return am.softplus_row(dm.log1p_exp if accuracy == "full" else dm.log1p_exp_narrow, None)
 
 
 SPECIALISED: Mapping[str, Callable[[Accuracy, Literals], Row | None]] = {

@@ -1,0 +1,171 @@
+"""Activations on fragments by forms of their own: see `device_math` for what is meant by `..._narrow`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from epifuse.providers.cutedsl.device_math import (
+    LOG2_E,
+    Fragment,
+    ex2,
+    fma,
+    like,
+    maximum,
+    minimum,
+    polynomial,
+    rcp,
+)
+
+_SHIFT = 2.0**-24
+
+
+def sigmoid(x: Fragment) -> Fragment:
+    """1 / (1 + exp(-x)), by exp(-|x|), which does not overflow."""
+    e = cute.math.exp(-abs(x))
+    above = rcp(e + 1.0)
+    return cute.where(x < 0.0, e * above, above)
+
+
+def sigmoid_narrow(x: Fragment) -> Fragment:
+    """By ex2.approx of a rounded argument: an error of |x| ulp.
+
+    Both terms of the denominator are shifted, lest rcp.approx.ftz flush a result below 2^-126.
+    """
+    return rcp(ex2(fma(x, -LOG2_E, -24.0)) + _SHIFT) * _SHIFT
+
+
+def tanh_approx(x: Fragment) -> Fragment:
+    """tanh.approx: PTX promises 2^-11; on an H200 it is 2^-16.6."""
+    return cute.math.tanh(x, fastmath=True)
+
+
+def sigmoid_by_tanh(x: Fragment) -> Fragment:
+    """(1 + tanh(x / 2)) / 2 by tanh.approx: on an H200 an absolute error of 2^-17.9."""
+    return fma(tanh_approx(x * 0.5), 0.5, 0.5)
+
+
+def gelu_argument(x: Fragment) -> Fragment:
+    """u of gelu_tanh: 0.5 x (1 + tanh(u / 2)) = x sigmoid(u), u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
+    return x * fma(x * x, 2 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
+
+
+def _reciprocals(d: Fragment) -> Fragment:
+    """1 / d for d in [1, 2^61), two by one rcp.approx of their product.
+
+    The unit of rcp and ex2 is a warp's slowest, 8 cycles an operation: 12 a value instead of 16. Partners are columns
+    of one row (accumulator layout), so that a row does not depend on others.
+    """
+    out = cute.make_rmem_tensor(d.shape, Float32)
+    count = cute.size(d.shape)
+    for i in range(0, count - 1, 2):
+        inverse = cute.arch.rcp_approx(d[i] * d[i + 1])
+        out[i], out[i + 1] = d[i + 1] * inverse, d[i] * inverse
+    if count % 2:
+        out[count - 1] = cute.arch.rcp_approx(d[count - 1])
+    return out.load()
+
+
+def gelu_tanh_narrow(x: Fragment) -> Fragment:
+    """x sigmoid(u), and zero where PyTorch's 1 + tanh(u / 2) has long been zero.
+
+    The bound on the exponential keeps an infinity or NaN from its neighbour; `x` brings the NaN back.
+    """
+    scale = -2 * 0.7978845608028654 * LOG2_E
+    exponential, bound = ex2(x * fma(x * x, scale * 0.044715, scale)), like(x, 2.0**60)
+    s = _reciprocals(cute.where(exponential < bound, exponential, bound) + 1.0)
+    return x * cute.where(x < -5.5, like(x, 0.0), s)
+
+
+def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
+    """dy (s + 2 x s h (1 - s)) with s = sigmoid(u), h = u' / 2: where s is small, nothing cancels.
+
+    x meets s, and h meets 1 - s, first: one of the two is zero where x^3 overflows. PyTorch's x^2 overflows before h.
+    """
+    s = sigmoid(gelu_argument(x))
+    h = fma(x * (3 * 0.7978845608028654 * 0.044715), x, 0.7978845608028654)
+    return dy * fma((x + x) * s, h * (like(x, 1.0) - s), s)
+
+
+_TAIL_POLE = 0.38
+_TAIL = (
+    0.15158917009830475,
+    0.15184566378593445,
+    0.12674617767333984,
+    0.10590719431638718,
+    -0.05414474010467529,
+    0.20665960013866425,
+    -0.4299464821815491,
+    0.36497732996940613,
+    -0.14761170744895935,
+    0.02397780306637287,
+)
+"""exp(t^2 / 2) Q(t) / u with u = 1 / (1 + 0.38 t), Q the upper tail of the normal distribution, 0 <= t < 14.5, to
+2^-26.6; the form is Hastings' (Abramowitz and Stegun 26.2.17)."""
+_TAIL_POLE_NARROW = 0.36
+_TAIL_NARROW = (
+    0.1437089741230011,
+    0.14183038473129272,
+    0.13940005004405975,
+    0.02742673084139824,
+    0.17967738211154938,
+    -0.17882630228996277,
+    0.04678236320615814,
+)
+"""The same with its own pole, to 2^-19.9."""
+_INV_SQRT_2PI = 0.3989422804014327
+
+
+def _bell(x: Fragment) -> Fragment:
+    """exp(-x^2 / 2), with the rounding error of the square put right."""
+    x = minimum(abs(x), like(x, 16.0))  # beyond, it is zero
+    square = x * x
+    e = cute.math.exp(square * -0.5)
+    return fma(e * -0.5, fma(x, x, -square), e)
+
+
+def _scaled_tail(x: Fragment) -> Fragment:
+    """exp(x^2 / 2) Q(|x|)."""
+    u = rcp(fma(abs(x), _TAIL_POLE, 1.0))
+    return u * polynomial(u, _TAIL)
+
+
+def gelu_erf(x: Fragment) -> Fragment:
+    """PyTorch's formula: six instructions less than by the tail."""
+    return x * 0.5 * (cute.math.erf(x * 0.7071067811865476) + 1.0)
+
+
+def gelu_erf_narrow(x: Fragment) -> Fragment:
+    """x Phi(x) by the tail of the normal distribution, which is exact where 1 + erf(x / sqrt 2) cancels."""
+    u = rcp(fma(abs(x), _TAIL_POLE_NARROW, 1.0))
+    tail = u * polynomial(u, _TAIL_NARROW) * ex2(x * x * (-0.5 * LOG2_E))
+    return x * cute.where(x > 0.0, like(x, 1.0) - tail, tail)
+
+
+def dgelu_erf(dy: Fragment, x: Fragment) -> Fragment:
+    """dy (Phi(x) + x phi(x)): below zero phi(x) times the difference of Mills' ratio and |x|."""
+    below = _bell(x) * fma(abs(x), -_INV_SQRT_2PI, _scaled_tail(x))
+    return dy * cute.where(x > 0.0, like(x, 1.0) - below, below)
+
+
+def softplus_row(log_one_plus: Callable[[Fragment], Fragment], quotient: Any) -> Callable[..., Fragment]:
+    """softplus by its logarithm and its division by beta, which is None where beta is one."""
+
+    def softplus(x: Fragment, beta: Fragment, threshold: Fragment) -> Fragment:
+        scaled = x * beta
+        bent = maximum(scaled, like(x, 0.0)) + log_one_plus(-abs(scaled))
+        return cute.where(scaled > threshold, x, quotient(bent, beta) if quotient else bent)
+
+    return softplus
+
+
+def mish_row(exp: Callable[[Fragment], Fragment]) -> Callable[[Fragment], Fragment]:
+    """x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x)."""
+
+    def mish(x: Fragment) -> Fragment:
+        e = exp(minimum(x, like(x, 30.0)))  # from there on the quotient is one
+        n = e * (e + 2.0)
+        return x * (n * rcp(n + 2.0))
+
+    return mish
