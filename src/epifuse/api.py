@@ -18,7 +18,7 @@ from epifuse.arguments import parsed as parse_cached
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
-from epifuse.frontend import Parsed
+from epifuse.frontend import FrontEnd, Parsed
 from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
@@ -30,7 +30,7 @@ from epifuse.runtime import cache, warm
 from epifuse.runtime.launch import Recipe, bind
 from epifuse.target import TARGETS
 
-EpilogueFunction = Callable[..., Any] | str
+EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
 
 def epilogue(function: Callable[..., Any] | None = None, /, *, reassign: bool = False) -> Any:

@@ -26,7 +26,7 @@ from epifuse.checks import (
 from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
-from epifuse.frontend import Parsed, parse
+from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
@@ -90,8 +90,8 @@ def _parsed_string(source: str) -> Parsed:
     return parse(source)
 
 
-def parsed(function: Callable[..., Any] | str | Parsed) -> Parsed:
-    """`function` parsed, from the cache while everything it captured is still the same."""
+def parsed(function: Any) -> Parsed:
+    """`function`, source text or a `FrontEnd` parsed, from the cache while everything it captured is still the same."""
     if isinstance(function, Parsed):
         return function
     if isinstance(function, str):
@@ -144,17 +144,19 @@ def _is_its_code(function: Any) -> TypeGuard[FunctionType]:
 class EpilogueArguments:
     """An epilogue with a tensor or number for each operand and each output, by name.
 
-    `epilogue_fn` is a Python function, a lambda, or source text; it is parsed, never called. A returned `accum` needs
-    a destination `accum=`. Raises `EpilogueSyntaxError` for what the language does not hold and `ArgumentError` for
-    missing or extra names.
+    `epilogue_fn` is a Python function, a lambda, or source text, parsed and never called, or a visitor tree or functor.
+    A returned `accum` needs a destination `accum=`. Raises `EpilogueSyntaxError` for what the language does not hold
+    and `ArgumentError` for missing or extra names.
     """
 
     @outside_graph
-    def __init__(self, epilogue_fn: Callable[..., Any] | str, /, **kwargs: Any) -> None:
+    def __init__(self, epilogue_fn: Callable[..., Any] | str | FrontEnd, /, **kwargs: Any) -> None:
         self._bind(epilogue_fn, kwargs, allocate=False)
 
     @classmethod
-    def partial(cls, epilogue_fn: Callable[..., Any] | str | Parsed, given: Mapping[str, Any]) -> EpilogueArguments:
+    def partial(
+        cls, epilogue_fn: Callable[..., Any] | str | FrontEnd | Parsed, given: Mapping[str, Any]
+    ) -> EpilogueArguments:
         """The same, with outputs that are not given left to be allocated."""
         made = cls.__new__(cls)
         made._bind(epilogue_fn, given, allocate=True)

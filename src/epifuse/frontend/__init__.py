@@ -1,5 +1,5 @@
 """Front ends: source in, graph out, nothing else."""
 
-from epifuse.frontend.python_function import Parsed, activation_body, parse
+from epifuse.frontend.python_function import FrontEnd, Parsed, activation_body, parse
 
-__all__ = ["Parsed", "activation_body", "parse"]
+__all__ = ["FrontEnd", "Parsed", "activation_body", "parse"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,14 @@ class Parsed:
             if (value := reader()) is not seen and not _same(value, seen):
                 return False
         return not self.captures or all(is_number(reader()) for reader in self.captures.values())
+
+
+class FrontEnd(Protocol):
+    """An object that says itself what epilogue it is: a visitor tree, a functor."""
+
+    def __epifuse__(self) -> Parsed:
+        """The epilogue, the same one each time while nothing it was made from has changed."""
+        ...
 
 
 def _same(value: Any, seen: Any) -> bool:
