@@ -57,7 +57,9 @@ def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
     """A plain dense tensor on `device` that wants no gradient."""
     if not isinstance(tensor, torch.Tensor):
         raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or _is_wrapped(tensor):
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_wrapped(tensor):
+        raise fail("transformed", None, name=name)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
         raise fail("tensor_subclass", None, name=name, type=kind_of(tensor))
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
         raise fail("tensor_layout", None, name=name, **_layout(tensor))

@@ -81,6 +81,11 @@ CATALOGUE: dict[str, Sentence] = {
     "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not {type}", "{hint}"),
     "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not {type}", "{hint}"),
     "tensor_subclass": Sentence(_AT, "{name} is {type}; tensor subclasses are not supported", "pass a plain tensor"),
+    "transformed": Sentence(
+        _AT,
+        "{name} is a tensor inside vmap, grad or another transform",
+        "call epifuse outside it; a batch is a third dim",
+    ),
     "requires_grad": Sentence(
         _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
     ),

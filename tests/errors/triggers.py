@@ -254,6 +254,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "operand_type": lambda: gemm("lambda accum, C: accum + C", C="text"),
     "tensor_type": lambda: gemm("lambda accum: accum", [[1.0]]),
     "tensor_subclass": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).as_subclass(_Tensor)),
+    "transformed": lambda: torch.vmap(lambda a: gemm("lambda accum: accum", a))(torch.ones(2, M, K)),
     "requires_grad": _in_another_grad_mode,
     "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
     "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),

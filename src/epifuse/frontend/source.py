@@ -118,7 +118,7 @@ def _read(text: str, file: str) -> _Text:
             return _Text(module, compile(module, file, "exec", dont_inherit=True), lines)
     except SyntaxError as error:
         line = min(error.lineno or 1, len(lines))
-        quoted = lines[line - 1]
+        quoted = lines[line - 1].replace("\0", " ")
         column = min(max((error.offset or 1) - 1, 0), len(quoted))
         raise fail("not_python", Loc(file, line, column, 1, quoted), detail=error.msg) from None
     except (RecursionError, MemoryError):
