@@ -130,6 +130,13 @@ def test_a_custom_functor(functor: Callable[..., thread.Functor]) -> None:
     assert digest(functor(alpha=2.0, beta=0.5), C=values["C"]) == digest(Plain(beta=1.0), C=values["C"])
 
 
+def test_a_custom_functor_is_not_split_unless_it_says_how() -> None:
+    with pytest.raises(ArgumentError, match="LinearCombinationTanh is not defined for a split of K"):
+        LinearCombinationTanh(beta=1.0).set_k_partition(0, 2)
+    assert Plain(beta=0.0).is_source_needed()
+    assert not LinearCombinationTanh(beta=0.0).is_source_needed()
+
+
 # --- parameters -----------------------------------------------------------------------------------------------------
 
 

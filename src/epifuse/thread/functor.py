@@ -56,6 +56,8 @@ class Functor:
         defaults in place of the formula's.
         """
         super().__init_subclass__()
+        if "formula" in vars(cls):  # written out: what its partitions compute is not its base's to say
+            cls._partial = None
         given = {"formula": formula, "_partial": partial, "sources": sources, "_preset": preset}
         for name, value in given.items():
             if value is not None:
@@ -103,7 +105,7 @@ class Functor:
 
     def is_source_needed(self) -> bool:
         """Whether a source is read: not if the scale type has none, or beta was a Python zero when constructed."""
-        return any(name not in self._fixed for name in self.sources)
+        return any(name not in self._fixed for name in self.operands if name == "C" or name in self.sources)
 
     def set_k_partition(self, k_partition: int, k_partition_count: int) -> None:
         """Become what partition `k_partition` of `k_partition_count` computes when K is split in series.
