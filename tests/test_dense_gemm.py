@@ -160,6 +160,16 @@ def test_what_self_holds() -> None:
     gemm.verify(a, b)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inside_a_compiled_function() -> None:
+    gemm = WithSelf()
+    a, b = torch.randn(M, K), torch.randn(K, N)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: gemm.run(x * 2, b) + 1, backend="eager")
+    torch.testing.assert_close(compiled(a), torch.relu(2 * a @ b + 2.0) + 1)
+    torch.compiler.reset()
+
+
 def test_an_object_is_an_epilogue() -> None:
     gemm = WithSelf(activation=ef.tanh)
     a, b = torch.randn(M, K), torch.randn(K, N)

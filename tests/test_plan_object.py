@@ -123,6 +123,16 @@ def test_the_plan_and_the_function_are_one_plan() -> None:
     assert one.digest == two.digest
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inside_a_compiled_function() -> None:
+    a, b, _ = matrices()
+    plan = Gemm(element=torch.float32)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: plan.run(x * 2, b) + 1, backend="eager")
+    torch.testing.assert_close(compiled(a), 2 * a @ b + 1)
+    torch.compiler.reset()
+
+
 # --- tiles ----------------------------------------------------------------------------------------------------------
 
 

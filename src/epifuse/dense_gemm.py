@@ -19,6 +19,7 @@ import torch
 from epifuse.api import Options, execute, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.dtypes import ACCUMULATORS, is_storable
+from epifuse.dynamo import outside_graph
 from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
 from epifuse.frontend.names import Instance
@@ -108,6 +109,7 @@ class DenseGemm:
         epilogue = EpilogueArguments.partial(self.__epifuse__(), given)
         return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
 
+    @outside_graph
     def run(self, *tensors: Any, **named: Any) -> Any:
         """Launch once, see `arguments`; outputs that are not given are allocated. One is returned as it is.
 
@@ -134,6 +136,7 @@ class DenseGemm:
         a, b, *rest = tensors
         return a, b, dict(zip((*operands, *outputs), rest, strict=False)) | named
 
+    @outside_graph
     def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:
         """Run, and compare every output with `epilogue_operation` run by PyTorch in float64, with its error bound.
 

@@ -22,6 +22,7 @@ from epifuse.api import Options, explain, get_kernels, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.checks import check_tensor
 from epifuse.dense_gemm import whole_pair
+from epifuse.dynamo import outside_graph
 from epifuse.errors import fail
 from epifuse.frontend import Parsed
 from epifuse.frontend.names import is_number
@@ -71,6 +72,7 @@ class Trace:
         return str(self.graph)
 
 
+@outside_graph
 def trace(epilogue: Any, example_tensors: Mapping[str, Any]) -> Trace:
     """Parse and type an epilogue (function, source text, tree or functor) for examples of `accum` and its operands.
 
@@ -233,6 +235,7 @@ class Gemm:
 
     # --- running -------------------------------------------------------------------------------------------------
 
+    @outside_graph
     def run(
         self,
         A: torch.Tensor | None = None,
