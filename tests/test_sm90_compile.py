@@ -84,9 +84,9 @@ def test_refusals_name_the_reason(args, reason):
 
 
 def test_the_fast_forms_known_to_planning_are_the_table():
-    from epifuse.providers.cutedsl.primitives import ACTIVATION_ROWS
+    from epifuse.providers.cutedsl.primitives import FAST
 
-    assert frozenset(ACTIVATION_ROWS) == NATIVE
+    assert frozenset(FAST) == NATIVE
 
 
 def test_every_primitive_has_a_row():

@@ -1,13 +1,14 @@
 """Device functions against float64, as docs/accuracy.md promises; integers against PyTorch, all pairs of signs."""
 
 import itertools
+import json
 
 import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
-from accuracy import measure
+from accuracy import measure, table
 from accuracy.cases import CASES
 from accuracy.probe import BLOCK, WIDTH, compiled
 
@@ -28,6 +29,11 @@ def test_functions_are_as_exact_as_promised(case):
     for dtype in (torch.bfloat16, torch.float16):
         short = measure.measure_short(case, built["narrow"], dtype, measure.short_patterns(dtype))
         assert short.kept, f"{dtype}: {short}"
+
+
+def test_every_function_was_measured():
+    rows = json.loads((table.DOCS / "accuracy.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [case.name for case in CASES], table.__doc__
 
 
 def test_the_measure_sees_an_error_of_one_unit():
