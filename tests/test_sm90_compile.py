@@ -47,8 +47,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["plain", "residual"])
-@pytest.mark.parametrize("tile", [(128, 256), (128, 128), (64, 256)], ids=str)
+SCHEDULES = {design.tile: design for design in DESIGNS if design.cluster == (2, 1)}
+SPILL_CASES = [(case, tile) for case in ("plain", "bias gelu") for tile in SCHEDULES] + [
+    ("residual", (128, 256)),
+    ("residual", (256, 128)),
+    ("residual", (128, 128)),
+]
+
+
+@pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
 def test_cross_compiles_without_spills(case, tile, capfd, monkeypatch):
     from epifuse.providers.cutedsl import compile as cutedsl_compile
 
@@ -59,6 +66,18 @@ def test_cross_compiles_without_spills(case, tile, capfd, monkeypatch):
     report = capfd.readouterr().err
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     assert "serialized" not in report
+
+
+def sine(accum):
+    return ef.sin(accum)
+
+
+@pytest.mark.parametrize("case", ["residual", "sine"])
+def test_what_would_spill_beside_the_widest_accumulator_is_refused_there(case):
+    args = arguments(sine) if case == "sine" else CASES[case]
+    refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
+    assert "leaves too few registers" in refusals["sm90_gemm_128x192_pingpong_2x1"]
+    assert "sm90_gemm_128x128_pingpong_2x1" not in refusals
 
 
 def test_a_kernel_for_another_target_is_not_run():

@@ -16,6 +16,7 @@ from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.program import Design, Program
 
 NATIVE = frozenset(
@@ -93,6 +94,8 @@ class CuteDslProvider:
         if found is None:
             return Refusal(spec.name, "its tile leaves too little shared memory for three stages of A and B")
         program, design = found
+        if (reason := crowded(program, design)) is not None:
+            return Refusal(spec.name, reason)
         return Allocation(
             design.tile,
             cost=estimate(design, problem),
@@ -177,6 +180,9 @@ _RATE = {
     ((128, 64), True): 0.6,
 }
 """Rate of a design beside the best, by tile and ping-pong: on one H200, plain products of bfloat16, K >= 1024."""
+_FIRST_PAIR = 1.07
+"""What a multiprocessor that gets one pair of ping-pong tiles loses beside one tile twice as large: less reuse, and
+nothing to hide the pair's start. 1024 x 4096 x 4096 with gelu: 128 x 256 cooperative 46.8 us, 128 x 128 pairs 48.2."""
 _EPILOGUE_K = 160
 """What an exposed epilogue costs, in elements of K of the main loop."""
 
@@ -191,7 +197,9 @@ def estimate(design: Design, problem: Problem) -> float:
     work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
     tail = _EPILOGUE_K * m * n if design.pingpong else 0
     # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-    return -(-tiles // _MULTIPROCESSORS) * work * _CLUSTER_COST[design.cluster, blocks[0] > 1] + tail
+    waves = -(-tiles // _MULTIPROCESSORS)
+    alone = _FIRST_PAIR if design.pingpong and waves == 2 else 1.0
+    return waves * work * alone * _CLUSTER_COST[design.cluster, blocks[0] > 1] + tail
 
 
 _CLUSTER_COST = {

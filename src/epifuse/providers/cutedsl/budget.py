@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from epifuse.providers.cutedsl.program import Access, Design
+from epifuse.providers.cutedsl.program import Access, Design, Program
 
 MATH_GROUPS = 2
 SUBTILE = (64, 32)
@@ -20,6 +20,28 @@ def subtiles(design: Design) -> int:
     """Subtiles of one warp group in one tile."""
     groups = 1 if design.pingpong else MATH_GROUPS
     return design.tile[0] // (SUBTILE[0] * groups) * (design.tile[1] // SUBTILE[1])
+
+
+_WIDE = 128 * 160
+"""Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
+_ROOM = 4
+_HUNGRY = frozenset({"sin", "cos", "tan"})
+
+
+def crowded(program: Program, design: Design) -> str | None:
+    """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
+
+    A staged operand is held twice, as this subtile's and the next one's; an output until it leaves. Seen with CuTe DSL
+    4.8.1 on 128 x 192: four such fragments of 16 bits a value do not spill, six do, and so does an exact sine.
+    """
+    if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
+        return None
+    fragments = sum(access.dtype.itemsize for access in program.stores) // 2
+    fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
+    if fragments > _ROOM:
+        return "its accumulator leaves too few registers for so many operands and outputs"
+    hungry = next((n.op for n, how in program.accuracies.items() if n.op in _HUNGRY and how != "fast"), None)
+    return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
 
 
 def vector_slots(design: Design, way: str) -> int:

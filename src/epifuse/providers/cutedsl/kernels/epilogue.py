@@ -225,6 +225,10 @@ class Epilogue:
         team.store_direct(results, outputs, rows, columns, place, shape)
         return [team.converted(results[i], outputs[i]) for i in self.staged]
 
+    def fenced(self, s):
+        """Whether step `s` needs a fence between threads and TMA: something leaves, or is free to be overwritten."""
+        return (s > 0 and bool(self.staged)) or (s < self.subtiles and bool(self.tiles))
+
     def send(self, s, place, group, carriers, partitions):
         """One warp: TMA stores of subtile `s`."""
         slot = group * self.design.store_stages + s % self.design.store_stages
@@ -246,6 +250,7 @@ class Team:
         self.from_shared = [self._reader(mma, tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)]
         self.to_shared = [self._writer(mma, outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)]
         self.executed = executed
+        self.unreleased: list[Any] = []
 
     def _reader(self, mma, tensor, buffer):
         """Copy from shared memory into the accumulator's order, and this thread's side of the buffer."""
@@ -266,9 +271,9 @@ class Team:
         return copy, cute.shape(mine.partition_S(buffer))[:3], mine.partition_D(buffer)
 
     def arrived(self, s):
-        """Fragments of the staged operands of subtile `s`; its stage is free again."""
+        """Fragments of the staged operands of subtile `s`, if there is such a one."""
         epilogue, stages = self.epilogue, self.epilogue.design.load_stages
-        if not epilogue.tiles:
+        if not epilogue.tiles or s == epilogue.subtiles:
             return {}
         slot, rounds = s % stages, epilogue.subtiles // stages
         full = epilogue._full(self.shared, self.group, slot)
@@ -279,10 +284,23 @@ class Team:
             at = (None, None, None, self.group * stages + slot)
             cute.copy(copy, source[at], _as(fragment, shape))
             found[i] = fragment.load().to(Float32)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(full + 1)
+        self.unreleased.append(full + 1)
         return found
+
+    def release(self, s):
+        """After a fence: the stages of the subtiles read so far are free.
+
+        Not at once: an arrival may overtake a read of shared memory that is still under way. Of 58 million elements of
+        relu(alpha * accum + beta * C) one was wrong.
+        """
+        if not self.epilogue.fenced(s):
+            return
+        if self.unreleased:
+            cute.arch.sync_warp()
+        for empty in self.unreleased:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty)
+        self.unreleased = []
 
     def vector(self, i, down, right):
         """This thread's values of a vector: value i and i ^ 2 share a column, equal bit 1 shares a row."""

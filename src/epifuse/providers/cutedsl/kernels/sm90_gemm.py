@@ -248,15 +248,17 @@ class Sm90Gemm:
                 arrived = copies.arrived(0)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
-                        last = s + 1 == self.epilogue.subtiles
-                        coming = None if last else copies.arrived(s + 1)
+                        coming = copies.arrived(s + 1)
                         leaving = self.epilogue.subtile(
                             s, accum, arrived, held, at, copies, tensors, numbers, outputs, shape
                         )
                         arrived = coming
-                    if const_expr(s > 0 and len(self.epilogue.staged) > 0):
-                        # The subtile before leaves only now: this one's work hid its way into shared memory.
+                    # The subtile before leaves only now: this one's work hid its way into shared memory. The fence also
+                    # orders what was read of arrived subtiles before the loads that overwrite them.
+                    if const_expr(self.epilogue.fenced(s)):
                         cute.arch.fence_proxy("async.shared", space="cta")
+                    copies.release(s)
+                    if const_expr(s > 0 and len(self.epilogue.staged) > 0):
                         # The slot of this subtile is free once all stores but the newest were read.
                         if sender:
                             cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
