@@ -265,6 +265,14 @@ L = thread.LinearCombination
         (lambda: L("float16"), "element_output must be a torch dtype that can be stored"),
         (lambda: L(torch.complex64), "element_output must be a torch dtype that can be stored"),
         (lambda: L(stores=("Aux",)), "stores names 'Aux', but the outputs are D"),
+        (
+            lambda: thread.LinearCombinationSilu(activation=ef.relu),
+            "LinearCombinationSilu has no parameter 'activation'",
+        ),
+        (
+            lambda: thread.LinearCombinationGELU(activation=ef.relu),
+            "LinearCombinationGELU has no parameter 'activation'",
+        ),
         (lambda: L(stores="D"), "stores must be a tuple of names"),
         (lambda: thread.Functor(), "a formula that is no function"),
         (lambda: thread.LinearCombinationGeneric(activation=2.0), "activation must be a function"),

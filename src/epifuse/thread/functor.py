@@ -97,7 +97,8 @@ class Functor:
         held = {name: p.default for name, p in declared.items() if p.default is not p.empty}
         self.operands = tuple(name for name in declared if name not in held)[1:]
         self._held = held
-        self.written = resolved(self.name, held, parameters)
+        own = {name: default for name, default in held.items() if name not in self._preset}
+        self.written = resolved(self.name, own, parameters)
         self.parameters: dict[str, Any] = {**held, **self._preset, **self.written}
         self._lower(0, 1)
 

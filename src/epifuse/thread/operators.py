@@ -42,6 +42,9 @@ class LinearCombinationGELU(LinearCombination, formula=formulas.generic):
     def __init__(self, *options: Any, is_fast: bool = True, **parameters: Any) -> None:
         if not isinstance(is_fast, bool):
             raise fail("option", None, name="is_fast", want="True or False", value=is_fast)
+        if "activation" in parameters:
+            known = "alpha, beta, is_fast"
+            raise fail("unknown_parameter", None, function=type(self).__name__, name="activation", parameters=known)
         super().__init__(*options, activation=gelu_tanh if is_fast else gelu_erf, **parameters)
 
 
