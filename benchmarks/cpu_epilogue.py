@@ -72,7 +72,10 @@ def main() -> None:
             rows.append(measure(epilogue, dtype, options.rounds))
             print(rows[-1], flush=True)
     if options.save:
-        save(options.save, {"machine": machine(), "problem": {"M": M, "N": N, "K": K}, "rows": rows})
+        command = f"python benchmarks/cpu_epilogue.py --rounds {options.rounds}"
+        save(
+            options.save, {"machine": machine(), "command": command, "problem": {"M": M, "N": N, "K": K}, "rows": rows}
+        )
 
 
 if __name__ == "__main__":
