@@ -64,3 +64,10 @@ def test_what_may_be_infinite_compares_either_way():
     assert inverse.bound == torch.inf
     assert (inverse > 0.0).bound == 1
     assert (inverse < 0.0).bound == 1
+
+
+def test_what_is_rounded_is_the_moved_value():
+    """Zero times a third is exact; what may be one, times a third, rounds by a third's size."""
+    may_be_one = bounded(torch.tensor([0.0]), EPS, torch.tensor([1.0], dtype=torch.float64))
+    product = may_be_one * bounded(torch.tensor([1 / 3], dtype=torch.float64), EPS)
+    assert product.bound > (torch.tensor([1.0]) * torch.tensor([1 / 3])).double()

@@ -86,7 +86,7 @@ class Bounded(torch.Tensor):
             if func.__name__ == "where":
                 bound += _either_branch(*args)
             if value.dtype.is_floating_point:
-                bound += _rounding(func.__name__, plain, value, eps)
+                bound += _rounding(func.__name__, plain, value, bound, eps)
                 bound = _overflow(value, bound, eps)
             if func.__name__ in _INVERSES:
                 bound = _singular(value, bound, args[_INVERSES[func.__name__]])
@@ -180,9 +180,9 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
     return furthest if far is None else torch.where(leaf.bound > far, torch.inf, furthest)
 
 
-def _rounding(name: str, plain: Any, value: torch.Tensor, eps: float) -> torch.Tensor:
-    """The error of the function itself."""
-    size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
+def _rounding(name: str, plain: Any, value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
+    """The error of the function itself, by the size of what it may have had to round."""
+    size = (value.to(torch.float64).abs() + bound).nan_to_num(0.0, posinf=0.0)
     flushed = FLUSHED if eps >= torch.finfo(torch.float32).eps else 1e-44
     if value.dtype in DTYPE_ULPS:
         return size * torch.finfo(value.dtype).eps * DTYPE_ULPS[value.dtype]
