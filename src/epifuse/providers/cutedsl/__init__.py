@@ -15,6 +15,7 @@ from epifuse.passes.split_operators import split_operators
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Runner
+from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.program import Design, Program
@@ -99,6 +100,7 @@ class CuteDslProvider:
         return Allocation(
             design.tile,
             cost=estimate(design, problem),
+            workspace_bytes=partials.workspace_bytes(walked, design, problem),
             transports=tuple(_transports(program)),
             notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
         )
@@ -149,8 +151,8 @@ def _unaddressable(name: str, info: TensorInfo) -> str | None:
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
         type_ = graph.types[node]
-        if node.op in ("reduce", "debug_print"):
-            return f"it has no {node.attr[0] if node.op == 'reduce' else node.op} yet"
+        if node.op == "debug_print":
+            return f"it has no {node.op} yet"
         if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
         if any(factor.extent is not None or factor.stride > 1 for factor in type_.factors):
@@ -161,7 +163,13 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
                 return f"it cannot load '{node.attr.name}' of {operand.dtype} yet"
             if not isinstance(operand, TensorInfo) and type_.kind == "int64":
                 return f"it cannot take the int64 '{node.attr.name}'"
+    if (reason := partials.refused(graph, problem)) is not None:
+        return reason
     for output in graph.outputs:
+        if graph.stages[output.node].kind == "finish":
+            if graph.types[output.node].kind != "float" or dict(problem.dtypes)[output.name] not in _OUTPUTS:
+                return f"it stores float32, float16 and bfloat16, and '{output.name}' is something else"
+            continue
         if graph.types[output.node].kind != "float" or dict(problem.dtypes)[output.name] not in _OUTPUTS:
             return f"it stores float32, float16 and bfloat16, and '{output.name}' is something else"
         if len(output.dims or ()) < 2 or any(dim_size(d, problem.extents) == 0 for d in output.dims or ()):
@@ -223,6 +231,7 @@ _WAYS = {
     "column": "once a tile, through shared memory",
     "tile": "TMA through shared memory",
     "direct": "direct, element by element",
+    "finish": "merged by a second kernel in a fixed order",
 }
 
 

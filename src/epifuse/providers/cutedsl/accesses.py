@@ -11,6 +11,7 @@ from epifuse.ir.types import Dims
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import viewed
 from epifuse.providers.cutedsl.budget import fit
+from epifuse.providers.cutedsl.partials import is_ragged
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
@@ -30,7 +31,8 @@ def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) ->
         found = fit(design, input_bytes, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
-            return Program(graph, tuple(loads), tuple(stores), exactness), found
+            ragged = is_ragged(design, problem.extents["m"], problem.extents["n"])
+            return Program(graph, tuple(loads), tuple(stores), exactness, ragged), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:
@@ -64,6 +66,8 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
     info = dict(problem.outputs)[output.name]
     dtype = dict(problem.dtypes)[output.name]
     dims = output.dims or ()
+    if graph.stages[output.node].kind == "finish":
+        return Access(output.name, "finish", graph.types[output.node].axes, dtype)
     if info is None:
         shape = tuple(problem.extents[dim[0].axis] if dim else 1 for dim in dims)
         strides = [1]

@@ -36,7 +36,8 @@ def crowded(program: Program, design: Design) -> str | None:
     """
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
         return None
-    fragments = sum(access.dtype.itemsize for access in program.stores) // 2
+    leaving = [access for access in program.stores if access.way != "finish"]
+    fragments = sum(access.dtype.itemsize for access in leaving) // 2
     fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"

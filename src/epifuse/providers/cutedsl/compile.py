@@ -14,6 +14,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
+from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 DTYPES: Mapping[torch.dtype, Any] = {
@@ -60,12 +61,14 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Int32(0) if kind == "int32" else Float32(0.0) for kind in kinds)
     outputs = tuple(_tensor(access, shape) for access in program.stores)
+    # Partial results of reductions, where there are some.
+    workspaces = (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),) if reductions_of(program.graph) else ()
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         kernel = Sm90Gemm(design, program)
-        return cute.compile(kernel, a, b, tensors, numbers, outputs, Int32(1), stream, options=options)
+        return cute.compile(kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), stream, options=options)
 
 
 def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_first: bool) -> Any:

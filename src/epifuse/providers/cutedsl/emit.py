@@ -1,6 +1,6 @@
 """The emitter: walks the typed graph once while the kernel is traced. Knows no architecture, writes no source text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import cutlass
@@ -16,17 +16,22 @@ HELD = {"float": Float32, "int64": Int64, "int32": Int32, "mask": Boolean}
 
 
 def walk(
-    graph: Graph, leaf: Callable[[Node], Fragment], like: Fragment, accuracy: Mapping[Node, Accuracy] | None = None
+    graph: Graph,
+    leaf: Callable[[Node], Fragment],
+    like: Fragment,
+    accuracy: Mapping[Node, Accuracy] | None = None,
+    nodes: Iterable[Node] | None = None,
 ) -> Mapping[Node, Fragment]:
-    """Every node's fragment. `leaf` gives accum, loads and coordinates; `like` has the fragment's shape.
+    """The fragments of `nodes`, or of all. `leaf` gives accum, loads, coordinates and reductions.
 
-    `accuracy` says what a value must be computed with (`precision.accuracies`); in full where it says nothing.
+    `like` has the fragment's shape. `accuracy` says what a value must be computed with (`precision.accuracies`); in
+    full where it says nothing.
     """
     values: dict[Node, Fragment] = {}
-    for node in graph.nodes:
+    for node in graph.nodes if nodes is None else nodes:
         if node.op == "const":
             values[node] = _constant(node, like, graph)
-        elif not node.args:
+        elif not node.args or node.op == "reduce":
             values[node] = leaf(node)
         else:
             values[node] = _computed(node, graph, values, (accuracy or {}).get(node, "full"))

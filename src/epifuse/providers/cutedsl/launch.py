@@ -14,6 +14,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Step
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.compile import compile_program
+from epifuse.providers.cutedsl.partials import workspace_bytes
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 
@@ -34,6 +35,7 @@ class GpuKernel:
         self.views = _Views(plan, program)
         self.numbers = tuple(node.attr.name for node in program.numbers)
         self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
+        self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
         self.cluster_size = design.cluster[0] * design.cluster[1]
 
     def __call__(
@@ -49,17 +51,19 @@ class GpuKernel:
             [operands[name].as_strided(*view) for name, view in views.operands],
             [operands[name] for name in self.numbers],
             [outputs[name].as_strided(*view) for name, view in views.outputs],
-            _clusters(a.device) // self.cluster_size,
         )
-        function, index = self.function, a.get_device()
+        clusters = _clusters(a.device) // self.cluster_size
+        function, index, bytes_, device = self.function, a.get_device(), self.workspace_bytes, a.device
 
         def step() -> None:
+            # Its own for each launch: two streams may run the same step at once.
+            workspaces = [torch.empty(bytes_ // 4, dtype=torch.float32, device=device)] if bytes_ else []
             # A guard costs a microsecond, and the device is almost always the current one.
             if torch.cuda.current_device() == index:
-                function(*arguments)
+                function(*arguments, workspaces, clusters)
             else:
                 with torch.cuda.device(index):
-                    function(*arguments)
+                    function(*arguments, workspaces, clusters)
 
         return step
 

@@ -11,11 +11,12 @@ import torch
 from epifuse.ir import Graph, Load, Node
 from epifuse.providers.cutedsl.precision import Accuracy
 
-Way = Literal["number", "scalar", "row", "column", "tile", "direct"]
+Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
 """How an operand or output travels.
 
 number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
-values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies.
+values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies. finish: once all tiles
+are done, of merged reductions.
 """
 
 
@@ -65,6 +66,7 @@ class Program:
     loads: tuple[tuple[Node, Access], ...]
     stores: tuple[Access, ...]
     accuracies: Mapping[Node, Accuracy] = field(default_factory=dict)
+    ragged: bool = False
 
     @property
     def tensors(self) -> tuple[tuple[Node, Access], ...]:
@@ -95,4 +97,4 @@ class Program:
         )
         loads = tuple((numbers[node], replace(access, name="")) for node, access in self.loads)
         stores = tuple(replace(access, name="") for access in self.stores)
-        return nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
+        return self.ragged, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)

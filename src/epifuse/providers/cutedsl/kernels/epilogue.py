@@ -16,6 +16,8 @@ from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.emit import HELD, walk
+from epifuse.providers.cutedsl.kernels.reduce import Partials
+from epifuse.providers.cutedsl.partials import tile_nodes
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -68,6 +70,8 @@ class Epilogue:
         self.scalars = [i for i, access in enumerate(self.tensors) if access.way == "scalar"]
         self.staged = [i for i, access in enumerate(program.stores) if access.way == "tile"]
         self.direct = [i for i, access in enumerate(program.stores) if access.way == "direct"]
+        self.partials = Partials(design, program)
+        self.nodes = tile_nodes(program.graph, program.stores)
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
 
     # On the host.
@@ -147,10 +151,10 @@ class Epilogue:
             cute.copy(carrier.atom, from_[None, i, j, l], to[None, group * stages + slot], tma_bar_ptr=full)
 
     def _subtile(self, s, place):
-        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result."""
+        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result; rows first, for column sums."""
         return (
-            place.m * (self.down * self.groups) + s // self.across * self.groups + place.within,
-            place.n * self.across + s % self.across,
+            place.m * (self.down * self.groups) + s % self.down * self.groups + place.within,
+            place.n * self.across + s // self.down,
         )
 
     # A warp group.
@@ -185,13 +189,13 @@ class Epilogue:
             for j in range(cute.size(held[i])):
                 buffer[j * WARP_GROUP + thread, group] = held[i][j]
 
-    def subtile(self, s, values, arrived, held, place, team, tensors, numbers, outputs, shape):
+    def subtile(self, s, values, arrived, held, kept, place, team, tensors, numbers, outputs, workspace, shape):
         """Subtile `s`: walk the graph and store what leaves directly. Returns what is to leave by TMA, converted."""
-        down, right = s // self.across, s % self.across
+        down, right = s % self.down, s // self.down
         count = team.count
         accum = cute.make_rmem_tensor(team.shape, Float32)
         for i in range(count):
-            accum[i] = values[s * count + i]
+            accum[i] = values[(down * self.across + right) * count + i]
         x = accum.load()
         rows = [self._row(down, team.places[i][0], place) for i in range(count)]
         columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(count)]
@@ -220,10 +224,22 @@ class Epilogue:
                 value = team.vector(i, down, right)
             return value != 0 if kind == "mask" else value
 
-        found = walk(self.program.graph, leaf, x, self.program.accuracies)
-        results = [found[output.node] for output in self.program.graph.outputs]
+        found = walk(self.program.graph, leaf, x, self.program.accuracies, self.nodes)
+        results = [found.get(output.node) for output in self.program.graph.outputs]
         team.store_direct(results, outputs, rows, columns, place, shape)
+        self.partials.add(kept, found, s, self.down, rows, columns, shape)
+        if down + 1 == self.down:
+            self.partials.leave_columns(kept, workspace, columns, place, self._part(place, team), shape)
         return [team.converted(results[i], outputs[i]) for i in self.staged]
+
+    def leave(self, kept, place, team, workspace, shape):
+        """After a tile: what its reductions left."""
+        rows = [self._row(step, team.places[2 * half][0], place) for step in range(self.down) for half in (0, 1)]
+        self.partials.leave(kept, workspace, rows, place, self._part(place, team), shape)
+
+    def _part(self, place, team):
+        """Which warp of the whole result's rows this is."""
+        return (place.m * self.groups + place.within) * (WARP_GROUP // 32) + team.thread // 32
 
     def fenced(self, s):
         """Whether step `s` needs a fence between threads and TMA: something leaves, or is free to be overwritten."""

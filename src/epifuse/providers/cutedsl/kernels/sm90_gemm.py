@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Place, Team
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
+from epifuse.providers.cutedsl.kernels.reduce import merging_kernels
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -43,6 +44,7 @@ class Sm90Gemm:
         self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
         self.stages = design.stages
         self.epilogue = Epilogue(design, program)
+        self.merging = merging_kernels(design, program)
 
     @cute.jit
     def __call__(
@@ -52,6 +54,7 @@ class Sm90Gemm:
         tensors: tuple,
         numbers: tuple,
         outputs: tuple,
+        workspaces: tuple,
         clusters: Int32,
         stream: Any,
     ):
@@ -74,13 +77,17 @@ class Sm90Gemm:
         order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), self.design.raster)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
-        self.kernel(loads, carriers, tensors, numbers, outputs, mma, atom, smem_a, smem_b, shape, order).launch(
+        self.kernel(
+            loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order
+        ).launch(
             grid=(*self.cluster, clusters),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
             cluster=(*self.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
+        for merging in self.merging:
+            merging.launch(workspaces[0], tensors, numbers, outputs, shape, stream)
 
     @cute.kernel
     def kernel(
@@ -90,6 +97,7 @@ class Sm90Gemm:
         tensors: tuple,
         numbers: tuple,
         outputs: tuple,
+        workspaces: tuple,
         mma: cute.TiledMma,
         atom: cute.TiledMma,
         smem_a: cute.ComposedLayout,
@@ -245,12 +253,14 @@ class Sm90Gemm:
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.epilogue.deposit(held, shared, served, own)
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
+                kept = self.epilogue.partials.begin(self.epilogue.down)
+                workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
                 arrived = copies.arrived(0)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
                         coming = copies.arrived(s + 1)
                         leaving = self.epilogue.subtile(
-                            s, accum, arrived, held, at, copies, tensors, numbers, outputs, shape
+                            s, accum, arrived, held, kept, at, copies, tensors, numbers, outputs, workspace, shape
                         )
                         arrived = coming
                     # The subtile before leaves only now: this one's work hid its way into shared memory. The fence also
@@ -267,6 +277,7 @@ class Sm90Gemm:
                             self.epilogue.send(s - 1, at, served, carriers, store_partitions)
                     if const_expr(s < self.epilogue.subtiles):
                         copies.stage(s, leaving)
+                self.epilogue.leave(kept, at, copies, workspace, shape)
                 executed += 1
                 turn += stride
             if sender:

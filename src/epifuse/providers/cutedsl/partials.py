@@ -1,0 +1,145 @@
+"""Reductions across tiles: what each warp leaves in the workspace, and where. Imports no cutlass.
+
+Every warp reduces its rows of a tile in registers and leaves one partial result for each row, each column, or the whole;
+a second small kernel merges them in a fixed order, so that results are the same bits each run and the workspace needs
+no clearing. Partials of one reduction are an array (planes, batches, parts, length) of float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epifuse.ir import Graph, Node
+from epifuse.ir.graph import topological
+from epifuse.problem import Problem
+from epifuse.providers.cutedsl.program import Access, Design
+
+WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
+PLANES = {"logsumexp": 2}
+"""Numbers a partial result consists of, where it is not one: the largest value and the sum of exponentials over it."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number."""
+
+    node: Node
+    name: str
+    axis: str
+    batched: bool
+
+    @property
+    def source(self) -> Node:
+        """What is reduced."""
+        return self.node.args[0]
+
+    @property
+    def planes(self) -> int:
+        """Float32 numbers of one partial result."""
+        return PLANES.get(self.name, 1)
+
+
+def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
+    """Every reduction of the graph, arguments before users."""
+    return tuple(_reduction(node, graph) for node in graph.nodes if node.op == "reduce")
+
+
+def _reduction(node: Node, graph: Graph) -> Reduction:
+    axes = graph.types[node].axes
+    return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes)
+
+
+def tile_nodes(graph: Graph, stores: tuple[Access, ...]) -> tuple[Node, ...]:
+    """What is computed tile by tile: what full-size outputs and reductions need."""
+    roots = [o.node for o, access in zip(graph.outputs, stores, strict=True) if access.way != "finish"]
+    return topological([*roots, *(reduction.source for reduction in reductions_of(graph))])
+
+
+def finish_nodes(graph: Graph, outputs: list[Node]) -> tuple[Node, ...]:
+    """What is computed of merged reductions to get `outputs`, reductions first."""
+    return topological(outputs, known=_Below(graph))
+
+
+class _Below:
+    """Nodes that only reductions need, as a container: the walk stops at reductions."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.sources = {node.args[0] for node in graph.nodes if node.op == "reduce"}
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.sources
+
+
+def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, Any]:
+    """(parts, length) of a batch's partial results; for ints or run-time integers.
+
+    Tiles beyond the result, which only fill up a cluster, leave neutral parts.
+    """
+    (bm, bn), (cm, cn) = design.tile, design.cluster
+    down, across = _up(m, bm * cm) * cm, _up(n, bn * cn) * cn
+    warps = WARPS * (1 if design.pingpong else 2) * down
+    if reduction.axis == "m":
+        return across, m
+    return (warps, n) if reduction.axis == "n" else (warps * across, m // m)
+
+
+def is_ragged(design: Design, m: int, n: int) -> bool:
+    """Whether some tile holds places outside the result, which reductions must leave out."""
+    (bm, bn), (cm, cn) = design.tile, design.cluster
+    return bool(m % (bm * cm) or n % (bn * cn))
+
+
+def _up(value: Any, step: int) -> Any:
+    return (value + (step - 1)) // step
+
+
+def elements(reduction: Reduction, design: Design, m: Any, n: Any, l: Any) -> Any:
+    """Float32 elements of workspace of one reduction."""
+    kept, length = parts(reduction, design, m, n)
+    return kept * length * l * reduction.planes
+
+
+def workspace_bytes(graph: Graph, design: Design, problem: Problem) -> int:
+    """Bytes of workspace that a launch needs."""
+    e = problem.extents
+    if 0 in (e["m"], e["n"], e["l"]):
+        return 0
+    return 4 * sum(int(elements(r, design, e["m"], e["n"], e["l"])) for r in reductions_of(graph))
+
+
+def refused(graph: Graph, problem: Problem) -> str | None:
+    """Why the kernel cannot carry the reductions of this graph."""
+    if 0 in problem.extents.values() and reductions_of(graph):
+        return "it does not reduce an empty result"
+    for node in graph.nodes:
+        stage = graph.stages[node]
+        if stage.kind == "row":
+            return f"its tiles do not hold whole rows, which {node.op} needs"
+        if stage.sweep > 0:
+            return "it does not compute the product twice, which a full-size value of a finished reduction needs"
+        if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
+            return reason
+    for output in graph.outputs:
+        if graph.stages[output.node].kind == "finish" and (reason := _mixed(output.node, graph)) is not None:
+            return reason
+    return None
+
+
+def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None:
+    name = node.attr[0]
+    source = graph.types[node.args[0]]
+    if graph.stages[node.args[0]].kind != "tile" or not {"m", "n"} <= source.axes:
+        return f"it reduces full-size values only, and {name} has another argument"
+    if source.kind not in ("float", "mask") or (source.kind == "mask") != (name in ("any", "all")):
+        return f"it has no {name} of {source.kind} values yet"
+    if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
+        return f"it has no {name} of a value that is the same in every batch"
+    return None
+
+
+def _mixed(output: Node, graph: Graph) -> str | None:
+    found = {graph.types[n].axes for n in topological([output], known=_Below(graph)) if n.op == "reduce"}
+    if found != {graph.types[output].axes}:
+        return "it does not mix reductions of different extents in one output"
+    return None
