@@ -68,14 +68,13 @@ def _reciprocals(d: Fragment) -> Fragment:
 
 
 def gelu_tanh_narrow(x: Fragment) -> Fragment:
-    """x sigmoid(u), and zero where PyTorch's 1 + tanh(u / 2) has long been zero.
+    """x sigmoid(u) in eight instructions with the bias, two of them of the special function unit.
 
-    The bound on the exponential keeps an infinity or NaN from its neighbour; `x` brings the NaN back.
+    Where rcp.approx flushes, sigmoid(u) is below 2^-126; PyTorch's 1 + tanh(u / 2) is zero from 2^-24 on. One
+    reciprocal of two values' product needs three instructions more: 8192 x 8192 x 512 took 120 us instead of 112.
     """
     scale = -2 * 0.7978845608028654 * LOG2_E
-    exponential, bound = ex2(x * fma(x * x, scale * 0.044715, scale)), like(x, 2.0**60)
-    s = _reciprocals(cute.where(exponential < bound, exponential, bound) + 1.0)
-    return x * cute.where(x < -5.5, like(x, 0.0), s)
+    return x * rcp(ex2(x * fma(x * x, scale * 0.044715, scale)) + 1.0)
 
 
 def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:

@@ -41,6 +41,9 @@ def crowded(program: Program, design: Design) -> str | None:
     fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"
+    if any(node.op == "reduce" for node in program.graph.nodes):
+        # 4 to 200 bytes spill, and 128 x 128 is ahead: a column sum of gelu at 8192 x 8192 x 512 159 us, not 192.
+        return "its accumulator leaves too few registers for reductions"
     hungry = next((n.op for n, how in program.accuracies.items() if n.op in _HUNGRY and how != "fast"), None)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
 

@@ -62,7 +62,11 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     numbers = tuple(Int32(0) if kind == "int32" else Float32(0.0) for kind in kinds)
     outputs = tuple(_tensor(access, shape) for access in program.stores)
     # Partial results of reductions, where there are some.
-    workspaces = (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),) if reductions_of(program.graph) else ()
+    workspaces = (
+        (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
+        if reductions_of(program.graph)
+        else ()
+    )
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.

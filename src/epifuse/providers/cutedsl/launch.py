@@ -14,7 +14,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Step
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.compile import compile_program
-from epifuse.providers.cutedsl.partials import workspace_bytes
+from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 
@@ -52,7 +52,8 @@ class GpuKernel:
             [operands[name] for name in self.numbers],
             [outputs[name].as_strided(*view) for name, view in views.outputs],
         )
-        clusters = _clusters(a.device) // self.cluster_size
+        ctas = _multiprocessor_count(a.device)
+        clusters = (min(ctas, MOST_CTAS) if self.workspace_bytes else ctas) // self.cluster_size
         function, index, bytes_, device = self.function, a.get_device(), self.workspace_bytes, a.device
 
         def step() -> None:
@@ -75,7 +76,7 @@ def _nothing() -> None:
 _multiprocessors: dict[torch.device, int] = {}
 
 
-def _clusters(device: torch.device) -> int:
+def _multiprocessor_count(device: torch.device) -> int:
     if device not in _multiprocessors:
         _multiprocessors[device] = torch.cuda.get_device_properties(device).multi_processor_count
     return _multiprocessors[device]

@@ -1,8 +1,8 @@
 """Reductions across tiles: what each warp leaves in the workspace, and where. Imports no cutlass.
 
-Every warp reduces its rows of a tile in registers and leaves one partial result for each row, each column, or the whole;
-a second small kernel merges them in a fixed order, so that results are the same bits each run and the workspace needs
-no clearing. Partials of one reduction are an array (planes, batches, parts, length) of float32.
+Every warp reduces its rows of a tile in registers and leaves one partial result for each row, each column, or the
+whole; a second small kernel merges them in a fixed order, so that results are the same bits each run and the workspace
+needs no clearing. Partial results of one reduction are an array (planes, batches, parts, length) of float32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Access, Design
 
 WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
+MATH_WARPS = 8  # of a CTA
+MOST_CTAS = 132  # at once: an H100 or H200 has so many multiprocessors
 PLANES = {"logsumexp": 2}
 """Numbers a partial result consists of, where it is not one: the largest value and the sum of exponentials over it."""
 
@@ -81,7 +83,10 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
     warps = WARPS * (1 if design.pingpong else 2) * down
     if reduction.axis == "m":
         return across, m
-    return (warps, n) if reduction.axis == "n" else (warps * across, m // m)
+    if reduction.axis == "n":
+        return warps, n
+    # A number of the whole result is carried from tile to tile: a warp leaves it once, at its end.
+    return (warps * across, m // m) if reduction.batched else (MOST_CTAS * MATH_WARPS, m // m)
 
 
 def is_ragged(design: Design, m: int, n: int) -> bool:
@@ -97,7 +102,12 @@ def _up(value: Any, step: int) -> Any:
 def elements(reduction: Reduction, design: Design, m: Any, n: Any, l: Any) -> Any:
     """Float32 elements of workspace of one reduction."""
     kept, length = parts(reduction, design, m, n)
-    return kept * length * l * reduction.planes
+    return kept * length * (1 if is_carried(reduction) else l) * reduction.planes
+
+
+def is_carried(reduction: Reduction) -> bool:
+    """Whether a warp carries its partial result from tile to tile: one number over all batches."""
+    return reduction.axis == "" and not reduction.batched
 
 
 def workspace_bytes(graph: Graph, design: Design, problem: Problem) -> int:

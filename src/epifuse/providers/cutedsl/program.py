@@ -15,8 +15,8 @@ Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
 """How an operand or output travels.
 
 number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
-values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies. finish: once all tiles
-are done, of merged reductions.
+values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies.
+finish: once all tiles are done, of merged reductions.
 """
 
 

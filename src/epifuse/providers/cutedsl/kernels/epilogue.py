@@ -232,18 +232,14 @@ class Epilogue:
             self.partials.leave_columns(kept, workspace, columns, place, self._part(place, team), shape)
         return [team.converted(results[i], outputs[i]) for i in self.staged]
 
-    def leave(self, kept, place, team, workspace, shape):
+    def leave(self, kept, carried, place, team, workspace, shape):
         """After a tile: what its reductions left."""
         rows = [self._row(step, team.places[2 * half][0], place) for step in range(self.down) for half in (0, 1)]
-        self.partials.leave(kept, workspace, rows, place, self._part(place, team), shape)
+        self.partials.leave(kept, carried, workspace, rows, place, self._part(place, team), shape)
 
     def _part(self, place, team):
         """Which warp of the whole result's rows this is."""
         return (place.m * self.groups + place.within) * (WARP_GROUP // 32) + team.thread // 32
-
-    def fenced(self, s):
-        """Whether step `s` needs a fence between threads and TMA: something leaves, or is free to be overwritten."""
-        return (s > 0 and bool(self.staged)) or (s < self.subtiles and bool(self.tiles))
 
     def send(self, s, place, group, carriers, partitions):
         """One warp: TMA stores of subtile `s`."""
@@ -266,7 +262,6 @@ class Team:
         self.from_shared = [self._reader(mma, tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)]
         self.to_shared = [self._writer(mma, outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)]
         self.executed = executed
-        self.unreleased: list[Any] = []
 
     def _reader(self, mma, tensor, buffer):
         """Copy from shared memory into the accumulator's order, and this thread's side of the buffer."""
@@ -287,7 +282,7 @@ class Team:
         return copy, cute.shape(mine.partition_S(buffer))[:3], mine.partition_D(buffer)
 
     def arrived(self, s):
-        """Fragments of the staged operands of subtile `s`, if there is such a one."""
+        """Fragments of the staged operands of subtile `s`, if there is such a one; its stage is free again."""
         epilogue, stages = self.epilogue, self.epilogue.design.load_stages
         if not epilogue.tiles or s == epilogue.subtiles:
             return {}
@@ -300,23 +295,13 @@ class Team:
             at = (None, None, None, self.group * stages + slot)
             cute.copy(copy, source[at], _as(fragment, shape))
             found[i] = fragment.load().to(Float32)
-        self.unreleased.append(full + 1)
+        # An arrival alone may overtake a read that is still under way, and the next load then overwrites what is read:
+        # one element of 58 million was wrong.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(full + 1)
         return found
-
-    def release(self, s):
-        """After a fence: the stages of the subtiles read so far are free.
-
-        Not at once: an arrival may overtake a read of shared memory that is still under way. Of 58 million elements of
-        relu(alpha * accum + beta * C) one was wrong.
-        """
-        if not self.epilogue.fenced(s):
-            return
-        if self.unreleased:
-            cute.arch.sync_warp()
-        for empty in self.unreleased:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(empty)
-        self.unreleased = []
 
     def vector(self, i, down, right):
         """This thread's values of a vector: value i and i ^ 2 share a column, equal bit 1 shares a row."""

@@ -1,4 +1,4 @@
-"""Reductions on the device: how values merge, what a warp leaves of a tile, and the kernel that merges what was left.
+"""Reductions on the device: how values merge, and what a warp leaves of its tiles.
 
 Sums are merged pairwise within a thread and in the order of the tiles across the result, in float32. Maxima propagate
 NaN, as PyTorch's do. A logsumexp is a pair (largest value, sum of exponentials over it), merged online.
@@ -9,28 +9,20 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import partials
-from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.program import Design, Program
 
-try:
-    from cutlass.memory import SmemAllocator
-except ImportError:  # its home in CuTe DSL 4.7
-    from cutlass.utils import SmemAllocator
-
 INFINITY = float("inf")
-THREADS = 256  # of the merging kernel
-ELEMENTS = 32  # results of one of its blocks, where there is more than one
 
 
 class Row(NamedTuple):
     """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing."""
 
     neutral: float
-    lift: Callable[[Any], tuple]
-    merge: Callable[[tuple, tuple], tuple]
+    lift: Callable[[Any], Any]
+    merge: Callable[[Any, Any], Any]
 
 
 def _largest(x, y):
@@ -67,7 +59,7 @@ ROWS: dict[str, Row] = {
 }
 
 
-def fold(row: Row, values: list) -> tuple:
+def fold(row: Row, values: list) -> Any:
     """Partial results merged pairwise."""
     while len(values) > 1:
         pairs = [row.merge(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
@@ -75,7 +67,7 @@ def fold(row: Row, values: list) -> tuple:
     return values[0]
 
 
-def gather(row: Row, xs: list) -> tuple:
+def gather(row: Row, xs: list) -> Any:
     """The partial result of several values of one thread."""
     if row.merge is not _online:
         return fold(row, [row.lift(x) for x in xs])
@@ -84,12 +76,38 @@ def gather(row: Row, xs: list) -> tuple:
     return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
 
 
-def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> tuple:
+def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> Any:
     """Merged over the lanes that differ in these bits of their number."""
     for offset in offsets:
         other = tuple(cute.arch.shuffle_sync_bfly(x, offset=offset) for x in value)
         value = row.merge(value, other)
     return value
+
+
+def _scattered(row: Row, values: list) -> Any:
+    """Eight values of each lane merged over the lanes that differ in bits 4, 3 and 2; each lane ends with one of them.
+
+    Seven exchanges a plane: at each step a lane sends the half that it will not keep. Eight butterflies take 24.
+    """
+    lane = cute.arch.lane_idx()
+    for offset in (16, 8, 4):
+        high = (lane // offset) % 2 == 1
+        half = len(values) // 2
+        kept = [_select(high, values[half + i], values[i]) for i in range(half)]
+        sent = [_select(high, values[i], values[half + i]) for i in range(half)]
+        came = [tuple(cute.arch.shuffle_sync_bfly(x, offset=offset) for x in value) for value in sent]
+        values = [row.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
+    return values[0]
+
+
+def _select(condition, x: tuple, y: tuple) -> tuple:
+    return tuple(cutlass.select_(condition, a, b) for a, b in zip(x, y, strict=True))
+
+
+def neutral(name: str) -> Any:
+    """A partial result that changes nothing."""
+    value = Float32(ROWS[name].neutral)
+    return (value, Float32(0.0)) if name in partials.PLANES else ROWS[name].lift(value)
 
 
 class Partials:
@@ -100,10 +118,20 @@ class Partials:
         self.reductions = partials.reductions_of(program.graph)
         self.rows = [ROWS[reduction.name] for reduction in self.reductions]
 
+    def carry(self):
+        """Before the first tile: registers for what is carried from tile to tile, by number of the reduction."""
+        carried = {}
+        for number, reduction in enumerate(self.reductions):
+            if partials.is_carried(reduction):
+                carried[number] = cute.make_rmem_tensor(reduction.planes, Float32)
+                for plane, value in enumerate(neutral(reduction.name)):
+                    carried[number][plane] = value
+        return carried
+
     def begin(self, down):
         """Partial results of a tile: a number, one for each of a thread's rows, or one for each of its columns."""
         counts = {"": 1, "m": 2 * down, "n": 8}
-        return [_Held(counts[reduction.axis]) for reduction in self.reductions]
+        return [Held(counts[reduction.axis]) for reduction in self.reductions]
 
     def add(self, held, found, s, down, rows, columns, shape):
         """Merge subtile `s`, whose rows of subtiles are walked first. Values i and i ^ 2 share a column."""
@@ -124,18 +152,30 @@ class Partials:
         """After the last rows of a column of subtiles: its partial results go to the workspace."""
         for reduction, row, kept, base in self._with_bases(held, shape):
             if reduction.axis == "n":
+                value = _scattered(row, [kept.take(slot) for slot in range(8)])
                 lane = cute.arch.lane_idx()
-                firsts = [v for v in range(len(columns)) if v & 2 == 0]
-                for slot, v in enumerate(firsts):
-                    value = across(row, kept.take(slot), (4, 8, 16))
-                    column = columns[v]
-                    self._put(workspace, base, reduction, value, warp_part, column, lane < 4, shape, place.l, shape[1])
+                # Slot p is column 8 (p / 2) + p % 2 of the thread's first: p's bits are the lane's 4, 3 and 2.
+                at = columns[0] + (lane // 16) * 16 + (lane // 8 % 2) * 8 + lane // 4 % 2
+                self._put(workspace, base, reduction, value, warp_part, at, True, shape, place.l, shape[1])
 
-    def leave(self, held, workspace, row_numbers, place, warp_part, shape):
-        """After a tile: partial results of rows and numbers."""
+    def leave_carried(self, carried, workspace, part, shape):
+        """After the last tile: one partial result a warp."""
+        for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, shape)):
+            if number in carried:
+                planes = range(reduction.planes)
+                value = across(row, tuple(carried[number][plane] for plane in planes), (1, 2, 4, 8, 16))
+                first = cute.arch.lane_idx() == 0
+                self._put(workspace, base, reduction, value, part, Int32(0), first, shape, Int32(0), Int32(1))
+
+    def leave(self, held, carried, workspace, row_numbers, place, warp_part, shape):
+        """After a tile: partial results of rows and numbers; what is carried is merged."""
         lane = cute.arch.lane_idx()
-        for reduction, row, kept, base in self._with_bases(held, shape):
-            if reduction.axis == "m":
+        for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
+            if number in carried:
+                known = tuple(carried[number][plane] for plane in range(reduction.planes))
+                for plane, value in enumerate(row.merge(known, kept.take(0))):
+                    carried[number][plane] = value
+            elif reduction.axis == "m":
                 for slot in range(len(row_numbers)):
                     value = across(row, kept.take(slot), (1, 2))
                     at = row_numbers[slot]
@@ -151,18 +191,18 @@ class Partials:
         bases, base = [], Int64(0)
         for reduction in self.reductions:
             bases.append(base)
-            base = base + _elements(reduction, self.design, shape)
+            base = base + elements_of(reduction, self.design, shape)
         return zip(self.reductions, self.rows, held, bases, strict=True)
 
     def _put(self, workspace, base, reduction, value, part, at, wanted, shape, batch, limit):
         kept, length = partials.parts(reduction, self.design, shape[0], shape[1])
         index = base + (Int64(batch) * kept + part) * length + at
-        plane = Int64(kept) * length * shape[2]
+        plane = Int64(kept) * length * (1 if partials.is_carried(reduction) else shape[2])
         for number, x in enumerate(value):
             _put_if(workspace, index + number * plane, x, wanted, at < limit)
 
 
-class _Held:
+class Held:
     """Partial results in registers; None until something is merged, which saves the merge with a neutral one."""
 
     def __init__(self, count) -> None:
@@ -177,9 +217,9 @@ class _Held:
         return value
 
 
-def _elements(reduction, design, shape):
+def elements_of(reduction, design, shape):
     kept, length = partials.parts(reduction, design, shape[0], shape[1])
-    return Int64(kept) * length * shape[2] * reduction.planes
+    return Int64(kept) * length * (1 if partials.is_carried(reduction) else shape[2]) * reduction.planes
 
 
 def _values(fragment, row, rows, columns, shape, ragged):
@@ -198,169 +238,3 @@ def _values(fragment, row, rows, columns, shape, ragged):
 def _put_if(workspace: cute.Tensor, index, value, wanted, inside):
     if wanted and inside:
         workspace[index] = value
-
-
-class Finish:
-    """The merging kernel of the outputs that run along one axis: a block of threads for some results.
-
-    Threads merge every n-th part each, then each other's results in a fixed tree.
-    """
-
-    def __init__(self, design: Design, program: Program, axis: str, batched: bool) -> None:
-        self.design, self.program, self.axis, self.batched = design, program, axis, batched
-        graph = program.graph
-        self.outputs = [
-            i
-            for i, (output, access) in enumerate(zip(graph.outputs, program.stores, strict=True))
-            if access.way == "finish" and self._is_mine(graph.types[output.node].axes)
-        ]
-        self.nodes = partials.finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
-        self.reductions = partials.reductions_of(graph)
-        self.elements = ELEMENTS if axis else 1
-        self.lanes = THREADS // self.elements
-
-    def _is_mine(self, axes):
-        return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
-
-    def launch(self, workspace, tensors, numbers, outputs, shape, stream):
-        """On the host."""
-        length = {"m": shape[0], "n": shape[1], "": Int32(1)}[self.axis]
-        total = length * shape[2] if self.batched else length
-        blocks = (total + (self.elements - 1)) // self.elements
-        self.kernel(workspace, tensors, numbers, outputs, shape, length, total).launch(
-            grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        workspace: cute.Tensor,
-        tensors: tuple,
-        numbers: tuple,
-        outputs: tuple,
-        shape: cute.Shape,
-        length: Int32,
-        total: Int32,
-    ):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        column, lane = thread % self.elements, thread // self.elements
-        element = cutlass.min(block * self.elements + column, total - 1)
-        batch, at = element // length, element % length
-        merged = []
-        base = Int64(0)
-        for number in cutlass.range_constexpr(len(self.reductions)):
-            if const_expr(self.is_needed(number)):
-                buffer = self.buffer(number)
-                kept, _ = partials.parts(self.reductions[number], self.design, shape[0], shape[1])
-                # Batches that are merged too are only more parts.
-                rounds = kept if const_expr(self.batched) else kept * shape[2]
-                origin = base + Int64(batch) * kept * length + at
-                plane = Int64(kept) * length * shape[2]
-                one, two = self.neutral(number)
-                for k in cutlass.range((rounds - lane + (self.lanes - 1)) // self.lanes, unroll=4):
-                    index = origin + Int64(lane + k * self.lanes) * length
-                    one, two = self.read(number, one, two, workspace, index, plane)
-                self.keep(number, buffer, column, lane, one, two)
-                cute.arch.sync_threads()
-                for level in cutlass.range_constexpr(self.lanes.bit_length() - 1):
-                    if lane < self.lanes >> (level + 1):
-                        self.merge_lanes(number, buffer, column, lane, self.lanes >> (level + 1))
-                    cute.arch.sync_threads()
-                merged.append(buffer)
-            base = base + _elements(self.reductions[number], self.design, shape)
-        if block * self.elements + column < total and lane == 0:
-            self.store(merged, column, tensors, numbers, outputs, at, batch, shape)
-
-    def is_needed(self, number):
-        """Whether one of this kernel's outputs reads the reduction."""
-        return self.reductions[number].node in self.nodes
-
-    def buffer(self, number):
-        """Shared memory for each thread's partial result."""
-        shape = (self.elements, self.lanes, self.reductions[number].planes)
-        return SmemAllocator().allocate_tensor(Float32, cute.make_layout(shape), 16)
-
-    def neutral(self, number):
-        """What merging starts from; the second number counts only where there are two planes."""
-        return Float32(ROWS[self.reductions[number].name].neutral), Float32(0.0)
-
-    def read(self, number, one, two, workspace, index, plane):
-        """Merge one part of the workspace."""
-        row = ROWS[self.reductions[number].name]
-        if self.reductions[number].planes == 1:
-            return row.merge((one,), (workspace[index],))[0], two
-        return row.merge((one, two), (workspace[index], workspace[index + plane]))
-
-    def keep(self, number, buffer, column, lane, one, two):
-        """This thread's partial result into shared memory."""
-        for plane, value in enumerate((one, two)[: self.reductions[number].planes]):
-            buffer[column, lane, plane] = value
-
-    def merge_lanes(self, number, buffer, column, lane, distance):
-        """Merge the partial result of the lane at a distance into this lane's."""
-        planes = range(self.reductions[number].planes)
-        mine = tuple(buffer[column, lane, plane] for plane in planes)
-        other = tuple(buffer[column, lane + distance, plane] for plane in planes)
-        both = ROWS[self.reductions[number].name].merge(mine, other)
-        for plane in planes:
-            buffer[column, lane, plane] = both[plane]
-
-    def store(self, merged, column, tensors, numbers, outputs, at, batch, shape):
-        """One thread an element: compute the outputs and write them."""
-        needed = [r for number, r in enumerate(self.reductions) if self.is_needed(number)]
-        values = {
-            reduction.node: tuple(buffer[column, 0, plane] for plane in range(reduction.planes))
-            for reduction, buffer in zip(needed, merged, strict=True)
-        }
-        m = at if self.axis == "m" else Int32(0)
-        n = at if self.axis == "n" else Int32(0)
-        for i, value in zip(self.outputs, self.finished(values, tensors, numbers, m, n, batch, shape), strict=True):
-            outputs[i][m, n, batch] = value.to(outputs[i].element_type)
-
-    def finished(self, merged, tensors, numbers, m, n, batch, shape):
-        """The outputs' values, by walking what is computed of merged reductions."""
-        graph, program = self.program.graph, self.program
-        loads = {node: i for i, (node, _) in enumerate(program.tensors)}
-        like = cute.full((1,), 0.0, Float32)
-
-        def leaf(node):
-            kind = graph.types[node].kind
-            if node.op == "reduce":
-                return self.result(node, merged[node], like, shape)
-            if node in program.numbers:
-                value = cute.full_like(like, numbers[program.numbers.index(node)])
-            else:
-                value = cute.full_like(like, tensors[loads[node]][m, n, batch].to(Float32))
-            return value != 0.0 if kind == "mask" else value
-
-        found = walk(graph, leaf, like, nodes=self.nodes)
-        return [found[graph.outputs[i].node][0] for i in self.outputs]
-
-    def result(self, node, value, like, shape):
-        """A merged reduction as its kind's fragment."""
-        name = node.attr[0]
-        x = cute.full_like(like, value[0])
-        if name in ("any", "all"):
-            return x != 0.0
-        if name == "mean":
-            gone = {factor.axis for factor in node.attr[1]}
-            count = Float32(1.0)
-            for axis, extent in zip("mnl", shape, strict=True):
-                count = count * (Float32(extent) if axis in gone else Float32(1.0))
-            return x / cute.full_like(like, count)
-        if name == "norm":
-            return cute.math.sqrt(x)
-        if name == "logsumexp":
-            summed = cute.full_like(like, value[1])
-            finite = abs(x) < INFINITY
-            shift = cute.where(finite, x, cute.full_like(x, 0.0))
-            return cute.where(x == INFINITY, x, cute.math.log(summed) + shift)
-        return x
-
-
-def merging_kernels(design: Design, program: Program) -> list[Finish]:
-    """One kernel for the outputs of each extent."""
-    stores = zip(program.graph.outputs, program.stores, strict=True)
-    axes = dict.fromkeys(program.graph.types[o.node].axes for o, access in stores if access.way == "finish")
-    return [Finish(design, program, "".join(sorted(found - {"l"})), "l" in found) for found in axes]

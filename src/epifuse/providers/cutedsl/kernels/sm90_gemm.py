@@ -16,8 +16,8 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Place, Team
+from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
-from epifuse.providers.cutedsl.kernels.reduce import merging_kernels
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -87,7 +87,7 @@ class Sm90Gemm:
             stream=stream,
         )
         for merging in self.merging:
-            merging.launch(workspaces[0], tensors, numbers, outputs, shape, stream)
+            merging.launch(workspaces[0], tensors, numbers, outputs, shape, clusters * cute.size(self.cluster), stream)
 
     @cute.kernel
     def kernel(
@@ -209,6 +209,7 @@ class Sm90Gemm:
             sender = cute.arch.make_warp_uniform(own // 32) == 0
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+            carried = self.epilogue.partials.carry()
             executed = Int32(0)
             turn += team * step
             if const_expr(self.pingpong):
@@ -263,12 +264,9 @@ class Sm90Gemm:
                             s, accum, arrived, held, kept, at, copies, tensors, numbers, outputs, workspace, shape
                         )
                         arrived = coming
-                    # The subtile before leaves only now: this one's work hid its way into shared memory. The fence also
-                    # orders what was read of arrived subtiles before the loads that overwrite them.
-                    if const_expr(self.epilogue.fenced(s)):
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                    copies.release(s)
+                    # The subtile before leaves only now: this one's work hid its way into shared memory.
                     if const_expr(s > 0 and len(self.epilogue.staged) > 0):
+                        cute.arch.fence_proxy("async.shared", space="cta")
                         # The slot of this subtile is free once all stores but the newest were read.
                         if sender:
                             cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
@@ -277,11 +275,21 @@ class Sm90Gemm:
                             self.epilogue.send(s - 1, at, served, carriers, store_partitions)
                     if const_expr(s < self.epilogue.subtiles):
                         copies.stage(s, leaving)
-                self.epilogue.leave(kept, at, copies, workspace, shape)
+                self.epilogue.leave(kept, carried, at, copies, workspace, shape)
                 executed += 1
                 turn += stride
+            if const_expr(len(carried) > 0):
+                self.epilogue.partials.leave_carried(carried, workspaces[0], self.warp_of_all(served, own), shape)
+            if const_expr(len(self.merging) > 0):
+                cute.arch.griddepcontrol_launch_dependents()
             if sender:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def warp_of_all(self, served, own):
+        """Number of a warp among those of the launch that multiply."""
+        x, y, z = cute.arch.block_idx()
+        cta = (z * self.cluster[1] + y) * self.cluster[0] + x
+        return (cta * MATH_GROUPS + served) * (WARP_GROUP // 32) + own // 32
 
     def share(self, served, step):
         """Of a warp group: which tiles it starts with, which rows of a tile it has, and its distance between tiles."""

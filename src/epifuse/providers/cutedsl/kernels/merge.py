@@ -1,0 +1,197 @@
+"""The kernel that merges partial results and computes what the epilogue makes of them, in the same launch."""
+
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl.emit import walk
+from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, elements_of, neutral
+from epifuse.providers.cutedsl.program import Design, Program
+
+try:
+    from cutlass.memory import SmemAllocator
+except ImportError:  # its home in CuTe DSL 4.7
+    from cutlass.utils import SmemAllocator
+
+THREADS = 1024
+ELEMENTS = 32  # results of a block, where there is more than one
+
+
+class Finish:
+    """The merging kernel of the outputs that run along one axis: a block of threads for some results.
+
+    Threads merge every n-th part each, then each other's results in a fixed tree.
+    """
+
+    def __init__(self, design: Design, program: Program, axis: str, batched: bool) -> None:
+        self.design, self.program, self.axis, self.batched = design, program, axis, batched
+        graph = program.graph
+        self.outputs = [
+            i
+            for i, (output, access) in enumerate(zip(graph.outputs, program.stores, strict=True))
+            if access.way == "finish" and self._is_mine(graph.types[output.node].axes)
+        ]
+        self.nodes = partials.finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
+        self.reductions = partials.reductions_of(graph)
+        self.elements = ELEMENTS if axis else 1
+        self.lanes = THREADS // self.elements
+
+    def _is_mine(self, axes):
+        return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
+
+    def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
+        """On the host, after the main kernel of `ctas` CTAs; it starts while that one ends."""
+        length = {"m": shape[0], "n": shape[1], "": Int32(1)}[self.axis]
+        total = length * shape[2] if self.batched else length
+        blocks = (total + (self.elements - 1)) // self.elements
+        self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas).launch(
+            grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        workspace: cute.Tensor,
+        tensors: tuple,
+        numbers: tuple,
+        outputs: tuple,
+        shape: cute.Shape,
+        length: Int32,
+        total: Int32,
+        ctas: Int32,
+    ):
+        cute.arch.griddepcontrol_wait()
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        column, lane = thread % self.elements, thread // self.elements
+        element = cutlass.min(block * self.elements + column, total - 1)
+        batch, at = element // length, element % length
+        merged = []
+        base = Int64(0)
+        for number in cutlass.range_constexpr(len(self.reductions)):
+            if const_expr(self.is_needed(number)):
+                buffer = self.buffer(number)
+                kept, _ = partials.parts(self.reductions[number], self.design, shape[0], shape[1])
+                rounds = self.rounds(number, kept, shape, ctas)
+                origin = base + Int64(batch) * kept * length + at
+                plane = self.plane(number, kept, length, shape)
+                one, two = self.start(number)
+                for k in cutlass.range((rounds - lane + (self.lanes - 1)) // self.lanes, unroll=8):
+                    index = origin + Int64(lane + k * self.lanes) * length
+                    one, two = self.read(number, one, two, workspace, index, plane)
+                self.keep(number, buffer, column, lane, one, two)
+                cute.arch.sync_threads()
+                for level in cutlass.range_constexpr(self.lanes.bit_length() - 1):
+                    if lane < self.lanes >> (level + 1):
+                        self.merge_lanes(number, buffer, column, lane, self.lanes >> (level + 1))
+                    cute.arch.sync_threads()
+                merged.append(buffer)
+            base = base + elements_of(self.reductions[number], self.design, shape)
+        if block * self.elements + column < total and lane == 0:
+            self.store(merged, column, tensors, numbers, outputs, at, batch, shape)
+
+    def plane(self, number, kept, length, shape):
+        """Elements from the first to the second number of a partial result."""
+        return Int64(kept) * length * (1 if partials.is_carried(self.reductions[number]) else shape[2])
+
+    def is_needed(self, number):
+        """Whether one of this kernel's outputs reads the reduction."""
+        return self.reductions[number].node in self.nodes
+
+    def buffer(self, number):
+        """Shared memory for each thread's partial result."""
+        shape = (self.elements, self.lanes, self.reductions[number].planes)
+        return SmemAllocator().allocate_tensor(Float32, cute.make_layout(shape), 16)
+
+    def start(self, number):
+        """What merging starts from; the second number counts only where there are two planes."""
+        return (*neutral(self.reductions[number].name), Float32(0.0))[:2]
+
+    def rounds(self, number, kept, shape, ctas):
+        """How many parts there are to merge; batches that are merged too are only more parts."""
+        reduction = self.reductions[number]
+        if partials.is_carried(reduction):
+            return ctas * partials.MATH_WARPS
+        return kept if reduction.batched else kept * shape[2]
+
+    def read(self, number, one, two, workspace, index, plane):
+        """Merge one part of the workspace."""
+        row = ROWS[self.reductions[number].name]
+        if self.reductions[number].planes == 1:
+            return row.merge((one,), (workspace[index],))[0], two
+        return row.merge((one, two), (workspace[index], workspace[index + plane]))
+
+    def keep(self, number, buffer, column, lane, one, two):
+        """This thread's partial result into shared memory."""
+        for plane, value in enumerate((one, two)[: self.reductions[number].planes]):
+            buffer[column, lane, plane] = value
+
+    def merge_lanes(self, number, buffer, column, lane, distance):
+        """Merge the partial result of the lane at a distance into this lane's."""
+        planes = range(self.reductions[number].planes)
+        mine = tuple(buffer[column, lane, plane] for plane in planes)
+        other = tuple(buffer[column, lane + distance, plane] for plane in planes)
+        both = ROWS[self.reductions[number].name].merge(mine, other)
+        for plane in planes:
+            buffer[column, lane, plane] = both[plane]
+
+    def store(self, merged, column, tensors, numbers, outputs, at, batch, shape):
+        """One thread an element: compute the outputs and write them."""
+        needed = [r for number, r in enumerate(self.reductions) if self.is_needed(number)]
+        values = {
+            reduction.node: tuple(buffer[column, 0, plane] for plane in range(reduction.planes))
+            for reduction, buffer in zip(needed, merged, strict=True)
+        }
+        m = at if self.axis == "m" else Int32(0)
+        n = at if self.axis == "n" else Int32(0)
+        for i, value in zip(self.outputs, self.finished(values, tensors, numbers, m, n, batch, shape), strict=True):
+            outputs[i][m, n, batch] = value.to(outputs[i].element_type)
+
+    def finished(self, merged, tensors, numbers, m, n, batch, shape):
+        """The outputs' values, by walking what is computed of merged reductions."""
+        graph, program = self.program.graph, self.program
+        loads = {node: i for i, (node, _) in enumerate(program.tensors)}
+        like = cute.full((1,), 0.0, Float32)
+
+        def leaf(node):
+            kind = graph.types[node].kind
+            if node.op == "reduce":
+                return self.result(node, merged[node], like, shape)
+            if node in program.numbers:
+                value = cute.full_like(like, numbers[program.numbers.index(node)])
+            else:
+                value = cute.full_like(like, tensors[loads[node]][m, n, batch].to(Float32))
+            return value != 0.0 if kind == "mask" else value
+
+        found = walk(graph, leaf, like, nodes=self.nodes)
+        return [found[graph.outputs[i].node][0] for i in self.outputs]
+
+    def result(self, node, value, like, shape):
+        """A merged reduction as its kind's fragment."""
+        name = node.attr[0]
+        x = cute.full_like(like, value[0])
+        if name in ("any", "all"):
+            return x != 0.0
+        if name == "mean":
+            gone = {factor.axis for factor in node.attr[1]}
+            count = Float32(1.0)
+            for axis, extent in zip("mnl", shape, strict=True):
+                count = count * (Float32(extent) if axis in gone else Float32(1.0))
+            return x / cute.full_like(like, count)
+        if name == "norm":
+            return cute.math.sqrt(x)
+        if name == "logsumexp":
+            summed = cute.full_like(like, value[1])
+            finite = abs(x) < INFINITY
+            shift = cute.where(finite, x, cute.full_like(x, 0.0))
+            return cute.where(x == INFINITY, x, cute.math.log(summed) + shift)
+        return x
+
+
+def merging_kernels(design: Design, program: Program) -> list[Finish]:
+    """One kernel for the outputs of each extent."""
+    stores = zip(program.graph.outputs, program.stores, strict=True)
+    axes = dict.fromkeys(program.graph.types[o.node].axes for o, access in stores if access.way == "finish")
+    return [Finish(design, program, "".join(sorted(found - {"l"})), "l" in found) for found in axes]
