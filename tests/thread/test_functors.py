@@ -347,3 +347,45 @@ def test_a_formula_that_needs_its_source_says_so() -> None:
     assert Careless(beta=1.0).is_source_needed()
     with pytest.raises(ArgumentError, match=r"combine by epifuse\.thread\.linear_combination"):
         Careless(beta=0.0)
+
+
+def test_a_vector_of_the_only_column() -> None:
+    a, b, ones = torch.ones(M, K), torch.ones(K, 1), torch.ones(1)
+    functor = L(scale=ScaleType.PerChannelScaling, alpha_ptr=2 * ones, beta_ptr=3 * ones)
+    assert torch.equal(ef.gemm(a, b, epilogue=functor, C=torch.ones(M, 1)), torch.full((M, 1), 2.0 * K + 3.0))
+    with pytest.raises(ArgumentError, match="OnlyAlphaPerChannelScaling without a vector"):
+        L(scale=ScaleType.OnlyAlphaPerChannelScaling, alpha_ptr=torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8])
+def test_a_mask_of_bytes(dtype: torch.dtype) -> None:
+    """What BiasRelu stores as T, in any dtype, is what the gradient takes as Z."""
+    values, bias = data(), torch.randn(N)
+    out_dtypes = {"T": dtype}
+    _, mask = ef.gemm(
+        values["A"], values["B"], epilogue=thread.LinearCombinationBiasRelu(), bias=bias, out_dtypes=out_dtypes
+    )
+    product = values["A"] @ values["B"]
+    functor = thread.LinearCombinationDReluConditionalBits()
+    want = torch.where(product + bias >= 0, product, 0.0)
+    assert mask.dtype == dtype
+    torch.testing.assert_close(ef.gemm(values["A"], values["B"], epilogue=functor, Z=mask), want)
+    torch.testing.assert_close(functor(product, Z=mask), want)
+
+
+@pytest.mark.parametrize("name", ["__call__", "is_source_needed", "set_k_partition"])
+def test_what_follows_from_the_formula_is_not_written(name: str) -> None:
+    """CUTLASS's `operator()` word for word would be ignored by every kernel."""
+    with pytest.raises(ArgumentError, match=f"Tanh is not defined for its own {name}: write a formula"):
+        type("Tanh", (L,), {name: lambda self, accum, C: ef.tanh(accum)})
+
+
+def test_a_class_that_does_not_call_the_bases_constructor() -> None:
+    class Careless(thread.LinearCombination):
+        def __init__(self, params: dict[str, float]) -> None:
+            self.params = params
+
+    product = torch.ones(M, N)
+    for use in (lambda: ef.gemm(product, product.mT, epilogue=Careless({})), lambda: Careless({})(product)):
+        with pytest.raises(ArgumentError, match="Careless has no options yet"):
+            use()

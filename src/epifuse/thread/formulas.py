@@ -132,8 +132,8 @@ def drelu(accum: Value, C: Value, Z: Value, alpha: Value = 1.0, beta: Value = 0.
 
 
 def drelu_conditional(accum: Value, C: Value, Z: Value, alpha: Value = 1.0, beta: Value = 0.0) -> Value:
-    """alpha * accum + beta * C where the mask Z holds, 0 elsewhere."""
-    return where(Z, linear_combination(accum, C, alpha, beta), 0.0)
+    """alpha * accum + beta * C where the mask Z, of bools or bytes, holds, 0 elsewhere."""
+    return where(Z != 0, linear_combination(accum, C, alpha, beta), 0.0)
 
 
 def dgelu_erf(accum: Value, C: Value, Z: Value, alpha: Value = 1.0, beta: Value = 0.0) -> Value:

@@ -56,6 +56,9 @@ class Functor:
         defaults in place of the formula's.
         """
         super().__init_subclass__()
+        for name in _OURS:
+            if name in vars(cls):  # CUTLASS's way; kernels would compute the base's formula without a word
+                raise fail("undefined_functor", None, functor=cls.__name__, what=f"its own {name}", why=_WRITE)
         if "formula" in vars(cls):  # written out: what its partitions compute is not its base's to say
             cls._partial = None
         given = {"formula": formula, "_partial": partial, "sources": sources, "_preset": preset}
@@ -123,10 +126,10 @@ class Functor:
 
     def __call__(self, accum: Any, *operands: Any, **by_name: Any) -> Any:
         """The formula in plain PyTorch, before results are stored. A source that is not needed is not read."""
+        parsed = self.__epifuse__()
         if len(operands) > len(self.operands):
             want = ", ".join(("accum", *self.operands))
             raise fail("positional", None, function=self.name, want=want, have=len(operands) + 1)
-        parsed = self.__epifuse__()
         given = parsed.named({**dict(zip(self.operands, operands, strict=False)), **by_name})
         for name in given:
             if name not in parsed.parameters:
@@ -144,6 +147,8 @@ class Functor:
 
     def __epifuse__(self) -> Parsed:
         """The formula, parsed: what makes this an epilogue."""
+        if "_parsed" not in vars(self):
+            raise fail("not_constructed", None, name=type(self).__name__)
         if not self._parsed.is_current():  # a custom formula may capture functions, which may be replaced
             _parse.cache_clear()
             self._lower(*self._partition)
@@ -254,9 +259,10 @@ class Functor:
             if name not in self._outputs:
                 raise fail("unknown_output", None, option="stores", name=name, outputs=", ".join(self._outputs))
         for name, value in values.items():
-            vector = isinstance(value, torch.Tensor) and value.dim() < 3 and value.numel() != 1
-            if scale.per_channel and name == "alpha" and not vector:
+            dims = value.dim() if isinstance(value, torch.Tensor) else 0
+            if scale.per_channel and name == "alpha" and dims not in (1, 2):
                 raise self._undefined(f"{scale} without a vector", "pass alpha_ptr=, one number a column")
+            vector = dims in (1, 2) and value.numel() != 1  # one element may be a number, or the only column
             if vector and not (scale.per_channel and name in ("alpha", "beta")):
                 raise self._undefined(f"a vector {name} in {scale}", "the per-channel scale types take one")
         read = {load.attr.name for load in parsed.graph.loads()}
@@ -273,6 +279,8 @@ class Functor:
                 yield f"{name} is not read: beta was 0 when the functor was made"
 
 
+_OURS = ("__call__", "is_source_needed", "set_k_partition")
+_WRITE = "write a formula, a staticmethod; kernels and calls both follow from it"
 _OF_THE_SOURCE = ("beta", "scale_c")  # a beta of zero leaves them out with the source
 _COMBINE = "combine by epifuse.thread.linear_combination, or derive from epifuse.thread.Functor"
 
