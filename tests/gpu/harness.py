@@ -1,0 +1,205 @@
+"""One way to run a test on a GPU and, so that its logic is known to be right, on the CPU kernel as well.
+
+Every output lies in a larger buffer of NaN: what is not written, and what is written around it, shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fuzzing.check import function_of
+
+import epifuse as ef
+from epifuse.kernel import Kernel
+from epifuse.testing import NARROW_ROOM, Bounded, Verdict, bounded, compare_bounded, compare_exact
+
+REFUSED = "refused: "
+_GUARD = 64  # elements before and after, so that the base stays aligned
+_EPS = torch.finfo(torch.float32).eps
+_HALF_WIDTH = (torch.float16, torch.bfloat16)
+
+Shape = Sequence[int]
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+LAYOUTS = ("rows", "columns", "padded", "odd", "shifted")
+"""By rows; by columns; rows and gaps that TMA can address; rows that it cannot; a base that it cannot."""
+
+
+class Place(NamedTuple):
+    """A tensor inside memory that is not its own."""
+
+    view: torch.Tensor
+    memory: torch.Tensor
+
+    def poison(self) -> None:
+        """Contents no result has, inside and around."""
+        _poisoned(self.memory)
+
+    def intact(self) -> bool:
+        """Whether the memory around the tensor still holds poison."""
+        kept = self.memory.clone()
+        view = self.view
+        inside = kept.as_strided(view.shape, view.stride(), view.storage_offset())
+        inside.copy_(_poisoned(torch.empty(view.shape, dtype=view.dtype, device=view.device)))
+        return bool((kept.view(torch.uint8) == _poison_of(kept.dtype)).all())
+
+
+def _poison_of(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bool else 255  # all bits set: NaN in every float
+
+
+def _poisoned(memory: torch.Tensor) -> torch.Tensor:
+    if memory.numel():
+        memory.reshape(-1).view(torch.uint8).fill_(_poison_of(memory.dtype))
+    return memory
+
+
+def place(shape: Shape, dtype: torch.dtype, device: str, layout: str = "rows") -> Place:
+    """Poisoned memory for a tensor of this shape."""
+    swapped = layout == "columns" and len(shape) > 1
+    order = [*shape[:-2], shape[-1], shape[-2]] if swapped else list(shape) or [1]
+    row = order[-1]
+    span = {"padded": -(-row // 16) * 16 + 16, "odd": row + 1 + row % 2}.get(layout, row)
+    start = _GUARD + (layout == "shifted")
+    strides = [span * math.prod(order[i + 1 : -1]) for i in range(len(order) - 1)] + [1]
+    memory = torch.empty(start + math.prod(order[:-1]) * span + _GUARD, dtype=dtype, device=device)
+    view = memory.as_strided(order, strides, start)
+    view = view.mT if swapped else view.view(()) if not shape else view
+    _poisoned(memory)
+    return Place(view, memory)
+
+
+# --- machines --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a test runs: on a Hopper GPU, or on the CPU, where Hopper's plan is asked for as well."""
+
+    device: str
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the kernels are Hopper's."""
+        return self.device == "cuda"
+
+    def kernel(self, args: ef.GemmArguments, *, may_refuse: bool = False) -> Kernel:
+        """The kernel to run. Skips with Hopper's reason where it `may_refuse`."""
+        hopper = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
+        if not hopper and may_refuse and self.gpu:
+            pytest.skip(REFUSED + refusal(args))
+        assert hopper or may_refuse, str(ef.explain(args, cc=90))
+        return ef.get_kernels(args)[0] if not self.gpu else hopper[0]
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Normal numbers, the same on every machine."""
+        return torch.randn(shape).to(dtype).to(self.device)
+
+    def whole(self, *shape: int, most: int = 2, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Small whole numbers: their products and sums are exact."""
+        return torch.randint(-most, most + 1, shape).to(dtype).to(self.device)
+
+    def laid_out(self, values: torch.Tensor, layout: str = "rows") -> torch.Tensor:
+        """`values` there, in poisoned surroundings."""
+        return place(values.shape, values.dtype, self.device, layout).view.copy_(values)
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.gpu:
+            torch.cuda.synchronize()
+
+
+def refusal(args: ef.GemmArguments) -> str:
+    """Why no design of the Hopper kernel takes `args`; fails where one does."""
+    assert not ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1), "taken, not refused"
+    return "; ".join(dict.fromkeys(r.reason for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")))
+
+
+# --- running and judging ---------------------------------------------------------------------------------------------
+
+
+def run(
+    machine: Machine,
+    epilogue: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: Mapping[str, Any],
+    *,
+    out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
+    layouts: Sequence[str] = LAYOUTS,
+    may_refuse: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
+    given = ef.EpilogueArguments.partial(epilogue, operands)
+    blank = ef.GemmArguments(a, b, epilogue=given, out_dtypes=out_dtypes).allocate()
+    places = {
+        name: place(tensor.shape, tensor.dtype, machine.device, layouts[i % len(layouts)])
+        for i, (name, tensor) in enumerate(blank.items())
+    }
+    outputs = {name: made.view for name, made in places.items()}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epilogue, **operands, **outputs))
+    machine.kernel(args, may_refuse=may_refuse).run(args)
+    for name, made in places.items():
+        assert made.intact(), f"memory around '{name}' was written"
+    return {name: tensor.cpu() for name, tensor in outputs.items()}
+
+
+def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
+    """A @ B of data whose sums are exact in float32."""
+    made: Bounded = bounded(a.cpu().double() @ b.cpu().double(), _EPS)
+    return made
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
+    """A @ B with the error a float32 sum in any order may make."""
+    wide = a.cpu().double(), b.cpu().double()
+    made: Bounded = bounded(wide[0] @ wide[1], _EPS, a.shape[-1] * _EPS * (wide[0].abs() @ wide[1].abs()))
+    return made
+
+
+def judge(
+    got: Mapping[str, torch.Tensor], function: Callable[..., Any], accum: Bounded, operands: Mapping[str, Any]
+) -> None:
+    """Each output beside `function` in float64 with its error bound; most of each has to be judged."""
+    wants = function(accum, **{name: bounded(_here(x), accum.eps) for name, x in operands.items()})
+    wants = wants if isinstance(wants, tuple) else (wants,)
+    for (name, output), want in zip(got.items(), wants, strict=True):
+        room = NARROW_ROOM if output.dtype in _HALF_WIDTH else 0.0
+        verdict = compare_bounded(output, want.expand(output.shape).reshape(output.shape), room)
+        assert verdict.wrong == 0, f"{name}: {verdict.wrong} of {verdict.total} elements, {verdict.detail}"
+        assert verdict.judged * 2 > verdict.total, f"{name}: only {verdict.judged} of {verdict.total} could be judged"
+
+
+def _here(value: Any) -> Any:
+    """An operand as the reference takes it: on the CPU, a number where the kernel gets a number."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.cpu() if value.dim() else value.item()
+
+
+def check(
+    machine: Machine,
+    source: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: Mapping[str, Any],
+    *,
+    exact: bool = True,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """Run `source` and judge it."""
+    function = function_of(source, {})
+    got = run(machine, function, a, b, operands, **options)
+    accum = exact_product(a, b) if exact else product(a, b)
+    judge(got, ef.reference(function), accum, operands)
+    return got
+
+
+__all__ = ["Verdict", "compare_exact"]
