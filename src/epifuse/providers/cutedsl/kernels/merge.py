@@ -1,6 +1,5 @@
 """The kernel that merges partial results and computes what the epilogue makes of them, in the same launch."""
 
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr

@@ -133,11 +133,15 @@ class Partials:
         counts = {"": 1, "m": 2 * down, "n": 8}
         return [Held(counts[reduction.axis]) for reduction in self.reductions]
 
-    def add(self, held, found, s, down, rows, columns, shape):
-        """Merge subtile `s`, whose rows of subtiles are walked first. Values i and i ^ 2 share a column."""
+    @property
+    def along_columns(self):
+        """Whether some reduction runs down columns."""
+        return any(reduction.axis == "n" for reduction in self.reductions)
+
+    def add(self, held, found, step, rows, columns, shape):
+        """Merge a subtile, the `step`-th down. Values i and i ^ 2 share a column."""
         for reduction, row, kept in zip(self.reductions, self.rows, held, strict=True):
             xs = _values(found[reduction.source], row, rows, columns, shape, self.program.ragged)
-            step = s % down
             if reduction.axis == "":
                 kept.merge(0, row, gather(row, xs))
             elif reduction.axis == "m":
