@@ -323,6 +323,8 @@ def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, An
     given = parsed.named(by_name)
     for name in given:
         if name not in parsed.parameters:
+            if name in names:
+                raise fail("output_by_name", None, name=name)
             shown = ", ".join(parsed.parameters) or "none"
             raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
     return given if out is None else given | _destinations(out, names)

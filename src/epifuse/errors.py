@@ -71,6 +71,9 @@ CATALOGUE: dict[str, Sentence] = {
     "extra_operand": Sentence(
         _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
     ),
+    "output_by_name": Sentence(
+        _A, "'{name}' is an output of the epilogue, and gemm takes those by out=", "pass out={{'{name}': ...}}"
+    ),
     "name_clash": Sentence(
         _A, "the epilogue's '{name}' is also an option of gemm", "pass it as operands={{'{name}': ...}}, or rename it"
     ),
@@ -164,6 +167,9 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
     "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name"),
+    "tree_default": Sentence(
+        _A, "'{name}' has two values for a null pointer, {first:g} and {second:g}", "give it one, or two names"
+    ),
     "tree_name_twice": Sentence(
         _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"
     ),
@@ -173,7 +179,7 @@ CATALOGUE: dict[str, Sentence] = {
         "use plus with atomic_add, maximum with atomic_maximum, or one reduction of the vocabulary",
     ),
     "tree_identity": Sentence(
-        _A, "{node} cannot start from {identity}: the result would depend on the tiles", "{neutral} changes nothing"
+        _A, "{node} cannot start from {identity}: the result would depend on the tiles", "{hint}"
     ),
     "tree_stride": Sentence(_A, "the strides of {node} are {want}, and cannot be {stride}"),
     "tree_pointer": Sentence(

@@ -48,6 +48,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "tree_order": lambda: TopologicalVisitor(((), (2,), (0,)), AccFetch(), Compute(ef.relu), Compute(ef.tanh)),
     "tree_cycle": lambda: TopologicalVisitor(((), (2,), (1,)), AccFetch(), Compute(ef.relu), Compute(ef.tanh)),
     "tree_name": lambda: run(EVT(Compute(ef.add), AuxLoad("my aux"), AccFetch())),
+    "tree_default": lambda: run(EVT(Compute(ef.add), ScalarBroadcast("x", 1.0), ScalarBroadcast("x", 2.0))),
     "tree_name_twice": lambda: run(EVT(AuxStore("D"), EVT(AuxStore("D"), AccFetch()))),
     "tree_reduction": lambda: ScalarReduction("total", functional.plus, functional.atomic_maximum),
     "tree_identity": lambda: ScalarReduction("total", functional.plus, identity=1.0),

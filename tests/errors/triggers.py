@@ -247,6 +247,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "integer_division": lambda: gemm("lambda accum: accum + index_m(accum) // index_n(accum)"),
     "max_of_nothing": lambda: gemm("lambda accum: accum.amax()", torch.ones(0, K)),
     "missing_operand": lambda: gemm("lambda accum, C: accum + C"),
+    "output_by_name": lambda: gemm("lambda accum: accum * 2", D=torch.ones(M, N)),
     "extra_operand": lambda: gemm("lambda accum: accum * 2", C=torch.ones(M, N)),
     "name_clash": lambda: gemm("lambda accum, precision: accum * precision", precision=2.0),
     "operand_names": lambda: gemm("lambda accum, C: accum + C", operands=[torch.ones(M, N)]),

@@ -102,7 +102,15 @@ WRONG: dict[str, tuple[Visitor, Any, str]] = {
     "a null store": (EVT(AuxStore("x"), AccFetch()), ((), (None,)), "tree_null"),
     "a null result": (EVT(ScalarReduction("x"), AccFetch()), ((), (None, 0, (0, 0, 0))), "tree_null"),
     "another stride": (alone(RowBroadcast("x")), ((), (ROW, 0, (0, 2, 0)), ()), "tree_pointer"),
-    "a column's stride": (alone(RowBroadcast("x")), ((), (MATRIX, 0, (1, 0, 0)), ()), "tree_pointer"),
+    "a column's stride": (alone(RowBroadcast("x")), ((), (MATRIX, 0, (1, 0, 0)), ()), "tree_stride"),
+    "a number for a pointer": (alone(RowBroadcast("x", 1.0)), ((), (0, 1.0, (0, 1, 0)), ()), "tree_field"),
+    "a number for a pointer to a scalar": (alone(ScalarBroadcast("x", 1.0)), ((), ((), (0,)), ()), "tree_field"),
+    "a number for a result": (EVT(ScalarReduction("x"), AccFetch()), ((), (0.0,)), "tree_field"),
+    "a word for an identity": (
+        EVT(ScalarReduction("x", ef.amax), AccFetch()),
+        ((), (ROW[0], "0", (0, 0, 0))),
+        "tree_arguments",
+    ),
     "two strides": (alone(RowBroadcast("x")), ((), (ROW, 0, (0, 1)), ()), "tree_pointer"),
     "a stride of another reduction": (
         EVT(RowReduction("x"), AccFetch()),
@@ -132,12 +140,11 @@ WRONG: dict[str, tuple[Visitor, Any, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_part_that_does_not_fit_is_refused_with_its_node(name: str) -> None:
     tree, nested, key = WRONG[name]
-    with pytest.raises(ef.errors.ArgumentError) as caught:
+    with pytest.raises(ef.errors.EpifuseError) as caught:
         tree.arguments(nested)
     assert caught.value.key == key, str(caught.value)
-    if key != "tree_stride":
-        assert caught.value.loc is not None
-        assert caught.value.loc.text in str(tree).splitlines()
+    assert caught.value.loc is not None
+    assert caught.value.loc.text in str(tree).splitlines()
 
 
 def test_a_whole_tree() -> None:

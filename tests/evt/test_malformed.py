@@ -15,6 +15,7 @@ from epifuse.evt import (
     AccFetch,
     AuxLoad,
     AuxStore,
+    ColBroadcast,
     ColReduction,
     Compute,
     RowBroadcast,
@@ -24,6 +25,7 @@ from epifuse.evt import (
     SrcFetch,
     TopologicalVisitor,
     functional,
+    fusion,
     to_tree,
 )
 
@@ -112,9 +114,45 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "identity of ScalarReduction must be a number",
     ),
     "strides of two": (lambda: ScalarReduction("x", stride=(0, 0)), r"strides of ScalarReduction are \(0, 0, dL\)"),
-    "no reduction": (lambda: ScalarReduction("x", functional.multiplies), "ScalarReduction: mul and register are not"),
+    "no reduction": (
+        lambda: ScalarReduction("x", functional.multiplies),
+        "function of ScalarReduction must be a reduction, or one of plus, .*, not mul",
+    ),
     "a name that is no name": (lambda: run(adds(AuxLoad("1st")), **{"1st": 1.0}), "'1st' is no name"),
-    "an operand called accum": (lambda: run(adds(AuxLoad("accum"))), "'accum' is an output, and also"),
+    "an operand called accum": (lambda: run(adds(AuxLoad("accum"))), "'accum' is no name for an operand"),
+    "two values for a null pointer": (
+        lambda: run(EVT(Compute(ef.mul), RowBroadcast("x", 1.0), adds(RowBroadcast("x", 2.0)))),
+        "'x' has two values for a null pointer, 1 and 2",
+    ),
+    "a number for a pointer": (
+        lambda: run(adds(RowBroadcast("x", 1.0)), x_ptr=0.0),
+        r"a pointer of RowBroadcast\(x = 1\) must be a tensor, or None where it is null, not 0.0",
+    ),
+    "a row by a column's strides": (
+        lambda: run(adds(RowBroadcast("x")), x=WEIGHT, dX=(1, 0, 0)),
+        r"the strides of RowBroadcast\(x\) are \(0, dN, dL\), and cannot be \(1, 0, 0\)",
+    ),
+    "a column by a row's strides": (
+        lambda: run(adds(ColBroadcast("x")), x=WEIGHT, dX=(0, 1, 0)),
+        r"the strides of ColBroadcast\(x\) are \(dM, 0, dL\)",
+    ),
+    "a number by a row's strides": (
+        lambda: run(adds(ScalarBroadcast("x")), x=WEIGHT, dX=(0, 1, 0)),
+        r"the strides of ScalarBroadcast\(x\) are \(0, 0, dL\)",
+    ),
+    "a word for k": (lambda: fusion.LinCombTopKSoftmaxCol("2"), "k must be 1, 2, 3 or 4, got '2'"),
+    "true for k": (lambda: fusion.LinCombTopKSoftmaxCol(True), "k must be 1, 2, 3 or 4, got True"),
+    "a list for k": (lambda: fusion.LinCombTopKSoftmaxCol([2]), r"k must be 1, 2, 3 or 4, got \[2\]"),
+    "a word for a mask": (lambda: fusion.LinCombPerRowBiasEltActAux(ef.relu, mask="no"), "mask must be True or False"),
+    "a word for an element": (
+        lambda: fusion.ScaledLinCombPerRowBiasEltAct(ef.relu, "fp8"),
+        "element must be a torch dtype that can be stored, got 'fp8'",
+    ),
+    "a word for an aux element": (
+        lambda: fusion.ScaledLinCombPerColBiasEltActAmaxAux(ef.relu, torch.float16, "fp8"),
+        "element must be a torch dtype that can be stored, got 'fp8'",
+    ),
+    "an output by name": (lambda: run(adds(SrcFetch()), C=1.0, D=WEIGHT), "'D' is an output .* out="),
     "one name for two things": (
         lambda: run(EVT(AuxStore("x"), adds(AuxLoad("x"))), x=1.0),
         "'x' is an output, and also",

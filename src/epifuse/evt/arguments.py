@@ -67,10 +67,12 @@ def _own(line: Line, part: Any) -> Iterator[tuple[str, Any]]:
             yield str(node.name), _pointer(line, pointer, stride, None)
         case Reduction():
             pointer, identity, stride = _padded(line, fields, ("pointer", "identity", "stride"), part)
+            if not isinstance(identity, (int, float, type(None))):
+                raise _misfit(line, "(pointer, identity, stride), the identity a number", part)
             if identity is not None and identity != node.identity and not node.is_neutral(identity):
-                raise fail("tree_identity", line.place, node=line.label, identity=identity, neutral=node.neutral)
+                raise node.depends_on_tiles(line.place, identity)
             if stride is not None:
-                node.check_stride(tuple(stride) if isinstance(stride, (list, tuple)) else stride)
+                node.check_stride(tuple(stride) if isinstance(stride, list) else stride, line.place)
             yield str(node.name), _pointer(line, pointer, None, None)
         case _ if line.node.slots and hasattr(node, "default"):
             pointer, default, stride = _padded(line, fields, ("pointer", "value if null", "stride"), part)
@@ -134,7 +136,10 @@ def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, A
             if name in found or not any(key in rest for key in keys):
                 continue
             value, pointer, stride = (rest.pop(key, None) for key in keys)
-            found[name] = _pointer(line, pointer if pointer is not None else value, stride, default)
+            if pointer is None and value is not None and not isinstance(value, _POINTERS):
+                found[name] = value
+            else:
+                found[name] = _pointer(line, value if pointer is None else pointer, stride, default)
     return found | rest
 
 
@@ -146,13 +151,21 @@ def _stride_name(name: str) -> str:
 # --- pointers ----------------------------------------------------------------------------------------------------
 
 
+_POINTERS = (torch.Tensor, Load, Store)
+_STRIDES = {"row": ("(0, dN, dL)", (0,)), "column": ("(dM, 0, dL)", (1,)), "scalar": ("(0, 0, dL)", (0, 1))}
+"""The strides of what varies over fewer axes, and which of them are 0."""
+
+
 def _pointer(line: Line, pointer: Any, stride: Any, default: float | None) -> Any:
     """The operand behind a pointer and its strides; `default` where the pointer is null."""
     if pointer is None:
         if default is None:
             raise fail("tree_null", line.place, node=line.label)
         return default
-    if stride is None or not isinstance(pointer, (torch.Tensor, Load, Store)):
+    if not isinstance(pointer, _POINTERS):
+        want = "a tensor, or None where it is null"
+        raise fail("tree_field", line.place, field="a pointer", node=line.label, want=want, value=_shown(pointer))
+    if stride is None:
         return pointer
     if isinstance(pointer, (Load, Store)):
         tensor = _strided(line, pointer.tensor, stride)
@@ -164,6 +177,9 @@ def _strided(line: Line, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
     """`tensor` with a dim for each of (L,) M, N, extent one along those whose stride is 0. No data moves."""
     whole = isinstance(stride, (tuple, list)) and len(stride) == 3 and all(type(d) is int for d in stride)
     if whole:
+        want, zeros = _STRIDES.get(getattr(line.node, "access", ""), ("", ()))
+        if any(stride[axis] for axis in zeros):
+            raise fail("tree_stride", line.place, node=line.label, want=want, stride=stride)
         d_m, d_n, d_l = stride
         wanted = [(0, d_l), (1, d_m), (2, d_n)]
         varying = [axis for axis, d in wanted if d]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from epifuse.dtypes import is_storable
 from epifuse.errors import fail
 from epifuse.evt.functional import (
     Identity,
@@ -39,9 +40,17 @@ from epifuse.evt.visitor import Visitor
 from epifuse.fusion.primitives import Value, eq, exp, where
 from epifuse.fusion.reduction import amax, sum
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
 # --- the pieces --------------------------------------------------------------------------------------------------
+
+
+def _check(name: str, want: str, value: Any, *, holds: bool) -> None:
+    if not holds:
+        raise fail("option", None, name=name, want=want, value=value)
+
+
+def _is_fp8(element: torch.dtype) -> bool:
+    _check("element", "a torch dtype that can be stored", element, holds=is_storable(element))
+    return element in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _alpha(*scales: str) -> Visitor:
@@ -78,6 +87,7 @@ def _activated(activation: Any, tree: Visitor) -> EVT:
 
 def _activated_with_aux(activation: Any, tree: Visitor, *, mask: bool) -> Visitor:
     """The activation, and its argument stored; or where it changed nothing, which is all the derivative needs."""
+    _check("mask", "True or False", mask, holds=isinstance(mask, bool))
     if not mask:
         return _activated(activation, EVT(AuxStore("aux"), tree))
     function = activation if isinstance(activation, Compute) else Compute(activation)
@@ -108,8 +118,7 @@ def LinCombTopKSoftmaxCol(k: int) -> EVT:
 
     Elements equal to the k-th largest all count. Raises `ArgumentError` unless k is 1, 2, 3 or 4.
     """
-    if k not in _TOP_K:
-        raise fail("option", None, name="k", want="1, 2, 3 or 4", value=k)
+    _check("k", "1, 2, 3 or 4", k, holds=type(k) is int and k in _TOP_K)
     return _activated(_TOP_K[k], LinearCombination())
 
 
@@ -173,12 +182,12 @@ def _scaled(bias: Visitor) -> EVT:
 
 def _quantised(tree: Visitor, scale: str, element: torch.dtype) -> Visitor:
     """Scaled where it is stored as fp8."""
-    return EVT(Compute(multiplies), ScalarBroadcast(scale, 1.0), tree) if element in _FP8 else tree
+    return EVT(Compute(multiplies), ScalarBroadcast(scale, 1.0), tree) if _is_fp8(element) else tree
 
 
 def _with_amax(tree: Visitor, name: str, element: torch.dtype) -> Visitor:
     """Its largest absolute value stored where it is quantised: the next call's scale comes from it."""
-    return EVT(ScalarReduction(name, maximum_absolute_value_reduction), tree) if element in _FP8 else tree
+    return EVT(ScalarReduction(name, maximum_absolute_value_reduction), tree) if _is_fp8(element) else tree
 
 
 def _with_amax_and_aux(activation: Any, bias: Visitor, element: torch.dtype, element_aux: torch.dtype) -> Visitor:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.errors import fail
+from epifuse.errors import EpifuseError, Loc, fail
 from epifuse.evt.visitor import Slots, Visitor, show_slot
 from epifuse.frontend.apply import parameters_of
 from epifuse.fusion import reduction
@@ -303,22 +303,22 @@ class Reduction(Visitor):
         _field(self, "identity", "a number", holds=self.identity is None or _is_number(self.identity))
         object.__setattr__(self, "function", _reduction(self, self.function))
         if self.global_function is not None:
-            object.__setattr__(self, "global_function", _reduction(self, self.global_function, "global"))
+            object.__setattr__(self, "global_function", _reduction(self, self.global_function, "global_function"))
             if self.global_function is not self.function:
                 names = (_spelled(self.function), _spelled(self.global_function))
                 raise fail("tree_reduction", None, node=type(self).__name__, first=names[0], second=names[1])
         if self.identity is not None and not self.is_neutral(self.identity) and self.again is None:
-            raise fail("tree_identity", None, node=self.label, identity=self.identity, neutral=self.neutral)
+            raise self.depends_on_tiles(None, self.identity)
         if self.stride is not None:
-            self.check_stride(self.stride)
+            self.check_stride(self.stride, None)
 
-    def check_stride(self, stride: Any) -> None:
+    def check_stride(self, stride: Any, place: Loc | None) -> None:
         """Raise unless `stride` is zero along the axes that are reduced, and only there."""
         axes = "mnl"
         whole = isinstance(stride, tuple) and len(stride) == 3 and {type(d) for d in stride} == {int}
         if not whole or [axes[i] for i in (0, 1) if stride[i]] != [a for a in "mn" if a in self.kept]:
             want = "(" + ", ".join("d" + a.upper() if a in (*self.kept, "l") else "0" for a in axes) + ")"
-            raise fail("tree_stride", None, node=type(self).__name__, stride=stride, want=want)
+            raise fail("tree_stride", place, node=type(self).__name__, stride=stride, want=want)
 
     @property
     def reduction(self) -> str:
@@ -343,6 +343,11 @@ class Reduction(Visitor):
             return identity >= 3.4028234e38
         return identity == self.neutral
 
+    def depends_on_tiles(self, place: Loc | None, identity: float) -> EpifuseError:
+        """The refusal of an identity that is not neutral."""
+        hint = f"{self.neutral} changes nothing" + (", or write it into the tree as identity=" if self.again else "")
+        return fail("tree_identity", place, node=self.label, identity=identity, hint=hint)
+
     @property
     def per_batch(self) -> bool:
         return self.stride is not None and self.stride[2] != 0
@@ -358,13 +363,14 @@ class Reduction(Visitor):
         return f"{type(self).__name__}({named}{self.reduction}{' of each batch' if self.per_batch else ''})"
 
 
-def _reduction(node: Visitor, function: Function, which: str = "register") -> Any:
+def _reduction(node: Visitor, function: Function, field: str = "function") -> Any:
     combined = {id(step): whole for step, whole in _COMBINED}
     found = _function(function)
     found = combined.get(id(found), found)
     entry = ours(found)
     if entry is None or entry.name not in reduction.REDUCTIONS:
-        raise fail("tree_reduction", None, node=type(node).__name__, first=_spelled(function), second=which)
+        want = "a reduction, or one of plus, maximum, minimum, logical_and, logical_or"
+        raise fail("tree_field", None, node=type(node).__name__, field=field, want=want, value=_spelled(function))
     return found
 
 

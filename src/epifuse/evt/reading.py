@@ -125,9 +125,12 @@ class _Reading:
 
     def operand(self, name: str, default: float | None, line: Line, access: str = "") -> Node:
         """A load, and the claim that what is handed varies as the node says."""
-        self.check_name(name, line.place, taken=name in self.outputs or name == "accum")
-        if self.operands.setdefault(name, default) is None:
+        self.check_name(name, line.place, taken=name in self.outputs, reserved=("accum",))
+        known = self.operands.setdefault(name, default)
+        if known is None:
             self.operands[name] = default
+        elif default is not None and default != known:
+            raise fail("tree_default", line.place, name=name, first=known, second=default)
         load = self.builder.node("load", attr=Load(name), locs=(line.place,))
         access = access or line.node.access
         claim = (access, line.label)
@@ -149,8 +152,8 @@ class _Reading:
         self.outputs = stored | self.outputs if first else self.outputs | stored
         return value
 
-    def check_name(self, name: Any, place: Loc, *, taken: bool) -> None:
-        if not isinstance(name, str) or not _NAME.match(name):
+    def check_name(self, name: Any, place: Loc, *, taken: bool, reserved: tuple[str, ...] = ()) -> None:
+        if not isinstance(name, str) or not _NAME.match(name) or name in reserved:
             raise fail("tree_name", place, name=name)
         if taken:
             raise fail("tree_name_twice", place, name=name)
