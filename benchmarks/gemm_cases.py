@@ -73,13 +73,17 @@ class Case:
     outputs: tuple[str, ...] = ("D",)
     peers: Mapping[str, Peer] = field(default_factory=dict)
     compiled: bool = True
+    reduces: bool = False
 
     def arguments(self, x: Operands) -> ef.GemmArguments:
         """The case for epifuse."""
         if self.epilogue is None:
             return ef.GemmArguments(x.a, x.b, out=x.D)
-        given = {name: getattr(x, name) for name in (*self.operands, *self.outputs)}
-        return ef.GemmArguments(x.a, x.b, epilogue=ef.EpilogueArguments(self.epilogue, **given, **self.numbers))
+        own = [name for name in self.outputs if name in Operands._fields]  # small results are allocated
+        given = {name: getattr(x, name) for name in (*self.operands, *own)}
+        return ef.GemmArguments(
+            x.a, x.b, epilogue=ef.EpilogueArguments.partial(self.epilogue, {**given, **self.numbers})
+        )
 
 
 # --- the epilogues as epifuse reads them -------------------------------------------------------------------------
@@ -104,6 +108,34 @@ def relu_residual(accum, C, alpha, beta):
     return D
 
 
+def binary_cross_entropy(accum, bias, C):
+    """A loss alone: the logits are not stored. C holds the targets."""
+    x = accum + bias
+    loss = ef.sum(ef.softplus(x) - x * C)
+    return loss
+
+
+def gelu_column_sums(accum, bias):
+    """What a bias gradient needs, beside the activation."""
+    D = ef.gelu_tanh(accum + bias)
+    sums = ef.sum(D, dim=0)
+    return D, sums
+
+
+def residual_row_squares(accum, C):
+    """A residual connection, and what RMSNorm needs of it."""
+    D = accum + C
+    squares = ef.sum_of_squares(D, dim=-1)
+    return D, squares
+
+
+def largest_absolute(accum):
+    """A product, and the scale to quantise it by."""
+    D = accum
+    largest = ef.absmax(D)
+    return D, largest
+
+
 # --- and as PyTorch and its peers do -----------------------------------------------------------------------------
 
 
@@ -122,6 +154,26 @@ def _gelu_preact(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
 
 def _relu(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
     return (torch.relu(torch.addmm(c, a, b, alpha=ALPHA, beta=BETA)),)
+
+
+def _bce(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    logits = torch.addmm(bias, a, b).float()
+    return ((F.softplus(logits) - logits * c.float()).sum(),)
+
+
+def _gelu_sums(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    d = F.gelu(torch.addmm(bias, a, b), approximate="tanh")
+    return d, d.float().sum(0)
+
+
+def _row_squares(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    d = torch.addmm(c, a, b)
+    return d, d.float().square().sum(-1)
+
+
+def _absmax(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    d = a @ b
+    return d, d.abs().amax().float()
 
 
 def cublas(x: Operands) -> Outputs:
@@ -201,6 +253,45 @@ CASES = (
         {"alpha": ALPHA, "beta": BETA},
         # QuACK's ready function has no relu: it does less, and is compared all the same.
         peers={"eager": _eager(_relu), "QuACK gemm_add": Peer(_quack_add, _with_relu)},
+    ),
+    Case(
+        "bce",
+        "sum(softplus(x) - x * C), x = A @ B + bias",
+        _bce,
+        binary_cross_entropy,
+        ("bias", "C"),
+        outputs=("loss",),
+        peers={"eager": _eager(_bce)},
+        reduces=True,
+    ),
+    Case(
+        "gelu_sums",
+        "gelu_tanh(A @ B + bias) and its column sums",
+        _gelu_sums,
+        gelu_column_sums,
+        ("bias",),
+        outputs=("D", "sums"),
+        peers={"eager": _eager(_gelu_sums)},
+        reduces=True,
+    ),
+    Case(
+        "row_squares",
+        "A @ B + C and its row sums of squares",
+        _row_squares,
+        residual_row_squares,
+        ("C",),
+        outputs=("D", "squares"),
+        peers={"eager": _eager(_row_squares)},
+        reduces=True,
+    ),
+    Case(
+        "absmax",
+        "A @ B and its largest absolute value",
+        _absmax,
+        largest_absolute,
+        outputs=("D", "largest"),
+        peers={"eager": _eager(_absmax)},
+        reduces=True,
     ),
 )
 """Of each case, QuACK's untuned defaults, as epifuse's choice is untuned too."""

@@ -113,10 +113,37 @@ def _of(case: str, rows: list[Row], least: int) -> list[Row]:
 
 
 def _fused(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["case"] != "plain" and row["shape"][0] >= 1024]
+    return [row for row in rows if row["case"] in _ELEMENTWISE and row["shape"][0] >= 1024]
 
 
-_CHECKS = (_plain_mean, _plain_small, _fused_peers, _fused_own, _fused_single_wave)
+def _reduced_peers(rows: list[Row], multiprocessors: int) -> Verdict:
+    return _worst("reduced, M >= 1024: time of torch.compile", _reduced(rows), lambda row: "torch.compile", 1.0)
+
+
+def _reduced_own(rows: list[Row], multiprocessors: int) -> Verdict:
+    busy = [row for row in _reduced(rows) if row["shape"][2] >= 4096 and tiles(row) >= 2 * multiprocessors]
+    return _worst(
+        "reduced, K >= 4096, two tiles a multiprocessor: epifuse's plain time", busy, lambda row: OWN_PLAIN, 1.03
+    )
+
+
+def _reduced(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["case"] in _REDUCED and row["shape"][0] >= 1024]
+
+
+_ELEMENTWISE = {case.name for case in CASES if case.epilogue is not None and not case.reduces}
+_REDUCED = {case.name for case in CASES if case.reduces}
+
+
+_CHECKS = (
+    _plain_mean,
+    _plain_small,
+    _fused_peers,
+    _fused_own,
+    _fused_single_wave,
+    _reduced_peers,
+    _reduced_own,
+)
 
 HOST_LIMITS = {"kernel.run": 1.3, "ef.gemm": 2.5, "bound": 1.0}
 """Host time of a launch beside `torch.mm(out=)`."""

@@ -89,8 +89,9 @@ def _add(
 
 def _compare(got: Outputs, want: Outputs) -> list[float]:
     errors = [float((g.float() - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
-    # A step between two numbers of that dtype: rounding once costs a fifth of it in this norm, eager rounds thrice.
-    if not all(error <= torch.finfo(g.dtype).eps for error, g in zip(errors, got, strict=True)):
+    # A step between two bfloat16 numbers: rounding once costs a fifth of it in this norm, eager rounds thrice, and what
+    # a peer reduces was rounded too.
+    if not all(error <= torch.finfo(torch.bfloat16).eps for error in errors):
         raise WrongResultError(f"relative errors {errors}")
     return errors
 
