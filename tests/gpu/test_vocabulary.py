@@ -3,21 +3,20 @@
 One output is one row. Its columns take turns: in column n the row is applied to the arguments of turn n % turns.
 """
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from gpu.harness import Machine, check
+
+from epifuse.fusion.primitives import PRIMITIVES
 from tests.conformance.test_meanings import INF_IS_NAN_IN_PYTORCH
 from tests.conformance.test_vocabulary import ELEMENTWISE, kinds_of, values_of
 
-from epifuse.fusion.primitives import PRIMITIVES
-
 L, M, N, K = 2, 72, 136, 64
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-PER_KERNEL, PARTS = 6, 2
+PER_KERNEL, PARTS = 8, 2
 
 ACCESSES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "scalar": ((1,), "rows"),
@@ -33,9 +32,11 @@ ACCESSES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "batch_tile": ((L, M, N), "padded"),
 }
 NUMBERS: Mapping[str, Any] = {"number": 1.5, "zero_d": torch.tensor(-0.75)}
-SOURCES = ("accum", "number", "scalar", "row", "zero_d", *[name for name in ACCESSES if name not in ("scalar", "row")])
+VARIED = ("accum", *[name for name in ACCESSES if name not in ("scalar", "row", "column")])
+SOURCES = ("varied", "number", "row", "zero_d", "column", "scalar")
+"""What an argument is: those of `VARIED` by turns, or one that leaves the value without some axis."""
 SPECIAL = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
-LONG = ("sin", "cos", "tan", "snake")
+LONG = ("sin", "cos", "tan", "snake", "pow")
 """Code so long that one copy of it takes the turns of its arguments."""
 RESULTS = {"compare": "where({}, 1.0, 0.0)", "logic": "where({}, 1.0, 0.0)"}
 GROUPS = [ELEMENTWISE[i : i + PER_KERNEL] for i in range(0, len(ELEMENTWISE), PER_KERNEL)]
@@ -43,18 +44,19 @@ KERNELS = [(rows, part) for rows in GROUPS for part in range(PARTS)]
 
 
 def turns_of(row: str, part: int) -> list[tuple[str, ...]]:
-    """The arguments of each turn. Over the parts each source is met; numbers only beside values of the kernel."""
+    """The arguments of each turn: over the parts each argument is each source. A value without axes is no value."""
     arity = len(values_of(row))
     sources = SOURCES if arity > 1 else [source for source in SOURCES if source not in NUMBERS]
-    walk = itertools.cycle(sources)
-    count = -(-len(sources) // arity)
-    turns = [tuple(next(walk) for _ in range(arity)) for _ in range(count)]
-    turns = [turn if set(turn) - set(NUMBERS) else ("accum", *turn[1:]) for turn in turns]
-    return turns[part::PARTS]
+    return [
+        tuple(sources[(turn + position) % len(sources)] for position in range(arity))
+        for turn in range(part, len(sources), PARTS)
+    ]
 
 
 def written(source: str, kind: str, position: int) -> str:
     """A source as a value of this kind; what integers are divided by is not zero."""
+    if source == "varied":
+        return by_turns([written(name, kind, position) for name in VARIED])
     if kind == "mask":
         return f"({source} > 0.25)"
     if kind != "int32":
@@ -85,12 +87,13 @@ def output(row: str, part: int) -> str:
     ]
     if row in LONG:
         turns = [[by_turns([turn[p] for turn in turns]) for p in range(len(kinds))]]
-    return by_turns([form.format(f"{row}({', '.join(turn)})") for turn in turns])
+    value = by_turns([form.format(f"{row}({', '.join(turn)})") for turn in turns])
+    return f"where(accum > -1000.0, {value}, 0.0)"  # full-size whatever its arguments are
 
 
 def operands_of(rows: list[str], part: int) -> list[str]:
     met = {source for row in rows for turn in turns_of(row, part) for source in turn}
-    return [source for source in SOURCES if source in met - {"accum"}]
+    return [name for name in (*ACCESSES, *NUMBERS) if name in met or name in VARIED]
 
 
 def source_of(rows: list[str], part: int) -> str:
@@ -113,11 +116,13 @@ def data(machine: Machine, number: int, rows: list[str]) -> dict[str, Any]:
     return made
 
 
-def test_each_row_meets_each_source() -> None:
+def test_each_argument_of_each_row_is_each_source() -> None:
     for row in ELEMENTWISE:
-        met = {source for part in range(PARTS) for turn in turns_of(row, part) for source in turn}
-        assert met >= set(SOURCES) - set(NUMBERS)
-        assert met == set(SOURCES) or len(values_of(row)) == 1
+        turns = [turn for part in range(PARTS) for turn in turns_of(row, part)]
+        for position in range(len(values_of(row))):
+            met = {turn[position] for turn in turns}
+            assert met == set(SOURCES) - (set(NUMBERS) if len(turns[0]) == 1 else set())
+        assert all(set(turn) - set(NUMBERS) for turn in turns)
 
 
 @pytest.mark.parametrize("number", range(len(KERNELS)), ids=[f"{rows[0]}-{part}" for rows, part in KERNELS])

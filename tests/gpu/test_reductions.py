@@ -1,0 +1,184 @@
+"""Reductions on the Hopper kernel: every kind to every destination, ragged edges, what is not finite, the same bits.
+
+Where the kernel refuses, a test skips with its reason, which the summary counts.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from fuzzing.check import function_of
+from gpu.harness import Machine, check, exact_product, judge, place, refusal, run
+
+import epifuse as ef
+from epifuse.fusion.reduction import REDUCTIONS
+
+SHAPES = {
+    "batched": (3, 129, 264, 72),
+    "matrix": (0, 257, 136, 64),
+    "one tile": (0, 64, 128, 64),
+    "thin": (0, 1, 8, 64),
+}
+KINDS = (("sum", "mean", "amax", "amin", "any"), ("absmax", "sum_of_squares", "norm", "all", "logsumexp"))
+DESTINATIONS: dict[str, tuple[str, Any]] = {
+    "a number": ("batched", None),
+    "per batch": ("batched", (1, 2)),
+    "per row and batch": ("batched", 2),
+    "per column and batch": ("batched", 1),
+    "per row": ("batched", (0, 2)),
+    "per column": ("batched", (0, 1)),
+    "a number of a matrix": ("matrix", None),
+    "per row of a matrix": ("matrix", 1),
+    "per column of a matrix": ("matrix", 0),
+    "per row of one tile": ("one tile", 1),
+    "per column of one tile": ("one tile", 0),
+    "per row of a thin matrix": ("thin", 1),
+    "per column of a thin matrix": ("thin", 0),
+}
+SUM_ERROR = 1e-6
+"""Of the sum of magnitudes, against float64: the promise of docs/numerics.md for sums of 16384 x 16384 elements."""
+
+
+def inputs(machine: Machine, shape: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Data whose products and sums are exact: A, B and a full operand."""
+    l, m, n, k = SHAPES[shape]
+    lead = (l,) if l else ()
+    C = machine.laid_out(torch.randint(-8, 9, (*lead, m, n)) / 4)
+    return machine.whole(*lead, m, k), machine.whole(*lead, k, n), {"C": C}
+
+
+def reduced(name: str, value: str, dim: Any) -> str:
+    """As a float: masks become 0 and 1 once all tiles are done."""
+    if REDUCTIONS[name].rule == "mask":
+        return f"where({name}({value} > 0.5, dim={dim}, keepdim=True), 1.0, 0.0)"
+    return f"{name}({value}, dim={dim}, keepdim=True)"
+
+
+def source_of(names: tuple[str, ...], dim: Any, value: str = "accum * 0.25 + C") -> str:
+    """D is not among the outputs."""
+    lines = "".join(f"    {name}_ = {reduced(name, 'x', dim)}\n" for name in names)
+    return f"def epi(accum, C):\n    x = {value}\n{lines}    return {', '.join(f'{name}_' for name in names)}\n"
+
+
+def test_every_kind_is_here() -> None:
+    assert {name for names in KINDS for name in names} == set(REDUCTIONS)
+
+
+@pytest.mark.parametrize("names", KINDS, ids="-".join)
+@pytest.mark.parametrize("destination", DESTINATIONS)
+def test_every_kind_to_every_destination(destination: str, names: tuple[str, ...], machine: Machine) -> None:
+    shape, dim = DESTINATIONS[destination]
+    a, b, operands = inputs(machine, shape)
+    check(machine, source_of(names, dim), a, b, operands, may_refuse=True)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_lanes_outside_the_result_never_count(dim: Any, sign: int, machine: Machine) -> None:
+    """Data of one sign, far from zero: a zero or a poisoned lane would win."""
+    a, b, operands = inputs(machine, "matrix")
+    value = f"accum * 0.25 + C + ({sign} * 1000.0)"
+    names = ("amax", "amin", "absmax", "mean", "all")
+    found = check(machine, source_of(names, dim, value), a, b, operands, may_refuse=True)
+    assert all((found[name] * sign > 0).all() for name in ("amax_", "amin_"))
+    assert (found["all_"] == (sign > 0)).all()
+
+
+@pytest.mark.parametrize("names", KINDS, ids="-".join)
+@pytest.mark.parametrize("broken", [torch.nan, -torch.inf, torch.inf], ids=str)
+def test_what_is_not_finite(broken: float, names: tuple[str, ...], machine: Machine) -> None:
+    """One element at each end, and a row and a column that hold nothing else: logsumexp of them is that too."""
+    a, b, operands = inputs(machine, "matrix")
+    C = operands["C"]
+    C[3], C[:, 5], C[-1, -1], C[0, 0] = broken, broken, broken, broken
+    for dim in (1, 0):
+        found = check(machine, source_of(names, dim), a, b, operands, may_refuse=True)
+        if "amax_" in found:
+            flat = found["amax_"].flatten()
+            assert torch.equal(flat[3 if dim else 5], torch.tensor(broken)) or (broken != broken and flat[3].isnan())
+
+
+def mixed(accum: Any, C: Any, eps: Any) -> Any:
+    D = accum * 0.25 + C
+    loss = -(D.sum()) / 1000.0
+    r = ef.rsqrt(ef.mean(D * D, dim=-1, keepdim=True) + eps)
+    bias = ef.sum(D * C, dim=-2, keepdim=True)
+    spread = ef.amax(D) - ef.amin(D)
+    Aux = ef.relu(D)
+    return D, loss, r, bias, spread, Aux
+
+
+@pytest.mark.parametrize("shape", ["batched", "matrix", "one tile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_several_beside_full_results_and_what_is_computed_of_them(
+    dtype: torch.dtype, shape: str, machine: Machine
+) -> None:
+    """Reductions are of float32 values, whatever D is stored as."""
+    a, b, operands = inputs(machine, shape)
+    dtypes = dict.fromkeys(("D", "Aux", "loss", "r", "bias", "spread"), dtype)
+    got = run(machine, mixed, a, b, {**operands, "eps": 1e-5}, out_dtypes=dtypes, may_refuse=True)
+    judge(got, ef.reference(mixed), exact_product(a, b), {**operands, "eps": 1e-5})
+
+
+def sums(accum: Any) -> Any:
+    D = accum
+    total, rows, columns = D.sum(), D.sum(dim=1), D.sum(dim=0)
+    squares = ef.sum_of_squares(D)
+    return D, total, rows, columns, squares
+
+
+def test_sums_beside_float64(machine: Machine) -> None:
+    """Of the float32 values that the same launch stored."""
+    extent = 16384 if machine.gpu else 512
+    a, b = machine.normal(extent, 64, dtype=torch.bfloat16), machine.normal(64, extent, dtype=torch.bfloat16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(sums, {}), out_dtypes=torch.float32)
+    found = machine.kernel(args, may_refuse=True).run(args)
+    D = found["D"].double()
+    squares = D * D
+    for name, value, dims in (
+        ("total", D, (0, 1)),
+        ("rows", D, (1,)),
+        ("columns", D, (0,)),
+        ("squares", squares, (0, 1)),
+    ):
+        error = (found[name].double() - value.sum(dims)).abs() / value.abs().sum(dims)
+        assert error.max() <= SUM_ERROR, f"{name}: {error.max():.1e} of the sum of magnitudes"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_the_same_bits_on_two_streams_at_once(dim: Any, hopper: Machine) -> None:
+    """100 runs, each onto poisoned results of its own."""
+    a, b = hopper.normal(1000, 512, dtype=torch.bfloat16), hopper.normal(512, 1288, dtype=torch.bfloat16)
+    function = function_of(source_of(("sum", "norm", "logsumexp", "mean", "amax"), dim), {})
+    operands = {"C": hopper.normal(1000, 1288)}
+    blank = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands)).allocate()
+    outputs = [{n: place(t.shape, t.dtype, "cuda") for n, t in blank.items()} for _ in range(100)]
+    runs = []
+    for made in outputs:
+        views = {name: one.view for name, one in made.items()}
+        runs.append(ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, **operands, **views)))
+    kernel = hopper.kernel(runs[0], may_refuse=True)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for i, args in enumerate(runs):
+        kernel.run(args, stream=streams[i % 2])
+    torch.cuda.synchronize()
+    for made in outputs:
+        for name, one in made.items():
+            assert torch.equal(one.view, outputs[0][name].view), name
+            assert one.view.isfinite().all()
+            assert one.intact(), name
+
+
+@pytest.mark.parametrize(
+    "text", ["D = accum / sum(accum, dim=-1, keepdim=True)", "D = softmax(accum, dim=-1)", "D = accum - mean(accum)"]
+)
+def test_what_needs_a_finished_reduction_runs_or_says_why_not(text: str, machine: Machine) -> None:
+    a, b, _ = inputs(machine, "matrix")
+    source = f"def epi(accum): {text}; return D"
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, {}))
+    if ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1):
+        check(machine, source, a, b, {}, out_dtypes=torch.float32)
+        return
+    assert any(word in refusal(args) for word in ("whole rows", "product twice")), refusal(args)
