@@ -263,6 +263,8 @@ def test_workspace() -> None:
     assert torch.equal(kernel.run(arguments(), workspace=torch.empty(need, dtype=torch.uint8))["D"], expected())
     with pytest.raises(ef.errors.ArgumentError, match="the workspace must be"):
         kernel.run(arguments(), workspace="big")  # type: ignore[arg-type]
+    with pytest.raises(ef.errors.ArgumentError, match="the workspace must be contiguous"):
+        kernel.run(arguments(), workspace=torch.empty(need + 8, 2)[:, 0])
     with pytest.raises(ef.errors.ArgumentError, match="the workspace must be on cpu"):
         kernel.run(arguments(), workspace=torch.empty(need, dtype=torch.uint8, device="meta"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from epifuse.arguments import GemmArguments, check_arguments, target_of
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
-from epifuse.providers import Runner
+from epifuse.providers import WORKSPACE, Runner
 from epifuse.runtime import cache
 from epifuse.runtime.launch import Recipe, bind, require_data
 
@@ -125,17 +125,21 @@ class Kernel:
         """Launch once and return the outputs by name; those without a destination are allocated.
 
         `stream` is the device's current one unless given, as a `torch.cuda.Stream` or a raw handle; the CPU has none.
+        `workspace` is a contiguous tensor of `get_workspace_size` bytes at least, on A's device, whose content is lost;
+        each launch that may run at the same time as another needs its own. A launch without one allocates it.
         Raises `UnsupportedError` and `ArgumentError`, before anything is written.
         """
         ready = _ready.get(args) if isinstance(args, GemmArguments) else None
         if ready is None or not ready.serves(self, compiled_artifact):
             ready = self._prepared(args, compiled_artifact)
+        launch = ready.launch
         if workspace is not None:
             self._check_workspace(ready.plan, workspace)
+            launch = _launcher(self._artifact(args, compiled_artifact).recipe, args, {WORKSPACE: workspace})
         if stream is None:
-            return ready.launch()
+            return launch()
         with _current(stream, args.A.device):
-            return ready.launch()
+            return launch()
 
     @outside_graph
     def bind(self, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
@@ -183,6 +187,8 @@ class Kernel:
             raise fail("workspace", None, want=f"a tensor of at least {need} bytes")
         if str(workspace.device) != plan.problem.a.device:
             raise fail("workspace", None, want=f"on {plan.problem.a.device}")
+        if not workspace.is_contiguous() or workspace.data_ptr() % 16:
+            raise fail("workspace", None, want="contiguous, and to start at a multiple of 16 bytes")
 
 
 class _Ready(NamedTuple):
@@ -205,9 +211,12 @@ _ready: weakref.WeakKeyDictionary[GemmArguments, _Ready] = weakref.WeakKeyDictio
 """By arguments, so that running them again costs no more than to launch."""
 
 
-def _launcher(recipe: Recipe, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
+def _launcher(
+    recipe: Recipe, args: GemmArguments, further: Mapping[str, torch.Tensor] | None = None
+) -> Callable[[], dict[str, torch.Tensor]]:
     """Launches onto the destinations given, or each time onto new ones where some are not."""
-    a, b, tensors, numbers = args.A, args.B, args.epilogue.tensors, args.numbers
+    a, b, numbers = args.A, args.B, args.numbers
+    tensors = {**args.epilogue.tensors, **(further or {})}
     if any(tensors.get(name) is None for name, *_ in recipe.outputs):
 
         def launch() -> dict[str, torch.Tensor]:

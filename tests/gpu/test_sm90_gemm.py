@@ -162,3 +162,25 @@ def test_repeated_launches_are_bit_identical():
     for _ in range(50):
         again = ef.gemm(a, b, epilogue=ef.silu)
         assert torch.equal(first, again)
+
+
+def loss_and_sums(accum, C):
+    loss = ef.sum(accum * C)
+    sums = ef.sum(accum, dim=0)
+    return loss, sums
+
+
+def test_a_workspace_is_reused_whatever_it_holds():
+    a, b = normal(700, 256, dtype=torch.bfloat16), normal(256, 520, dtype=torch.bfloat16)
+    args = ef.GemmArguments(
+        a, b, epilogue=ef.EpilogueArguments.partial(loss_and_sums, {"C": normal(700, 520)}), out_dtypes=torch.float32
+    )
+    kernel = ef.get_kernels(args)[0]
+    need = kernel.get_workspace_size(args)
+    first = kernel.run(args)
+    workspace = torch.full((need,), 255, dtype=torch.uint8, device="cuda")  # every float32 in it is a NaN
+    for _ in range(3):
+        again = kernel.run(args, workspace=workspace)
+        assert all(torch.equal(first[name], again[name]) for name in ("loss", "sums"))
+    with pytest.raises(ef.errors.ArgumentError, match=f"at least {need} bytes"):
+        kernel.run(args, workspace=workspace[:-1])

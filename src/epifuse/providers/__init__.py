@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from epifuse.providers.base import Provider, Runner, Step
+from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
 
 NAMES: tuple[str, ...] = ("cutedsl", "cpu")
 
-__all__ = ["NAMES", "Provider", "Runner", "Step", "load"]
+__all__ = ["NAMES", "WORKSPACE", "Provider", "Runner", "Step", "load"]
 
 
 @cache

@@ -14,6 +14,9 @@ from epifuse.problem import Problem
 Step = Callable[[], None]
 """Launches, onto what it was bound to."""
 
+WORKSPACE = ""
+"""The name, no identifier, of a caller's workspace among the operands; without it a launch makes its own."""
+
 Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
 """Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet."""
 

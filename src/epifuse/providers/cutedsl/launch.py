@@ -11,7 +11,7 @@ from epifuse.ir import Dims, Load, Output
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
-from epifuse.providers.base import Step
+from epifuse.providers.base import WORKSPACE, Step
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.compile import compile_program
 from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
@@ -54,11 +54,15 @@ class GpuKernel:
         )
         ctas = _multiprocessor_count(a.device)
         clusters = (min(ctas, MOST_CTAS) if self.workspace_bytes else ctas) // self.cluster_size
-        function, index, bytes_, device = self.function, a.get_device(), self.workspace_bytes, a.device
+        function, index, device, elements = self.function, a.get_device(), a.device, self.workspace_bytes // 4
+        given = operands.get(WORKSPACE)
+        own = None if given is None else given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
 
         def step() -> None:
             # Its own for each launch: two streams may run the same step at once.
-            workspaces = [torch.empty(bytes_ // 4, dtype=torch.float32, device=device)] if bytes_ else []
+            workspaces = []
+            if elements:
+                workspaces = [torch.empty(elements, dtype=torch.float32, device=device) if own is None else own]
             # A guard costs a microsecond, and the device is almost always the current one.
             if torch.cuda.current_device() == index:
                 function(*arguments, workspaces, clusters)
