@@ -20,6 +20,13 @@ def dtype(text: str) -> torch.dtype:
     return DTYPES[text]
 
 
+def amount(text: str) -> int:
+    """`10`, a whole number from 0."""
+    if not text.strip().isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
 def numbers(count: int, names: str) -> Callable[[str], tuple[int, ...]]:
     """`256,128` as whole numbers above 0."""
 
@@ -48,8 +55,8 @@ def command_line(description: str, *tensors: str) -> argparse.ArgumentParser:
     kernel.add_argument("--cluster_shape_mn", type=numbers(2, "M,N"), help="the cluster; the planner's by default")
     kernel.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to run")
     run_ = parser.add_argument_group("run")
-    run_.add_argument("--warmup_iterations", type=int, default=2, help="runs before the timing")
-    run_.add_argument("--iterations", type=int, default=10, help="timed runs")
+    run_.add_argument("--warmup_iterations", type=amount, default=2, help="runs before the timing")
+    run_.add_argument("--iterations", type=amount, default=10, help="timed runs")
     run_.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="compare with PyTorch")
     run_.add_argument("--explain", action="store_true", help="print the graph, the plan and the refusals")
     return parser
@@ -72,7 +79,7 @@ def run(
             for name, verdict in gemm.verify(*tensors, **scalars).items():
                 print(f"verified {name}: {verdict.judged} of {verdict.total} elements compared with PyTorch, all right")
         seconds = timed(lambda: gemm.run(*tensors, **scalars), options.warmup_iterations, options.iterations)
-    except ef.errors.EpifuseError as error:
+    except (ef.errors.EpifuseError, RuntimeError) as error:  # torch's, where memory does not suffice
         parser.exit(1, f"{parser.prog}: {error}\n")
     m, n, k, l = options.mnkl
     if seconds is not None:

@@ -285,6 +285,8 @@ def test_extents_that_are_none(extent: Any) -> None:
 def test_a_device_that_is_none() -> None:
     with pytest.raises(ArgumentError, match="device must be a device of torch, got 'nowhere'"):
         DenseGemm(device="nowhere")
+    with pytest.raises(ArgumentError, match="device must be a device that this machine has, got 'cuda:99'"):
+        DenseGemm(device="cuda:99")
 
 
 def test_an_object_survives_pickling() -> None:

@@ -91,6 +91,9 @@ def test_an_example_explains_and_says_how_far_it_is(
         ("--mnkl 48,0,32,1", "is not M,N,K,L"),
         ("--ab_dtype half", "'half' is none of float32"),
         ("--cluster_shape_mn 2,1", "no cluster to choose"),
+        ("--iterations -1", "'-1' is no whole number from 0"),
+        ("--device cuda:99", "device must be a device that this machine has"),
+        ("--mnkl 99999999,99999999,8,1", "allocate"),
         ("--acc_dtype float64", "accumulator_type torch.float64 does not go with inputs"),
     ],
 )

@@ -94,6 +94,37 @@ def test_any_epilogue_is_a_visitor_and_an_activation_ends_it() -> None:
     torch.testing.assert_close(plan.run(a, b), torch.relu(a @ b))
 
 
+@pytest.mark.parametrize(
+    ("constructed", "at_run", "want"),
+    [({}, {}, (2.0, 1.0)), ({"alpha": 3.0}, {}, (3.0, 1.0)), ({"alpha": 3.0}, {"alpha": 4.0, "beta": 5.0}, (4.0, 5.0))],
+    ids=["the visitor's own", "the plan's", "the run's"],
+)
+def test_numbers_of_a_visitor(
+    constructed: dict[str, float], at_run: dict[str, float], want: tuple[float, float]
+) -> None:
+    a, b, c = matrices()
+    plan = Gemm(element=torch.float32, **constructed)
+    plan.epilogue_visitor = ef.thread.LinearCombination(alpha=2.0, beta=1.0)
+    alpha, beta = want
+    torch.testing.assert_close(plan.run(a, b, c, **at_run), alpha * (a @ b) + beta * c)
+
+
+def test_what_a_visitor_does_not_have_is_not_dropped() -> None:
+    a, b, c = matrices()
+    plan = Gemm(element=torch.float32)
+    plan.epilogue_visitor = "lambda accum, C, alpha: accum * alpha + C"
+    d = torch.empty(M, N)
+    given = {"C": c, "alpha": 2.0, "D": d}
+    assert plan.run(a, b, c, d, alpha=2.0, visitor_args=given) is d
+    with pytest.raises(EpifuseError, match="the epilogue_visitor has no parameter 'beta'; it has C, alpha, D"):
+        plan.run(a, b, c, d, beta=2.0, visitor_args=given)
+    for named in ({"alpha": 3.0}, {"alpha": torch.tensor(2.0)}, {"C": c.clone()}):
+        with pytest.raises(EpifuseError, match=r"Gemm\.run got the parameter '(alpha|C)' twice"):
+            plan.run(a, b, **named, visitor_args=given)
+    plan.epilogue_visitor = "lambda accum: accum * 2.0"
+    torch.testing.assert_close(plan.run(a, b, c), 2 * (a @ b))
+
+
 def test_print_module(capsys: pytest.CaptureFixture[str]) -> None:
     a, b, _ = matrices()
     plan = Gemm(element=torch.float32)
@@ -200,6 +231,15 @@ def run(*tensors: torch.Tensor, **named: Any) -> Callable[[], Any]:
         (lambda: Gemm(element=torch.float32).arguments({"Q": torch.ones(M, K)}, {}), "no parameter 'Q'"),
         (lambda: trace(lambda accum: accum, {}), r"example_tensors\['accum'\] must be a tensor"),
         (lambda: trace(lambda accum: accum, [1.0]), "trace takes a mapping"),
+        *(
+            (
+                lambda dtype=dtype: trace(lambda accum: accum, {"accum": torch.ones(M, N, dtype=dtype)}),
+                "floats or int32",
+            )
+            for dtype in (torch.bool, torch.complex64, torch.int64)
+        ),
+        (assigned("activaton", ef.relu), "Gemm has no parameter 'activaton'; it has activation"),
+        (assigned("element_accumulator", torch.float16), "Gemm has no parameter 'element_accumulator'"),
         (lambda: trace("lambda accum, C: accum + C", {"accum": torch.ones(M, N)}), "Argument C is not provided"),
         (
             lambda: trace("lambda accum, C: accum + C", {"accum": torch.ones(M, N), "C": torch.ones(M)}),

@@ -172,9 +172,12 @@ _HINT = "leave the tile and the cluster to the planner, or say the epilogue as a
 
 def _device(value: Any) -> torch.device:
     try:
-        return torch.device(value)
+        device = torch.device(value)
     except (RuntimeError, TypeError):
         raise fail("option", None, name="device", want="a device of torch", value=value) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise fail("option", None, name="device", want="a device that this machine has", value=value)
+    return device
 
 
 def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, int] | None:

@@ -82,14 +82,19 @@ def trace(epilogue: Any, example_tensors: Mapping[str, Any]) -> Trace:
         raise fail("wrong_arguments", None, function="trace", want="a mapping", type=type(example_tensors).__name__)
     examples = {name: _without_data(value) for name, value in example_tensors.items()}
     accum = examples.pop("accum", None)
-    if not isinstance(accum, torch.Tensor) or accum.dim() < 2:
-        raise fail("option", None, name="example_tensors['accum']", want="a tensor of two or three dims", value=accum)
+    want = "a tensor of two or three dims, of floats or int32"
+    if not isinstance(accum, torch.Tensor) or accum.dim() < 2 or not _is_accumulated(accum.dtype):
+        raise fail("option", None, name="example_tensors['accum']", want=want, value=accum)
     held = (
         torch.int8 if accum.dtype == torch.int32 else torch.float64 if accum.dtype == torch.float64 else torch.float32
     )
     a = torch.empty(*accum.shape[:-1], 1, dtype=held, device="meta")
     b = torch.empty(1, accum.shape[-1], dtype=held, device="meta")
     return Trace(epilogue, GemmArguments(a, b, epilogue=EpilogueArguments.partial(epilogue, examples)).graph)
+
+
+def _is_accumulated(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype == torch.int32
 
 
 def _without_data(value: Any) -> Any:
@@ -126,8 +131,9 @@ class Gemm:
     """`D = activation(alpha * A @ B + beta * C)`, or any epilogue as `epilogue_visitor`.
 
     Each matrix has a dtype and a layout: those of the tensor given here, else `element_X` and `layout_X`, else
-    `element` and `layout`; what nobody gives may be any. `alpha` and `beta` are the defaults of `run`; where beta is a
-    Python zero, C is not read. `cc` is the target of `tile_descriptions`. Raises `ArgumentError`.
+    `element` and `layout`; what nobody gives may be any. `alpha` and `beta` are the defaults of `run`, 1 and 0 unless
+    given or the `epilogue_visitor` has its own; where beta is a Python zero, C is not read. `cc` is the target of
+    `tile_descriptions`. Raises `ArgumentError`, also for an attribute that a plan does not have.
     """
 
     def __init__(
@@ -136,8 +142,8 @@ class Gemm:
         B: torch.Tensor | None = None,
         C: torch.Tensor | None = None,
         D: torch.Tensor | None = None,
-        alpha: Any = 1.0,
-        beta: Any = 0.0,
+        alpha: Any = None,
+        beta: Any = None,
         element_accumulator: torch.dtype | None = None,
         element: torch.dtype | None = None,
         layout: LayoutType | None = None,
@@ -157,10 +163,15 @@ class Gemm:
             )
             for name, tensor in tensors.items()
         }
-        self.alpha, self.beta, self.element_accumulator, self.cc = alpha, beta, element_accumulator, cc
+        self.alpha, self.beta, self.cc, self._element_accumulator = alpha, beta, cc, element_accumulator
         self.tile_description = None
         self._visitor: Any = None
         self.activation = identity
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _ATTRIBUTES and not name.startswith("_"):
+            raise fail("unknown_parameter", None, function="Gemm", name=name, parameters=", ".join(_ATTRIBUTES))
+        object.__setattr__(self, name, value)
 
     # --- the epilogue --------------------------------------------------------------------------------------------
 
@@ -213,7 +224,7 @@ class Gemm:
             raise fail("option", None, name="tile_description", want="a TileDescription, a dict or None", value=value)
         self._tile = value
         pinned, hint, element = _constraints(value), _HINT, self._matrices["D"].element
-        self._without_d = Options(self.element_accumulator, pinned=pinned, hint=hint)
+        self._without_d = Options(self._element_accumulator, pinned=pinned, hint=hint)
         self._only_d = self._without_d._replace(out_dtypes=element)
         self._with_d = self._without_d._replace(out_dtypes=element and {"D": element})
 
@@ -227,7 +238,7 @@ class Gemm:
 
         def kernels(tile: TileDescription | None) -> list[Kernel]:
             pinned = _constraints(tile)
-            args = GemmArguments(a, b, accumulator_type=self.element_accumulator, constraints=pinned)
+            args = GemmArguments(a, b, accumulator_type=self._element_accumulator, constraints=pinned)
             return get_kernels(args, cc=cc)
 
         # A kernel may say which tile it would take and still have none to choose.
@@ -296,29 +307,55 @@ class Gemm:
         for name in ("A", "B"):
             if name not in given:
                 raise fail("missing_parameter", None, function="Gemm.run", name=name)
-        defaults = {"alpha": self.alpha, "beta": self.beta}
-        numbers = {name: default if scalars.get(name) is None else scalars[name] for name, default in defaults.items()}
         a, b = given.pop("A"), given.pop("B")
-        epilogue, named = self._epilogue(numbers, given, visitor_args)
+        if not isinstance(visitor_args, (Mapping, type(None))):
+            raise fail("option", None, name="visitor_args", want="a mapping of names", value=visitor_args)
+        written = {name: value for name, value in scalars.items() if value is not None}
+        numbers = {"alpha": self.alpha, "beta": self.beta, **written}
+        if self._visitor is not None:
+            written |= {name: value for name, value in tensors.items() if value is not None}
+            epilogue, named = self._visited({**given, **numbers}, written, visitor_args or {})
+        elif visitor_args:
+            raise fail("unknown_parameter", None, function="Gemm.run", name="visitor_args", parameters="no visitor")
+        else:
+            epilogue, named = self._activated(given, numbers)
         parsed = arguments.parsed(epilogue)
         return a, b, parsed, parsed.named(named)
 
-    def _epilogue(
-        self, numbers: Mapping[str, Any], matrices: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
-    ) -> tuple[Any, dict[str, Any]]:
-        """The epilogue, and its operands and outputs by name."""
-        if not isinstance(visitor_args, (Mapping, type(None))):
-            raise fail("option", None, name="visitor_args", want="a mapping of names", value=visitor_args)
-        if self._visitor is not None:
-            parsed = arguments.parsed(self._visitor)
-            names = {*parsed.parameters, *(output.name for output in parsed.graph.outputs)}
-            shared = {name: value for name, value in {**matrices, **numbers}.items() if name in names}
-            return parsed, shared | dict(visitor_args or {})
-        if visitor_args:
-            raise fail("unknown_parameter", None, function="Gemm.run", name="visitor_args", parameters="no visitor")
-        if is_number(numbers["beta"]) and numbers["beta"] == 0:
-            return self._without, {**matrices, "alpha": numbers["alpha"]}
-        return self._with_source, {**matrices, **numbers}
+    def _activated(self, matrices: Mapping[str, Any], numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The epilogue of the activation, and its operands and outputs by name."""
+        given = {name: _UNLESS_GIVEN.get(name) if value is None else value for name, value in numbers.items()}
+        if is_number(given["beta"]) and given["beta"] == 0:
+            del given["beta"]
+            return self._without, {**matrices, **given}
+        return self._with_source, {**matrices, **given}
+
+    def _visited(
+        self, known: Mapping[str, Any], written: Mapping[str, Any], visitor_args: Mapping[str, Any]
+    ) -> tuple[Parsed, dict[str, Any]]:
+        """The visitor, and its operands and outputs by name: of what the plan knows, those that it has.
+
+        What is `written` at the run must be one of them, C apart, which stands before D and may not be read.
+        """
+        parsed = arguments.parsed(self._visitor)
+        names = {*parsed.parameters, *parsed.output_names}
+        for name, value in written.items():
+            if name not in {*names, "A", "B", "C"}:
+                have = ", ".join((*parsed.parameters, *parsed.output_names))
+                raise fail("unknown_parameter", None, function="the epilogue_visitor", name=name, parameters=have)
+            if name in names and name in visitor_args and not _is_same(value, visitor_args[name]):
+                raise fail("parameter_twice", None, function="Gemm.run", name=name)
+        unless = {name: value for name, value in _UNLESS_GIVEN.items() if name not in parsed.defaults}
+        given = unless | {name: value for name, value in known.items() if value is not None}
+        return parsed, {name: value for name, value in given.items() if name in names} | dict(visitor_args)
+
+
+_ATTRIBUTES = ("activation", "epilogue_visitor", "tile_description", "alpha", "beta", "cc")
+_UNLESS_GIVEN = {"alpha": 1.0, "beta": 0.0}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (is_number(one) and is_number(other) and one == other)
 
 
 def _matrix(name: str, tensor: Any, element: Any, layout: Any) -> _Matrix:
