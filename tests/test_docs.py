@@ -25,6 +25,7 @@ DOCUMENTS = (
     "docs/five_ways.md",
     "docs/cutlass_names.md",
     "docs/visitor_trees.md",
+    "docs/hopper.md",
 )
 EXAMPLE = re.compile(r"```python\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 

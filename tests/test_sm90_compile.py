@@ -149,6 +149,13 @@ def test_the_fast_forms_known_to_planning_are_the_table():
     assert frozenset(FAST) == NATIVE
 
 
+def test_the_reductions_known_to_planning_are_the_table():
+    from epifuse.providers.cutedsl.kernels.reduce import ROWS
+    from epifuse.providers.cutedsl.partials import REDUCTIONS
+
+    assert frozenset(ROWS) == REDUCTIONS
+
+
 def test_every_primitive_has_a_row():
     from epifuse.fusion.primitives import PRIMITIVES
     from epifuse.providers.cutedsl.primitives import PRIMITIVE_ROWS
