@@ -310,25 +310,23 @@ class Gemm:
         a, b = given.pop("A"), given.pop("B")
         if not isinstance(visitor_args, (Mapping, type(None))):
             raise fail("option", None, name="visitor_args", want="a mapping of names", value=visitor_args)
-        written = {name: value for name, value in scalars.items() if value is not None}
-        numbers = {"alpha": self.alpha, "beta": self.beta, **written}
+        numbers = {"alpha": self.alpha, "beta": self.beta}
+        numbers |= {name: value for name, value in scalars.items() if value is not None}
         if self._visitor is not None:
-            written |= {name: value for name, value in tensors.items() if value is not None}
-            epilogue, named = self._visited({**given, **numbers}, written, visitor_args or {})
-        elif visitor_args:
+            written = {name: value for name, value in {**tensors, **scalars}.items() if value is not None}
+            return a, b, *self._visited({**given, **numbers}, written, visitor_args or {})
+        if visitor_args:
             raise fail("unknown_parameter", None, function="Gemm.run", name="visitor_args", parameters="no visitor")
-        else:
-            epilogue, named = self._activated(given, numbers)
-        parsed = arguments.parsed(epilogue)
-        return a, b, parsed, parsed.named(named)
+        return a, b, *self._activated(given | numbers)
 
-    def _activated(self, matrices: Mapping[str, Any], numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _activated(self, given: dict[str, Any]) -> tuple[Parsed, dict[str, Any]]:
         """The epilogue of the activation, and its operands and outputs by name."""
-        given = {name: _UNLESS_GIVEN.get(name) if value is None else value for name, value in numbers.items()}
+        for name, value in _UNLESS_GIVEN.items():
+            if given[name] is None:
+                given[name] = value
         if is_number(given["beta"]) and given["beta"] == 0:
-            del given["beta"]
-            return self._without, {**matrices, **given}
-        return self._with_source, {**matrices, **given}
+            return arguments.parsed(self._without), {k: v for k, v in given.items() if k not in ("beta", "C")}
+        return arguments.parsed(self._with_source), given
 
     def _visited(
         self, known: Mapping[str, Any], written: Mapping[str, Any], visitor_args: Mapping[str, Any]
@@ -347,7 +345,7 @@ class Gemm:
                 raise fail("parameter_twice", None, function="Gemm.run", name=name)
         unless = {name: value for name, value in _UNLESS_GIVEN.items() if name not in parsed.defaults}
         given = unless | {name: value for name, value in known.items() if value is not None}
-        return parsed, {name: value for name, value in given.items() if name in names} | dict(visitor_args)
+        return parsed, parsed.named({k: v for k, v in given.items() if k in names} | dict(visitor_args))
 
 
 _ATTRIBUTES = ("activation", "epilogue_visitor", "tile_description", "alpha", "beta", "cc")
