@@ -11,7 +11,7 @@ from epifuse.ir.types import Dims
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import viewed
 from epifuse.providers.cutedsl.budget import fit
-from epifuse.providers.cutedsl.partials import is_ragged
+from epifuse.providers.cutedsl.partials import is_ragged, reductions_of
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
@@ -31,7 +31,8 @@ def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) ->
         found = fit(design, input_bytes, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
-            ragged = is_ragged(design, problem.extents["m"], problem.extents["n"])
+            # Only reductions ask, and a kernel for each answer is one kernel more.
+            ragged = bool(reductions_of(graph)) and is_ragged(design, problem.extents["m"], problem.extents["n"])
             return Program(graph, tuple(loads), tuple(stores), exactness, ragged), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
