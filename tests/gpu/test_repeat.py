@@ -102,12 +102,11 @@ def test_d_may_be_c(dtype: torch.dtype, way: str, machine: Machine) -> None:
 
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epi, C=held.view, D=held.view))
     kernel = machine.kernel(args)
-    want = start.double()
+    want = (a.double() @ b.double() + start.double() * 2.0).to(dtype)
     for _ in range(3):
-        held.view.copy_(want.to(dtype))
+        held.view.copy_(start)
         kernel.run(args)
-        want = (a.double() @ b.double() + want.to(dtype).double() * 2.0).clamp(-256, 256)
-        assert torch.equal(held.view.double().clamp(-256, 256), want.to(dtype).double().clamp(-256, 256))
+        assert torch.equal(held.view, want)
     assert held.intact()
 
 
@@ -167,7 +166,7 @@ def test_a_launch_allocates_its_workspace_at_most(name: str, hopper: Machine) ->
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_another_device_than_the_current_one(name: str, hopper: Machine) -> None:
     """The same bits as on the current device; which that is stays."""
-    here, there = work(hopper, EPILOGUES[name]), None
+    here = work(hopper, EPILOGUES[name])
     kernel = hopper.kernel(here.args, may_refuse=True)
     kernel.run(here.args)
     tensors = {n: x.to("cuda:1") if isinstance(x, torch.Tensor) else x for n, x in here.args.epilogue.tensors.items()}
