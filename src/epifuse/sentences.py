@@ -32,7 +32,7 @@ EPILOGUE: dict[str, Sentence] = {
         "take the decorator off: an epilogue is parsed, never called",
     ),
     "not_a_function": Sentence(
-        _AT, "an epilogue is a Python function or its source as a string, not {value}", "write a def or a lambda"
+        _AT, "an epilogue is a Python function or its source as a string, not {value}", "{hint}"
     ),
     "no_source": Sentence(
         _S,

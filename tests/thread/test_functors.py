@@ -329,6 +329,11 @@ def test_refused_on_tensors() -> None:
         L()(product, product, product)
 
 
+def test_a_class_is_no_epilogue_yet() -> None:
+    with pytest.raises(ef.errors.ArgumentTypeError, match=r"make an object: LinearCombination\(\.\.\.\)"):
+        ef.gemm(torch.ones(M, K), torch.ones(K, N), epilogue=L)
+
+
 def test_a_functor_survives_pickling() -> None:
     values = data()
     functor = thread.LinearCombinationSilu(alpha=2.0, beta=0.5)

@@ -154,7 +154,9 @@ def from_function(function: Callable[..., Any]) -> Source:
     """The definition behind a Python function, found in its whole file by the line its code object names."""
     if not isinstance(function, types.FunctionType):
         refuse_decorated(function)
-        raise fail("not_a_function", None, value=_describe(function))
+        is_front_end = isinstance(function, type) and hasattr(function, "__epifuse__")
+        hint = f"make an object: {function.__name__}(...)" if is_front_end else "write a def or a lambda"
+        raise fail("not_a_function", None, value=_describe(function), hint=hint)
     code = function.__code__
     known = _SOURCES.get(code)
     # Code objects are equal by content: a copy in another file is another source.
