@@ -16,6 +16,7 @@ from fuzzing.check import function_of
 
 import epifuse as ef
 from epifuse.kernel import Kernel
+from epifuse.problem import Constraints
 from epifuse.testing import NARROW_ROOM, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded
 
 REFUSED = "refused: "
@@ -134,6 +135,7 @@ def run(
     *,
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
     layouts: Sequence[str] = LAYOUTS,
+    constraints: Constraints | None = None,
     may_refuse: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
@@ -143,11 +145,12 @@ def run(
         name: place(tensor.shape, tensor.dtype, machine.device, layouts[i % len(layouts)])
         for i, (name, tensor) in enumerate(blank.items())
     }
-    outputs = {name: made.view for name, made in places.items()}
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epilogue, **operands, **outputs))
+    outputs = {name: one.view for name, one in places.items()}
+    made = ef.EpilogueArguments(epilogue, **operands, **outputs)
+    args = ef.GemmArguments(a, b, epilogue=made, constraints=constraints or Constraints())
     machine.kernel(args, may_refuse=may_refuse).run(args)
-    for name, made in places.items():
-        assert made.intact(), f"memory around '{name}' was written"
+    for name, one in places.items():
+        assert one.intact(), f"memory around '{name}' was written"
     return {name: tensor.cpu() for name, tensor in outputs.items()}
 
 

@@ -3,6 +3,7 @@
 A reason is planned, so that it is tested without a GPU too. What is refused there would be a crash or a wrong number.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,22 @@ def test_nothing_is_launched_for_no_elements(l: int, m: int, n: int, machine: Ma
     if machine.gpu and not ef.get_kernels(args):
         pytest.skip("refused: " + refusal(args))
     assert ef.get_kernels(args)[0].run(args)["D"].shape == (l, m, n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["A", "C", "D"])
+def test_memory_of_another_library_that_starts_anywhere(where: str, hopper: Machine) -> None:
+    """DLPack hands over an address, not an offset: right, or an error of ours; never a wrong number or a crash."""
+    tensors = {"A": hopper.whole(64, 64), "C": hopper.whole(64, 64), "D": hopper.whole(64, 64)}
+    b, odd = hopper.whole(64, 64), torch.zeros(64 * 64 + 1, dtype=BF16, device="cuda")[1:]
+    tensors[where] = torch.from_dlpack(odd.copy_(tensors[where].flatten())).view(64, 64)
+    assert tensors[where].data_ptr() % 16
+    source = "def epi(accum, C): D = accum + C; return D"
+    want = (tensors["A"].double() @ b.double() + tensors["C"].double()).to(BF16)
+    with contextlib.suppress(ef.errors.EpifuseError):
+        ef.gemm(tensors["A"], b, epilogue=source, C=tensors["C"], out=tensors["D"])
+        assert torch.equal(tensors["D"], want)
+    torch.cuda.synchronize()
 
 
 # --- designs that are asked for ----------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""A small set of launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
+
+    for tool in memcheck racecheck initcheck; do
+        compute-sanitizer --tool $tool --error-exitcode 1 python tests/gpu/sanitize.py
+    done
+
+`--device cpu` runs the same on the CPU kernel, to know that the program itself is right. Names choose among the sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+# PyTorch's cache would hide what lies outside a tensor, and what was never written.
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[2])]
+
+import torch  # noqa: E402 - reads the environment
+from gpu import test_accesses, test_bad_input, test_reductions, test_repeat  # noqa: E402 - found through the path above
+from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
+
+import epifuse as ef  # noqa: E402
+from epifuse.problem import Constraints  # noqa: E402
+from epifuse.providers.cutedsl import DESIGNS  # noqa: E402
+
+
+def everything(accum, C, row, column, odd, alpha):
+    """Both transports in and out, every vector, a reduction of each shape."""
+    t = alpha * accum + C * row
+    D = ef.relu(t) + column
+    Aux = ef.where(ef.index_n(accum) <= ef.index_m(accum), t - odd, 0.0)
+    rows, columns, total, largest = D.sum(dim=1), D.sum(dim=0), Aux.sum(), ef.amax(D)
+    return D, Aux, rows, columns, total, largest
+
+
+def designs(machine: Machine) -> None:
+    """Every design on ragged extents, more tiles than one, K of a stage and of several."""
+    for design in DESIGNS if machine.gpu else DESIGNS[:1]:
+        for m, n, k in ((300, 328, 72), (129, 264, 520)):
+            a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
+            operands = {
+                "C": machine.laid_out(torch.randint(-4, 5, (m, n)).bfloat16(), "padded"),
+                "row": machine.whole(n).float(),
+                "column": machine.whole(m, 1).float(),
+                "odd": machine.laid_out(torch.randint(-4, 5, (m, n)).float(), "odd"),
+                "alpha": 0.5,
+            }
+            pinned = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
+            got = run(machine, everything, a, b, operands, constraints=pinned if machine.gpu else None)
+            judge(got, ef.reference(everything), exact_product(a, b), operands)
+
+
+def accesses(machine: Machine) -> None:
+    """Every access, aligned and not, in place too."""
+    for group in range(len(test_accesses.GROUPS)):
+        test_accesses.test_every_dtype_in_every_access(0, group, machine)
+    for layout in ("odd", "shifted", "columns", "padded"):
+        test_bad_input.test_operands_and_outputs_lie_anywhere(torch.float32, layout, machine)
+        if layout != "shifted":
+            test_repeat.test_d_may_be_c(torch.bfloat16, layout, machine)
+
+
+def reductions(machine: Machine) -> None:
+    """Every kind to every destination."""
+    for destination in test_reductions.DESTINATIONS:
+        for names in test_reductions.KINDS:
+            test_reductions.test_every_kind_to_every_destination(destination, names, machine)
+
+
+def extents(machine: Machine) -> None:
+    """Smaller than a tile, and one."""
+    for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
+        test_bad_input.test_ragged_extents(shape, machine)
+
+
+SETS: Mapping[str, Callable[[Machine], None]] = {
+    function.__name__: function for function in (designs, accesses, reductions, extents)
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("sets", nargs="*", help=f"among {', '.join(SETS)}; all of them unless given")
+    options = parser.parse_args(arguments)
+    for name in options.sets or SETS:
+        torch.manual_seed(0)
+        began = time.perf_counter()
+        SETS[name](Machine(options.device))
+        print(f"{name}: right, in {time.perf_counter() - began:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Every dtype an operand may have, in every access, to every dtype and layout of output: eight in one kernel."""
+
+import pytest
+import torch
+from gpu.harness import LAYOUTS, Machine, check
+from gpu.test_vocabulary import ACCESSES, K, L, M, N
+
+from epifuse.providers.cutedsl import _LOADS
+
+DTYPES = _LOADS
+OUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+GROUPS = [list(ACCESSES)[:6], list(ACCESSES)[6:]]
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers that the dtype and float16 hold: small, but for the sign also the dtype's largest."""
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    low = 0 if dtype == torch.uint8 else -100
+    return torch.randint(low, 101, shape).to(dtype)
+
+
+def read(name: str, dtype: torch.dtype) -> str:
+    return f"where({name}, accum, -1.0)" if dtype == torch.bool else f"accum + {name}"
+
+
+@pytest.mark.parametrize("group", range(len(GROUPS)))
+@pytest.mark.parametrize("turn", range(len(DTYPES)))
+def test_every_dtype_in_every_access(turn: int, group: int, machine: Machine) -> None:
+    """The dtypes go round: after all turns each has met each access."""
+    a, b = machine.whole(L, M, K, most=1), machine.whole(L, K, N, most=1)
+    dtypes = {name: DTYPES[(turn + i) % len(DTYPES)] for i, name in enumerate(ACCESSES) if name in GROUPS[group]}
+    operands = {
+        name: machine.laid_out(values(ACCESSES[name][0], dtype), ACCESSES[name][1]) for name, dtype in dtypes.items()
+    }
+    lines = "".join(f"    {name}_ = {read(name, dtype)}\n" for name, dtype in dtypes.items())
+    source = f"def epi(accum, {', '.join(dtypes)}):\n{lines}    return {', '.join(f'{name}_' for name in dtypes)}\n"
+    outs = {f"{name}_": OUT_DTYPES[(turn + i) % 3] for i, name in enumerate(dtypes)}
+    check(machine, source, a, b, operands, out_dtypes=outs, layouts=LAYOUTS[turn % 5 :] + LAYOUTS[: turn % 5])
+
+
+@pytest.mark.parametrize("transposed", range(4))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_and_b_by_rows_and_by_columns(dtype: torch.dtype, transposed: int, machine: Machine) -> None:
+    """Batched, shared by all batches, and slices of something larger."""
+    a = machine.normal(L, K, M, dtype=dtype).mT if transposed & 1 else machine.normal(L, M, K, dtype=dtype)
+    b = machine.normal(N, K, dtype=dtype).t() if transposed & 2 else machine.normal(K, N, dtype=dtype)
+    wide = machine.normal(L, 3 * M, 2 * K, dtype=dtype)
+    slices = wide[:, M : 2 * M, K:]
+    for left, right in ((a, b), (a[0], b), (slices, b), (a[:1], b.expand(1, K, N))):
+        check(machine, "def epi(accum): D = accum; return D", left, right, {}, exact=False, out_dtypes=torch.float32)
