@@ -38,9 +38,15 @@ def everything(accum, C, row, column, odd, alpha):
     return D, Aux, rows, columns, total, largest
 
 
+def few(accum, C, row, column, odd, alpha):
+    """What the widest accumulators leave registers for."""
+    D = ef.relu(alpha * accum + C * row) + column
+    return D
+
+
 def designs(machine: Machine) -> None:
     """Every design on ragged extents, more tiles than one, K of a stage and of several."""
-    for design in DESIGNS if machine.gpu else DESIGNS[:1]:
+    for design in DESIGNS if machine.gpu else DESIGNS[::6]:
         for m, n, k in ((300, 328, 72), (129, 264, 520)):
             a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
             operands = {
@@ -51,8 +57,11 @@ def designs(machine: Machine) -> None:
                 "alpha": 0.5,
             }
             pinned = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
-            got = run(machine, everything, a, b, operands, constraints=pinned if machine.gpu else None)
-            judge(got, ef.reference(everything), exact_product(a, b), operands)
+            made = ef.EpilogueArguments.partial(everything, operands)
+            taken = ef.get_kernels(ef.GemmArguments(a, b, epilogue=made, constraints=pinned), cc=90, limit=1)
+            epilogue = everything if taken else few
+            got = run(machine, epilogue, a, b, operands, constraints=pinned if machine.gpu else None)
+            judge(got, ef.reference(epilogue), exact_product(a, b), operands)
 
 
 def accesses(machine: Machine) -> None:
