@@ -42,6 +42,11 @@ def adds(node: Any) -> EVT:
 
 WEIGHT = torch.ones(N)
 
+
+def any_number(*values: Any) -> Any:
+    return values[0]
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a class for a node": (lambda: EVT(Compute, AccFetch()), "not the class ABCMeta|not the class Compute"),
     "a tensor for a node": (lambda: adds(torch.ones(N)), "EVT takes nodes of a visitor tree, not a Tensor"),
@@ -100,6 +105,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a module": (lambda: Compute(torch.nn.ReLU()), r"ReLU\(\) is none"),
     "math's function": (lambda: Compute(__import__("math").sqrt), "sqrt is none"),
     "an unknown parameter": (lambda: Compute(ef.clip, low=0.0), "clip.. has no parameter 'low'"),
+    "any number of values": (lambda: Compute(any_number), r"any_number cannot be inlined: its parameter \*values"),
     "a tensor for a parameter": (lambda: Compute(ef.clip, min=WEIGHT), "further of Compute must be numbers"),
     "a default that is none": (lambda: Compute(ef.clip, min=("low", "0")), "further of Compute must be numbers"),
     "a partial with values": (lambda: Compute(partial(ef.clip, 1.0)), "holds its arguments by name"),

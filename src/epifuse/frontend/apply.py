@@ -52,7 +52,10 @@ def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, .
     """The parameters of `function` in order."""
     found = function_of(function, place)
     if isinstance(found, Helper):
-        signature = signature_of(found.function, from_function(found.function))
+        source = from_function(found.function)
+        if (star := source.parameters.vararg) is not None:
+            raise fail("star_in_helper", source.loc(star), name=found.function.__name__, star=star.arg)
+        signature = signature_of(found.function, source)
     else:
         signature = found.entry.signature
     return tuple(Parameter(p.name, p.default is not p.empty) for p in signature.parameters.values())
