@@ -75,7 +75,10 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         info = TensorInfo(shape, tuple(strides), dtype, problem.a.device)
-    return _tile(output.name, info, dims, frozenset("lmn"))
+    found = _tile(output.name, info, dims, frozenset("lmn"))
+    line = problem.extents["n" if found.by_rows else "m"] * dtype.itemsize
+    # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
+    return found if line % ALIGNMENT == 0 else replace(found, way="direct")
 
 
 def _tile(name: str, info: TensorInfo, dims: Dims, axes: frozenset[str]) -> Access:

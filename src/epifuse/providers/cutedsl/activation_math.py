@@ -78,15 +78,15 @@ def gelu_tanh_narrow(x: Fragment) -> Fragment:
 
 
 def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
-    """dy s (1 + x u' (1 - s)) with s = sigmoid(u): where s is small, nothing cancels.
+    """dy s (1 + 2 x h (1 - s)) with s = sigmoid(u), h = u' / 2: where s is small, nothing cancels.
 
-    u' meets 1 - s first, which is zero where x u' overflows; far below zero s is zero, and x need not count. So NaN
-    comes where PyTorch's does, once x^2 overflows.
+    h meets 1 - s first, which is zero where x h overflows; far below zero s is zero, and x need not count. h itself
+    overflows where PyTorch's u' does, at 5e19.
     """
     s = sigmoid(gelu_argument(x))
-    slope = fma(x * x, 6 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
+    h = fma(x * (3 * 0.7978845608028654 * 0.044715), x, 0.7978845608028654)
     bounded = cute.where(x < -16.0, like(x, 0.0), x)
-    return dy * (s * fma(slope * (like(x, 1.0) - s), bounded, 1.0))
+    return dy * (s * fma(h * (like(x, 1.0) - s), bounded + bounded, 1.0))
 
 
 _TAIL_POLE = 0.38
