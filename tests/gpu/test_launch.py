@@ -96,7 +96,8 @@ def test_a_captured_launch_reads_new_data_and_allocates_nothing(way: str) -> Non
     args, kernel = arguments()
     step = WAYS[way](kernel, args)
     step()
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # a process's first capture allocates for the random generators
+    first = torch.cuda.CUDAGraph()  # while none lives, a capture allocates for the random generators
+    with torch.cuda.graph(first):
         torch.cuda._sleep(1)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
