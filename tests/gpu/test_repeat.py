@@ -1,7 +1,7 @@
 """Launching again and again: the same bits, in place, captured, on two streams, without compiling anew."""
 
-from collections import OrderedDict
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
