@@ -1,4 +1,4 @@
-"""The CuTe DSL provider: one kernel for Hopper so far. Planning imports no cutlass; building does."""
+"""The CuTe DSL provider: one kernel for Hopper. Planning imports no cutlass; building does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.budget import crowded
+from epifuse.providers.cutedsl.heuristic import estimate
 from epifuse.providers.cutedsl.program import Design, Program
 
 NATIVE = frozenset(
@@ -83,20 +84,10 @@ class CuteDslProvider:
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
         """Elementwise float epilogues over 16-bit inputs whose rows TMA can address."""
         walked = lowered(graph, problem)
-        reason = _refused_problem(problem) or _refused_graph(walked, problem)
-        if reason is not None:
-            return Refusal(spec.name, reason)
-        for field in ("tile", "cluster", "schedule"):
-            if getattr(problem.constraints, field) not in (None, getattr(dict(spec.design)["design"], field)):
-                return Refusal(
-                    spec.name, f"its {field} is {getattr(dict(spec.design)['design'], field)}, not the one asked for"
-                )
-        found = arrange(walked, problem, dict(spec.design)["design"], problem.a.dtype.itemsize)
-        if found is None:
-            return Refusal(spec.name, "its tile leaves too little shared memory for three stages of A and B")
+        found = _arranged(spec, walked, problem)
+        if isinstance(found, str):
+            return Refusal(spec.name, found)
         program, design = found
-        if (reason := crowded(program, design)) is not None:
-            return Refusal(spec.name, reason)
         return Allocation(
             design.tile,
             cost=estimate(design, problem),
@@ -109,15 +100,34 @@ class CuteDslProvider:
         """Compile for sm_90a."""
         from epifuse.providers.cutedsl.launch import GpuKernel
 
-        graph, problem = lowered(plan.graph, plan.problem), plan.problem
-        found = arrange(graph, problem, dict(plan.spec.design)["design"], problem.a.dtype.itemsize)
-        assert found is not None
+        found = _arranged(plan.spec, lowered(plan.graph, plan.problem), plan.problem)
+        assert not isinstance(found, str), "a plan is of a kernel that supports it"
         return GpuKernel(plan, *found)
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
     """The graph as the kernel walks it."""
     return assign_stages(canonicalise(lower(split_operators(graph, problem), NATIVE), problem), problem)
+
+
+def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program, Design] | str:
+    """The program of a lowered graph and the design with its stages, or why there is none."""
+    design: Design = dict(spec.design)["design"]
+    reason = _refused_problem(problem) or _refused_graph(graph, problem) or _not_asked_for(design, problem)
+    if reason is not None:
+        return reason
+    found = arrange(graph, problem, design, problem.a.dtype.itemsize)
+    if found is None:
+        return "its tile leaves too little shared memory for three stages of A and B"
+    return crowded(*found) or found
+
+
+def _not_asked_for(design: Design, problem: Problem) -> str | None:
+    for field in ("tile", "cluster", "schedule"):
+        own, asked = getattr(design, field), getattr(problem.constraints, field)
+        if asked not in (None, own):
+            return f"its {field} is {own}, not the one asked for"
+    return None
 
 
 def _refused_problem(problem: Problem) -> str | None:
@@ -140,6 +150,8 @@ def _unaddressable(name: str, info: TensorInfo) -> str | None:
     """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
     if not info.aligned:
         return f"{name} starts at an address that is no multiple of {_ALIGNMENT} bytes, which TMA needs"
+    if not info.aligned:
+        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
         return f"{name} has no contiguous rows or columns"
@@ -177,54 +189,6 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
         if len(output.dims or ()) < 2 or any(dim_size(d, problem.extents) == 0 for d in output.dims or ()):
             return f"'{output.name}' is not a full-size result"
     return None
-
-
-_MULTIPROCESSORS = 132  # of an H100 or H200
-_RATE = {
-    ((128, 192), True): 1.0,
-    ((128, 128), True): 0.98,
-    ((64, 256), True): 0.96,
-    ((128, 256), False): 0.95,
-    ((256, 128), False): 0.95,
-    ((64, 128), True): 0.8,
-    ((128, 64), True): 0.6,
-}
-"""Rate of a design beside the best, by tile and ping-pong: on one H200, plain products of bfloat16, K >= 1024."""
-_FIRST_PAIR = 1.07
-"""What a multiprocessor that gets one pair of ping-pong tiles loses beside one tile twice as large: less reuse, and
-nothing to hide the pair's start. 1024 x 4096 x 4096 with gelu: 128 x 256 cooperative 46.8 us, 128 x 128 pairs 48.2."""
-_EPILOGUE_K = 160
-"""What an exposed epilogue costs, in elements of K of the main loop."""
-
-
-def estimate(design: Design, problem: Problem) -> float:
-    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue."""
-    e = problem.extents
-    (m, n), (cm, cn) = design.tile, design.cluster
-    blocks = -(-e["m"] // m), -(-e["n"] // n)
-    tiles = e["l"] * _up(blocks[0], cm) * _up(blocks[1], cn)
-    exposed = 0 if design.pingpong else _EPILOGUE_K
-    work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
-    tail = _EPILOGUE_K * m * n if design.pingpong else 0
-    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-    waves = -(-tiles // _MULTIPROCESSORS)
-    alone = _FIRST_PAIR if design.pingpong and waves == 2 else 1.0
-    return waves * work * alone * _CLUSTER_COST[design.cluster, blocks[0] > 1] + tail
-
-
-_CLUSTER_COST = {
-    ((2, 1), True): 0.97,
-    ((1, 2), True): 0.98,
-    ((1, 1), True): 1.0,
-    ((2, 1), False): 1.1,
-    ((1, 2), False): 1.02,
-    ((1, 1), False): 1.0,
-}
-"""By cluster, and whether there is more than one row of tiles: sharing B pays where several rows read it."""
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 _WAYS = {

@@ -1,0 +1,53 @@
+"""Which design is likely to be the fastest: a model of waves of tiles, with rates measured on one H200."""
+
+from __future__ import annotations
+
+from epifuse.problem import Problem
+from epifuse.providers.cutedsl.program import Design
+
+_MULTIPROCESSORS = 132  # of an H100 or H200
+_RATE = {
+    ((128, 192), True): 1.0,
+    ((128, 128), True): 0.98,
+    ((64, 256), True): 0.96,
+    ((128, 256), False): 0.95,
+    ((256, 128), False): 0.95,
+    ((64, 128), True): 0.8,
+    ((128, 64), True): 0.6,
+}
+"""Rate of a design beside the best, by tile and ping-pong: on one H200, plain products of bfloat16, K >= 1024."""
+_FIRST_PAIR = 1.07
+"""What a multiprocessor that gets one pair of ping-pong tiles loses beside one tile twice as large: less reuse, and
+nothing to hide the pair's start. 1024 x 4096 x 4096 with gelu: 128 x 256 cooperative 46.8 us, 128 x 128 pairs 48.2."""
+_EPILOGUE_K = 160
+"""What an exposed epilogue costs, in elements of K of the main loop."""
+
+
+def estimate(design: Design, problem: Problem) -> float:
+    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue."""
+    e = problem.extents
+    (m, n), (cm, cn) = design.tile, design.cluster
+    blocks = -(-e["m"] // m), -(-e["n"] // n)
+    tiles = e["l"] * _up(blocks[0], cm) * _up(blocks[1], cn)
+    exposed = 0 if design.pingpong else _EPILOGUE_K
+    work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
+    tail = _EPILOGUE_K * m * n if design.pingpong else 0
+    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
+    waves = -(-tiles // _MULTIPROCESSORS)
+    alone = _FIRST_PAIR if design.pingpong and waves == 2 else 1.0
+    return waves * work * alone * _CLUSTER_COST[design.cluster, blocks[0] > 1] + tail
+
+
+_CLUSTER_COST = {
+    ((2, 1), True): 0.97,
+    ((1, 2), True): 0.98,
+    ((1, 1), True): 1.0,
+    ((2, 1), False): 1.1,
+    ((1, 2), False): 1.02,
+    ((1, 1), False): 1.0,
+}
+"""By cluster, and whether there is more than one row of tiles: sharing B pays where several rows read it."""
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
