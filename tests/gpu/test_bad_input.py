@@ -46,8 +46,8 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
     "gaps in A": (lambda: described(skewed(64, 64, 65), matrix(64, 128)), "A has a stride of 130 bytes"),
     "A repeated": (lambda: described(matrix(1, 64).expand(64, 64), matrix(64, 128)), "A has a stride of 0 bytes"),
     "steps in A": (lambda: described(matrix(64, 128)[:, ::2], matrix(64, 128)), "A has no contiguous rows or columns"),
-    "base of A": (lambda: described(moved(64, 64), matrix(64, 128)), "A starts"),
-    "base of B": (lambda: described(matrix(64, 64), moved(64, 128, 4)), "B starts"),
+    "base of A": (lambda: described(moved(64, 64), matrix(64, 128)), "A does not start"),
+    "base of B": (lambda: described(matrix(64, 64), moved(64, 128, 4)), "B does not start"),
     "batches of A": (
         lambda: described(torch.empty(2 * 4100, dtype=BF16).as_strided((2, 64, 64), (4100, 64, 1)), matrix(64, 128)),
         "A has a stride of 8200 bytes",

@@ -149,8 +149,6 @@ def _refused_problem(problem: Problem) -> str | None:
 def _unaddressable(name: str, info: TensorInfo) -> str | None:
     """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
     if not info.aligned:
-        return f"{name} starts at an address that is no multiple of {_ALIGNMENT} bytes, which TMA needs"
-    if not info.aligned:
         return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
