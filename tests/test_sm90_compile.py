@@ -48,11 +48,35 @@ CASES = {
 
 
 SCHEDULES = {design.tile: design for design in DESIGNS if design.cluster == (2, 1)}
-SPILL_CASES = [(case, tile) for case in ("plain", "bias gelu") for tile in SCHEDULES] + [
+SPILL_CASES = [("plain", tile) for tile in SCHEDULES] + [
     ("residual", (128, 256)),
     ("residual", (256, 128)),
     ("residual", (128, 128)),
 ]
+INSTRUCTIONS = {
+    "multiplication by a warp group": "wgmma.mma_async",
+    "TMA load": ".global.tile.mbarrier::complete_tx::bytes",
+    "TMA store": "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group",
+    "registers handed over": "setmaxnreg.inc",
+    "matrices stored": "stmatrix.sync",
+}
+
+
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+def test_every_design_is_the_machine_code_it_is_meant_to_be(design, capfd, tmp_path):
+    from epifuse.providers.cutedsl.compile import compile_program
+
+    args = CASES["bias gelu"]
+    plan = next(k.plan for k in ef.get_kernels(args, cc=90) if dict(k.spec.design)["design"] == design)
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design, 2)
+    assert found is not None
+    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
+    missing = [name for name, instruction in INSTRUCTIONS.items() if instruction not in ptx]
+    assert missing == []
+    assert (".multicast::cluster" in ptx) == (design.cluster != (1, 1))
+    report = capfd.readouterr().err
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert "serialized" not in report
 
 
 @pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
@@ -104,6 +128,15 @@ def test_reductions_cross_compile_without_spills(args, tile, capfd, monkeypatch)
     assert kernel.get_workspace_size(args) > 0
     report = capfd.readouterr().err
     assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") >= 2
+
+
+@pytest.mark.parametrize("extents", [{"m": 0}, {"n": 0}])
+def test_a_result_without_elements_needs_no_compilation(extents, monkeypatch):
+    from epifuse.providers.cutedsl import launch
+
+    monkeypatch.setattr(launch, "compile_program", None)
+    args = arguments(lambda accum: ef.relu(accum), **extents)
+    hopper_kernel(args).compile(args)
 
 
 def sine(accum):

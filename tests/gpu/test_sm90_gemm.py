@@ -147,13 +147,15 @@ def test_numbers_and_extents_do_not_recompile(monkeypatch):
     from epifuse.providers.cutedsl import compile as cutedsl_compile
 
     built = []
-    original = cutedsl_compile.compile_program
-    monkeypatch.setattr(cutedsl_compile, "compile_program", lambda *args: built.append(1) or original(*args))
-    a, b = normal(256, 64, dtype=torch.bfloat16), normal(64, 264, dtype=torch.bfloat16)
-    for alpha in (1.0, 2.0, -3.5):
-        d = ef.gemm(a, b, epilogue=lambda accum, alpha: accum * alpha, alpha=alpha)
-        torch.testing.assert_close(d.float(), alpha * (a.float() @ b.float()), rtol=1e-2, atol=0.2)
-    assert len(built) <= 1
+    original = cutedsl_compile._compile
+    monkeypatch.setattr(cutedsl_compile, "_compile", lambda *args: built.append(args[2]) or original(*args))
+    for m in (256, 300, 512):
+        a, b = normal(m, 64, dtype=torch.bfloat16), normal(64, 264, dtype=torch.bfloat16)
+        for alpha in (1.0, 2.0, -3.5):
+            d = ef.gemm(a, b, epilogue=lambda accum, alpha: accum * alpha + 0.375, alpha=alpha)
+            torch.testing.assert_close(d.float(), alpha * (a.float() @ b.float()) + 0.375, rtol=1e-2, atol=0.2)
+    assert built, "nothing was counted"
+    assert len(set(built)) == len(built), "one design was compiled twice"
 
 
 def test_repeated_launches_are_bit_identical():

@@ -29,12 +29,14 @@ class GpuKernel:
     """One plan, ready to launch on torch's current stream."""
 
     def __init__(self, plan: Plan, program: Program, design: Design) -> None:
+        self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
+        if self.empty:
+            return
         compiled = compile_program(plan, program, design)
         # The raw tvm-ffi function: 0.12 us a call instead of 0.37 us through the wrapper for keyword arguments.
         self.function: Callable[..., Any] = compiled.__tvm_ffi_object__()
         self.views = _Views(plan, program)
         self.numbers = tuple(node.attr.name for node in program.numbers)
-        self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
         self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
         self.cluster_size = design.cluster[0] * design.cluster[1]
 
