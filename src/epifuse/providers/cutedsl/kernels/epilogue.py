@@ -55,6 +55,24 @@ class Place(NamedTuple):
     within: Any
 
 
+class Given(NamedTuple):
+    """What the launch was given: operands, numbers, outputs, the workspace of reductions or None, and (M, N, L)."""
+
+    tensors: Any
+    numbers: Any
+    outputs: Any
+    workspace: Any
+    shape: Any
+
+
+class Tile(NamedTuple):
+    """What a warp group holds while it is at a tile: its scalars and vectors, and its partial results."""
+
+    place: Place
+    held: dict
+    kept: list
+
+
 class Epilogue:
     """The epilogue of `program` in `design`; what it holds is known while tracing."""
 
@@ -169,9 +187,9 @@ class Epilogue:
 
     # A warp group.
 
-    def fetch(self, tensors, place, thread, shape):
+    def fetch(self, place, thread, given):
         """Scalars and vectors of a tile, in registers. Lanes outside the result read its edge."""
-        held = {}
+        held, tensors, shape = {}, given.tensors, given.shape
         for i in self.scalars:
             held[i] = tensors[i][0, 0, place.l].to(self._held(i))
         for i in self.vectors:
@@ -199,9 +217,10 @@ class Epilogue:
             for j in range(cute.size(held[i])):
                 buffer[j * WARP_GROUP + thread, group] = held[i][j]
 
-    def subtile(self, s, values, arrived, held, kept, place, team, tensors, numbers, outputs, workspace, shape):
+    def subtile(self, s, values, arrived, tile, team, given):
         """Subtile `s`: walk the graph and store what leaves directly. Returns what is to leave by TMA, converted."""
         down, right = self._walked(s)
+        place, tensors, numbers = tile.place, given.tensors, given.numbers
         count = team.count
         accum = cute.make_rmem_tensor(team.shape, Float32)
         for i in range(count):
@@ -227,25 +246,26 @@ class Epilogue:
             if way == "tile":
                 return arrived[i]
             if way == "scalar":
-                value = cute.full_like(x, held[i], self._held(i))
+                value = cute.full_like(x, tile.held[i], self._held(i))
             elif way == "direct":
-                value = _load_direct(tensors[i], self._held(i), team.shape, rows, columns, place.l, shape)
+                value = _load_direct(tensors[i], self._held(i), team.shape, rows, columns, place.l, given.shape)
             else:
                 value = team.vector(i, down, right)
             return value != 0 if kind == "mask" else value
 
         found = walk(self.program.graph, leaf, x, self.program.accuracies, self.nodes)
         results = [found.get(output.node) for output in self.program.graph.outputs]
-        team.store_direct(results, outputs, rows, columns, place, shape)
-        self.partials.add(kept, found, down, rows, columns, shape)
+        team.store_direct(results, rows, columns, place, given)
+        self.partials.add(tile.kept, found, down, rows, columns, given.shape)
         if down + 1 == self.down:
-            self.partials.leave_columns(kept, workspace, columns, place, self._part(place, team), shape)
-        return [team.converted(results[i], outputs[i]) for i in self.staged]
+            self.partials.leave_columns(tile.kept, columns, place, self._part(place, team), given)
+        return [team.converted(results[i], given.outputs[i]) for i in self.staged]
 
-    def leave(self, kept, carried, place, team, workspace, shape):
+    def leave(self, tile, carried, team, given):
         """After a tile: what its reductions left."""
+        place = tile.place
         rows = [self._row(step, team.places[2 * half][0], place) for step in range(self.down) for half in (0, 1)]
-        self.partials.leave(kept, carried, workspace, rows, place, self._part(place, team), shape)
+        self.partials.leave(tile.kept, carried, rows, place, self._part(place, team), given)
 
     def _part(self, place, team):
         """Which warp of the whole result's rows this is."""
@@ -263,14 +283,18 @@ class Epilogue:
 class Team:
     """One warp group's share of the copies: which values and places of a subtile each of its threads has."""
 
-    def __init__(self, epilogue: Epilogue, mma, thread, group, executed, shared, tensors, outputs) -> None:
+    def __init__(self, epilogue: Epilogue, mma, thread, group, executed, shared, given) -> None:
         self.epilogue, self.thread, self.group, self.shared = epilogue, thread, group, shared
         own = mma.get_slice(thread)
         self.shape = mma.partition_shape_C(SUBTILE)
         self.count = cute.size(self.shape)
         self.places = own.partition_C(cute.make_identity_tensor(SUBTILE))
-        self.from_shared = [self._reader(mma, tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)]
-        self.to_shared = [self._writer(mma, outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)]
+        self.from_shared = [
+            self._reader(mma, given.tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)
+        ]
+        self.to_shared = [
+            self._writer(mma, given.outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)
+        ]
         self.executed = executed
 
     def _reader(self, mma, tensor, buffer):
@@ -342,12 +366,12 @@ class Team:
             at = (None, None, None, self.group * stages + s % stages)
             cute.copy(copy, _as(fragment, shape), slots[at])
 
-    def store_direct(self, results, outputs, rows, columns, place, shape):
+    def store_direct(self, results, rows, columns, place, given):
         """Outputs that TMA cannot address, element by element."""
         for i in self.epilogue.direct:
-            converted = self.converted(results[i], outputs[i])
+            converted = self.converted(results[i], given.outputs[i])
             for v in range(self.count):
-                _guarded_store(outputs[i], converted[v], rows[v], columns[v], place.l, shape)
+                _guarded_store(given.outputs[i], converted[v], rows[v], columns[v], place.l, given.shape)
 
 
 def _partition(carrier, buffer):

@@ -152,28 +152,28 @@ class Partials:
                 for place, v in enumerate(firsts):
                     kept.merge(place, row, gather(row, [xs[v], xs[v | 2]]))
 
-    def leave_columns(self, held, workspace, columns, place, warp_part, shape):
+    def leave_columns(self, held, columns, place, warp_part, given):
         """After the last rows of a column of subtiles: its partial results go to the workspace."""
-        for reduction, row, kept, base in self._with_bases(held, shape):
+        for reduction, row, kept, base in self._with_bases(held, given.shape):
             if reduction.axis == "n":
                 value = _scattered(row, [kept.take(slot) for slot in range(8)])
                 lane = cute.arch.lane_idx()
                 # Slot p is column 8 (p / 2) + p % 2 of the thread's first: p's bits are the lane's 4, 3 and 2.
                 at = columns[0] + (lane // 16) * 16 + (lane // 8 % 2) * 8 + lane // 4 % 2
-                self._put(workspace, base, reduction, value, warp_part, at, True, shape, place.l, shape[1])
+                self._put(given, base, reduction, value, warp_part, at, True, place.l, given.shape[1])
 
-    def leave_carried(self, carried, workspace, part, shape):
+    def leave_carried(self, carried, part, given):
         """After the last tile: one partial result a warp."""
-        for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, shape)):
+        for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
             if number in carried:
                 planes = range(reduction.planes)
                 value = across(row, tuple(carried[number][plane] for plane in planes), (1, 2, 4, 8, 16))
                 first = cute.arch.lane_idx() == 0
-                self._put(workspace, base, reduction, value, part, Int32(0), first, shape, Int32(0), Int32(1))
+                self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
-    def leave(self, held, carried, workspace, row_numbers, place, warp_part, shape):
+    def leave(self, held, carried, row_numbers, place, warp_part, given):
         """After a tile: partial results of rows and numbers; what is carried is merged."""
-        lane = cute.arch.lane_idx()
+        lane, shape = cute.arch.lane_idx(), given.shape
         for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
             if number in carried:
                 known = tuple(carried[number][plane] for plane in range(reduction.planes))
@@ -183,13 +183,13 @@ class Partials:
                 for slot in range(len(row_numbers)):
                     value = across(row, kept.take(slot), (1, 2))
                     at = row_numbers[slot]
-                    self._put(workspace, base, reduction, value, place.n, at, lane % 4 == 0, shape, place.l, shape[0])
+                    self._put(given, base, reduction, value, place.n, at, lane % 4 == 0, place.l, shape[0])
             elif reduction.axis == "":
                 value = across(row, kept.take(0), (1, 2, 4, 8, 16))
                 step = self.design.tile[1] * self.design.cluster[1]
                 tiles_n = (shape[1] + (step - 1)) // step * self.design.cluster[1]
                 part = warp_part * tiles_n + place.n
-                self._put(workspace, base, reduction, value, part, Int32(0), lane == 0, shape, place.l, Int32(1))
+                self._put(given, base, reduction, value, part, Int32(0), lane == 0, place.l, Int32(1))
 
     def _with_bases(self, held, shape):
         bases, base = [], Int64(0)
@@ -198,12 +198,13 @@ class Partials:
             base = base + elements_of(reduction, self.design, shape)
         return zip(self.reductions, self.rows, held, bases, strict=True)
 
-    def _put(self, workspace, base, reduction, value, part, at, wanted, shape, batch, limit):
+    def _put(self, given, base, reduction, value, part, at, wanted, batch, limit):
+        shape = given.shape
         kept, length = partials.parts(reduction, self.design, shape[0], shape[1])
         index = base + (Int64(batch) * kept + part) * length + at
         plane = Int64(kept) * length * (1 if partials.is_carried(reduction) else shape[2])
         for number, x in enumerate(value):
-            _put_if(workspace, index + number * plane, x, wanted, at < limit)
+            _put_if(given.workspace, index + number * plane, x, wanted, at < limit)
 
 
 class Held:

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Place, Team
+from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Given, Place, Team, Tile
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.program import Design, Program
@@ -209,6 +209,8 @@ class Sm90Gemm:
             sender = cute.arch.make_warp_uniform(own // 32) == 0
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+            workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
+            given = Given(tensors, numbers, outputs, workspace, shape)
             carried = self.epilogue.partials.carry()
             executed = Int32(0)
             turn += team * step
@@ -221,7 +223,7 @@ class Sm90Gemm:
             while turn < total:
                 m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
                 at = Place(m, n, l, within)
-                held = self.epilogue.fetch(tensors, at, own, shape)
+                held = self.epilogue.fetch(at, own, given)
                 if const_expr(self.pingpong):
                     cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -247,22 +249,19 @@ class Sm90Gemm:
                     read.advance(k_tiles)
                     free.advance(k_tiles)
 
-                copies = Team(self.epilogue, atom, own, served, executed, shared, tensors, outputs)
+                copies = Team(self.epilogue, atom, own, served, executed, shared, given)
                 if const_expr(len(self.epilogue.vectors) > 0):
                     if const_expr(len(self.epilogue.staged) == 0):
                         # Else the last subtile's barrier says that the vectors before were read.
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.epilogue.deposit(held, shared, served, own)
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                kept = self.epilogue.partials.begin(self.epilogue.down)
-                workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
+                tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down))
                 arrived = copies.arrived(0)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
                         coming = copies.arrived(s + 1)
-                        leaving = self.epilogue.subtile(
-                            s, accum, arrived, held, kept, at, copies, tensors, numbers, outputs, workspace, shape
-                        )
+                        leaving = self.epilogue.subtile(s, accum, arrived, tile, copies, given)
                         arrived = coming
                     # The subtile before leaves only now: this one's work hid its way into shared memory.
                     if const_expr(s > 0 and len(self.epilogue.staged) > 0):
@@ -275,11 +274,11 @@ class Sm90Gemm:
                             self.epilogue.send(s - 1, at, served, carriers, store_partitions)
                     if const_expr(s < self.epilogue.subtiles):
                         copies.stage(s, leaving)
-                self.epilogue.leave(kept, carried, at, copies, workspace, shape)
+                self.epilogue.leave(tile, carried, copies, given)
                 executed += 1
                 turn += stride
             if const_expr(len(carried) > 0):
-                self.epilogue.partials.leave_carried(carried, workspaces[0], self.warp_of_all(served, own), shape)
+                self.epilogue.partials.leave_carried(carried, self.warp_of_all(served, own), given)
             if const_expr(len(self.merging) > 0):
                 cute.arch.griddepcontrol_launch_dependents()
             if sender:
