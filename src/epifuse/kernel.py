@@ -104,15 +104,19 @@ class Kernel:
     @outside_graph
     def compile(self, args: GemmArguments) -> CompiledArtifact:
         """Build for `args`; needs their shapes and dtypes, not their data. Raises `UnsupportedError`."""
-        plan = self.plan_for(args)
-        if isinstance(plan, Refusal):
-            raise fail("not_supported", None, kernel=self.spec.name, reason=plan.reason)
+        plan = self._plan(args)
         return CompiledArtifact(plan, cache.get_or_build(plan), self)
 
     @outside_graph
     def get_workspace_size(self, args: GemmArguments) -> int:
-        """Bytes of workspace a launch needs."""
-        return self.compile(args).plan.allocation.workspace_bytes
+        """Bytes of workspace a launch needs. Compiles nothing. Raises `UnsupportedError`."""
+        return self._plan(args).allocation.workspace_bytes
+
+    def _plan(self, args: GemmArguments) -> Plan:
+        plan = self.plan_for(args)
+        if isinstance(plan, Refusal):
+            raise fail("not_supported", None, kernel=self.spec.name, reason=plan.reason)
+        return plan
 
     @outside_graph
     def run(
