@@ -14,6 +14,7 @@ from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_GPU = "no CUDA device"
+NOT_HOPPER = "no Hopper GPU"
 
 # A time limit per example would fail on a busy machine, not on a slow function.
 settings.register_profile("epifuse", deadline=None, print_blob=True)
@@ -30,20 +31,25 @@ def pytest_configure() -> None:
 
 
 @functools.cache
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
+def lacking() -> str | None:
+    """What this machine lacks for the tests marked `gpu`: every kernel of ours for GPUs is built for sm_90a."""
+    if not torch.cuda.is_available():
+        return NO_GPU
+    return None if torch.cuda.get_device_capability() == (9, 0) else NOT_HOPPER
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not has_gpu():
-        pytest.skip(NO_GPU)
+    # The only reason for which a test of the GPU does not run; the summary counts them. A refusal is a failure.
+    if item.get_closest_marker("gpu") and (reason := lacking()) is not None:
+        pytest.skip(reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
-    count = sum(str(report.longrepr[-1]).endswith(NO_GPU) for report in skipped)
-    if count:
-        terminalreporter.write_line(f"{count} gpu tests skipped: {NO_GPU}", yellow=True)
+    for reason in (NO_GPU, NOT_HOPPER):
+        count = sum(str(report.longrepr[-1]).endswith(reason) for report in skipped)
+        if count:
+            terminalreporter.write_line(f"{count} gpu tests skipped: {reason}", yellow=True)
 
 
 @pytest.fixture(autouse=True)

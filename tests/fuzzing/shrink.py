@@ -12,24 +12,26 @@ from fuzzing.writer import Statement
 
 
 def smallest(case: Case) -> Case:
-    """The least part found that still fails."""
+    """The least part found that still fails in the same way: a mismatch is not traded for another error."""
     case = _without_dead(case)
+    way = _failure(case)
     shrunk = True
     while shrunk:
         shrunk = False
         for smaller in _smaller(case):
-            if _fails(smaller):
+            if way is not None and _failure(smaller) is way:
                 case, shrunk = smaller, True
                 break
     return case
 
 
-def _fails(case: Case) -> bool:
+def _failure(case: Case) -> type[Exception] | None:
+    """How a case fails. Every exception is a failure of the case, and none is hidden: its class is what is returned."""
     try:
         run(case)
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return type(error)
+    return None
 
 
 def _smaller(case: Case) -> Iterator[Case]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from fuzzing.check import function_of
 
@@ -19,7 +18,6 @@ from epifuse.kernel import Kernel
 from epifuse.problem import Constraints
 from epifuse.testing import NARROW_ROOM, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded
 
-REFUSED = "refused: "
 _GUARD = 64  # elements before and after, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps
 _HALF_WIDTH = (torch.float16, torch.bfloat16)
@@ -91,12 +89,10 @@ class Machine:
         """Whether the kernels are Hopper's."""
         return self.device == "cuda"
 
-    def kernel(self, args: ef.GemmArguments, *, may_refuse: bool = False) -> Kernel:
-        """The kernel to run. Skips with Hopper's reason where it `may_refuse`."""
+    def kernel(self, args: ef.GemmArguments) -> Kernel:
+        """The kernel to run; fails where Hopper refuses, on the CPU too."""
         hopper = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
-        if not hopper and may_refuse and self.gpu:
-            pytest.skip(REFUSED + refusal(args))
-        assert hopper or may_refuse, refusal(args)
+        assert hopper, refusal(args)
         return ef.get_kernels(args)[0] if not self.gpu else hopper[0]
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -136,7 +132,6 @@ def run(
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
     layouts: Sequence[str] = LAYOUTS,
     constraints: Constraints | None = None,
-    may_refuse: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
     given = ef.EpilogueArguments.partial(epilogue, operands)
@@ -148,7 +143,7 @@ def run(
     outputs = {name: one.view for name, one in places.items()}
     made = ef.EpilogueArguments(epilogue, **operands, **outputs)
     args = ef.GemmArguments(a, b, epilogue=made, constraints=constraints or Constraints())
-    machine.kernel(args, may_refuse=may_refuse).run(args)
+    machine.kernel(args).run(args)
     for name, one in places.items():
         assert one.intact(), f"memory around '{name}' was written"
     return {name: tensor.cpu() for name, tensor in outputs.items()}

@@ -15,12 +15,6 @@ from accuracy.probe import BLOCK, WIDTH, compiled
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the kernels are built for sm_90a")
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_functions_are_as_exact_as_promised(case):
     built = measure.kernels(case)

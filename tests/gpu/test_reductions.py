@@ -69,7 +69,7 @@ def test_every_kind_is_here() -> None:
 def test_every_kind_to_every_destination(destination: str, names: tuple[str, ...], machine: Machine) -> None:
     shape, dim = DESTINATIONS[destination]
     a, b, operands = inputs(machine, shape)
-    check(machine, source_of(names, dim), a, b, operands, may_refuse=True)
+    check(machine, source_of(names, dim), a, b, operands)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -79,7 +79,7 @@ def test_lanes_outside_the_result_never_count(dim: Any, sign: int, machine: Mach
     a, b, operands = inputs(machine, "matrix")
     value = f"accum * 0.25 + C + ({sign} * 1000.0)"
     names = ("amax", "amin", "absmax", "mean", "all")
-    found = check(machine, source_of(names, dim, value), a, b, operands, may_refuse=True)
+    found = check(machine, source_of(names, dim, value), a, b, operands)
     assert all((found[name] * sign > 0).all() for name in ("amax_", "amin_"))
     assert (found["all_"] == (sign > 0)).all()
 
@@ -92,7 +92,7 @@ def test_what_is_not_finite(broken: float, names: tuple[str, ...], machine: Mach
     C = operands["C"]
     C[3], C[:, 5], C[-1, -1], C[0, 0] = broken, broken, broken, broken
     for dim in (1, 0):
-        found = check(machine, source_of(names, dim), a, b, operands, may_refuse=True)
+        found = check(machine, source_of(names, dim), a, b, operands)
         if "amax_" in found:
             flat = found["amax_"].flatten()
             assert torch.equal(flat[3 if dim else 5], torch.tensor(broken)) or (broken != broken and flat[3].isnan())
@@ -116,7 +116,7 @@ def test_several_beside_full_results_and_what_is_computed_of_them(
     """Reductions are of float32 values, whatever D is stored as."""
     a, b, operands = inputs(machine, shape)
     dtypes = dict.fromkeys(("D", "Aux", "loss", "r", "bias", "spread"), dtype)
-    got = run(machine, mixed, a, b, {**operands, "eps": 1e-5}, out_dtypes=dtypes, may_refuse=True)
+    got = run(machine, mixed, a, b, {**operands, "eps": 1e-5}, out_dtypes=dtypes)
     judge(got, ef.reference(mixed), exact_product(a, b), {**operands, "eps": 1e-5})
 
 
@@ -132,7 +132,7 @@ def test_sums_beside_float64(machine: Machine) -> None:
     extent = 16384 if machine.gpu else 512
     a, b = machine.normal(extent, 64, dtype=torch.bfloat16), machine.normal(64, extent, dtype=torch.bfloat16)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(sums, {}), out_dtypes=torch.float32)
-    found = machine.kernel(args, may_refuse=True).run(args)
+    found = machine.kernel(args).run(args)
     D = found["D"].double()
     squares = D * D
     for name, value, dims in (
@@ -158,7 +158,7 @@ def test_the_same_bits_on_two_streams_at_once(dim: Any, hopper: Machine) -> None
     for made in outputs:
         views = {name: one.view for name, one in made.items()}
         runs.append(ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, **operands, **views)))
-    kernel = hopper.kernel(runs[0], may_refuse=True)
+    kernel = hopper.kernel(runs[0])
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     for i, args in enumerate(runs):

@@ -12,12 +12,6 @@ SHAPES = [(128, 256, 64), (256, 512, 1024), (1, 8, 64), (129, 264, 72), (1000, 1
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the kernel is built for sm_90a")
-
-
 def normal(*shape, dtype=torch.float32):
     return torch.randn(*shape, device="cuda").to(dtype)
 

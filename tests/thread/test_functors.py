@@ -29,16 +29,26 @@ def test_functor(name: str, scale: ScaleType) -> None:
     assert_like(functor(a @ b, *(operands.get(name) for name in functor.operands)), wanted)
 
 
-@pytest.mark.gpu
+REFUSED = {"BiasRelu": "stores float32, float16 and bfloat16"}
+"""What the Hopper kernel does not carry yet, here a mask stored beside D, and why."""
+
+
 @SCALES
 @pytest.mark.parametrize("name", ROWS)
+def test_what_hopper_refuses_is_listed(name: str, scale: ScaleType) -> None:
+    functor, a, b, operands, _ = case(name, scale, "cpu", torch.bfloat16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(functor, operands))
+    reasons = {r.reason for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90_gemm")}
+    assert (not ef.get_kernels(args, cc=90)) == (name in REFUSED), reasons
+    assert name not in REFUSED or all(REFUSED[name] in reason for reason in reasons)
+
+
+@pytest.mark.gpu
+@SCALES
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in REFUSED])
 def test_functor_on_a_gpu(name: str, scale: ScaleType) -> None:
     functor, a, b, operands, wanted = case(name, scale, "cuda", torch.bfloat16)
-    found = ef.explain(ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(functor, operands)))
-    if found.plan is None:
-        assert any(reason.startswith("sm90_gemm") for reason in found.selection.reasons)
-    else:
-        assert_like(ef.gemm(a, b, epilogue=functor, **operands), wanted)
+    assert_like(ef.gemm(a, b, epilogue=functor, **operands), wanted)
 
 
 def test_convert() -> None:
