@@ -52,7 +52,12 @@ def vector_slots(design: Design, way: str) -> int:
     """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
     groups = 1 if design.pingpong else MATH_GROUPS
     length = design.tile[1] if way == "row" else design.tile[0] // groups
-    return -(-length // _WARP_GROUP) * _WARP_GROUP
+    return round_up(length, _WARP_GROUP)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
 
 
 def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stores: Iterable[Access]) -> int:
@@ -67,7 +72,7 @@ def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stor
     )
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
-    head = -(-(barriers + MATH_GROUPS * vectors) // 1024) * 1024
+    head = round_up(barriers + MATH_GROUPS * vectors, 1024)
     return head + design.stages * (m + n) * K_TILE * input_bytes + MATH_GROUPS * tiles
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from epifuse.problem import Problem
+from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.program import Design
 
 _MULTIPROCESSORS = 132  # of an H100 or H200
@@ -28,7 +29,7 @@ def estimate(design: Design, problem: Problem) -> float:
     e = problem.extents
     (m, n), (cm, cn) = design.tile, design.cluster
     blocks = -(-e["m"] // m), -(-e["n"] // n)
-    tiles = e["l"] * _up(blocks[0], cm) * _up(blocks[1], cn)
+    tiles = e["l"] * round_up(blocks[0], cm) * round_up(blocks[1], cn)
     exposed = 0 if design.pingpong else _EPILOGUE_K
     work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
     tail = _EPILOGUE_K * m * n if design.pingpong else 0
@@ -47,7 +48,3 @@ _CLUSTER_COST = {
     ((1, 1), False): 1.0,
 }
 """By cluster, and whether there is more than one row of tiles: sharing B pays where several rows read it."""
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

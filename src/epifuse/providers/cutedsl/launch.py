@@ -13,6 +13,7 @@ from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Step
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.compile import compile_program
 from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
 from epifuse.providers.cutedsl.program import Access, Design, Program
@@ -122,7 +123,7 @@ class _Views:
             return View(self.shape, tuple(strides))
         # No address depends on the stride of a single row or batch, but TMA checks it.
         inner = 1 if access.by_rows else 0
-        span = _up(self.shape[0] * self.shape[1], 16)
+        span = round_up(self.shape[0] * self.shape[1], 16)
         legal = tuple(1 if i == inner else stride or span for i, stride in enumerate(strides))
         return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
 
@@ -138,7 +139,7 @@ def _batched(info: TensorInfo, batches: int, *, rows: int) -> View:
     """A or B with its rows (M or N) first and its batches last, every stride one that TMA accepts."""
     columns = -3 - rows
     inner = -1 if info.strides[-1] == 1 else -2
-    span = _up(info.shape[-1] * info.shape[-2], 16 // info.dtype.itemsize)
+    span = round_up(info.shape[-1] * info.shape[-2], 16 // info.dtype.itemsize)
 
     def stride(position: int) -> int:
         # No address depends on the stride of a single row or batch, but TMA checks it.
@@ -147,7 +148,3 @@ def _batched(info: TensorInfo, batches: int, *, rows: int) -> View:
     own = len(info.shape) == 3 and info.shape[0] == batches
     batch = stride(-3) if own else span if batches == 1 else 0
     return View((info.shape[rows], info.shape[columns], batches), (stride(rows), stride(columns), batch))
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -104,7 +104,12 @@ def _up(value: Any, step: int) -> Any:
 def elements(reduction: Reduction, design: Design, m: Any, n: Any, l: Any) -> Any:
     """Float32 elements of workspace of one reduction."""
     kept, length = parts(reduction, design, m, n)
-    return kept * length * (1 if is_carried(reduction) else l) * reduction.planes
+    return kept * length * batches(reduction, l) * reduction.planes
+
+
+def batches(reduction: Reduction, l: Any) -> Any:
+    """How many batches have parts of their own."""
+    return 1 if is_carried(reduction) else l
 
 
 def is_carried(reduction: Reduction) -> bool:

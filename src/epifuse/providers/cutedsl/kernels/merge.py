@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.emit import walk
-from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, elements_of, neutral
+from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, neutral, plane_of
 from epifuse.providers.cutedsl.program import Design, Program
 
 try:
@@ -75,7 +75,7 @@ class Finish:
                 kept, _ = partials.parts(self.reductions[number], self.design, shape[0], shape[1])
                 rounds = self.rounds(number, kept, shape, ctas)
                 origin = base + Int64(batch) * kept * length + at
-                plane = self.plane(number, kept, length, shape)
+                plane = plane_of(self.reductions[number], self.design, shape)
                 one, two = self.start(number)
                 for k in cutlass.range((rounds - lane + (self.lanes - 1)) // self.lanes, unroll=8):
                     index = origin + Int64(lane + k * self.lanes) * length
@@ -87,13 +87,9 @@ class Finish:
                         self.merge_lanes(number, buffer, column, lane, self.lanes >> (level + 1))
                     cute.arch.sync_threads()
                 merged.append(buffer)
-            base = base + elements_of(self.reductions[number], self.design, shape)
+            base = base + plane_of(self.reductions[number], self.design, shape) * self.reductions[number].planes
         if block * self.elements + column < total and lane == 0:
             self.store(merged, column, tensors, numbers, outputs, at, batch, shape)
-
-    def plane(self, number, kept, length, shape):
-        """Elements from the first to the second number of a partial result."""
-        return Int64(kept) * length * (1 if partials.is_carried(self.reductions[number]) else shape[2])
 
     def is_needed(self, number):
         """Whether one of this kernel's outputs reads the reduction."""

@@ -195,14 +195,14 @@ class Partials:
         bases, base = [], Int64(0)
         for reduction in self.reductions:
             bases.append(base)
-            base = base + elements_of(reduction, self.design, shape)
+            base = base + plane_of(reduction, self.design, shape) * reduction.planes
         return zip(self.reductions, self.rows, held, bases, strict=True)
 
     def _put(self, given, base, reduction, value, part, at, wanted, batch, limit):
         shape = given.shape
         kept, length = partials.parts(reduction, self.design, shape[0], shape[1])
         index = base + (Int64(batch) * kept + part) * length + at
-        plane = Int64(kept) * length * (1 if partials.is_carried(reduction) else shape[2])
+        plane = plane_of(reduction, self.design, shape)
         for number, x in enumerate(value):
             _put_if(given.workspace, index + number * plane, x, wanted, at < limit)
 
@@ -222,9 +222,10 @@ class Held:
         return value
 
 
-def elements_of(reduction, design, shape):
+def plane_of(reduction, design, shape):
+    """Elements from the first to the second number of a partial result, in 64 bits."""
     kept, length = partials.parts(reduction, design, shape[0], shape[1])
-    return Int64(kept) * length * (1 if partials.is_carried(reduction) else shape[2]) * reduction.planes
+    return Int64(kept) * length * partials.batches(reduction, shape[2])
 
 
 def _values(fragment, row, rows, columns, shape, ragged):
