@@ -22,7 +22,7 @@ class Case(NamedTuple):
     """`expression` over the operands x, y, z; `truth` in float64; `torch` is PyTorch's own float32 function.
 
     `key` is the operand that takes every bit pattern; the others are drawn as `others` says. A composite is compared
-    with PyTorch's error, a primitive is not.
+    with PyTorch's error, a primitive is not. Within `root` the result passes through zero.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Case(NamedTuple):
     arity: int = 1
     key: int = 0
     others: str = "normal"
+    root: tuple[float, float] = (0.0, 0.0)
 
 
 def _sigmoid_of_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -83,6 +84,8 @@ _TORCH: Mapping[str, Function] = {
     "hardswish": F.hardswish,
     "hardsigmoid": F.hardsigmoid,
 }
+# Where the slope of gelu is zero, at -0.7525 and -0.7518.
+_ROOTS = {"dgelu": (-0.76, -0.74), "dgelu_tanh": (-0.76, -0.74), "dgelu_erf": (-0.76, -0.74)}
 _FLOATS = ("arithmetic", "subtract", "floating", "divide", "power", "same")
 
 
@@ -98,7 +101,8 @@ def _activation(name: str, function: Any) -> Case:
     needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
     key = needed.index("x")
     expression = f"{name}({', '.join('xyz'[: len(needed)])})"
-    return Case(name, expression, _TRUTH.get(name, function), _TORCH.get(name, function), True, len(needed), key)
+    meanings = _TRUTH.get(name, function), _TORCH.get(name, function)
+    return Case(name, expression, *meanings, True, len(needed), key, root=_ROOTS.get(name, (0.0, 0.0)))
 
 
 def _activations() -> Mapping[str, Any]:
