@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32
 
 from epifuse.providers.cutedsl.device_math import (
     LOG2_E,
@@ -51,24 +50,11 @@ def gelu_argument(x: Fragment) -> Fragment:
     return x * fma(x * x, 2 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
 
 
-def _reciprocals(d: Fragment) -> Fragment:
-    """1 / d for d in [1, 2^61), two by one rcp.approx of their product.
-
-    The unit of rcp and ex2 is a warp's slowest, 8 cycles an operation: 12 a value instead of 16. Partners are columns
-    of one row (accumulator layout), so that a row does not depend on others.
-    """
-    out = cute.make_rmem_tensor(d.shape, Float32)
-    count = cute.size(d.shape)
-    for i in range(0, count - 1, 2):
-        inverse = cute.arch.rcp_approx(d[i] * d[i + 1])
-        out[i], out[i + 1] = d[i + 1] * inverse, d[i] * inverse
-    if count % 2:
-        out[count - 1] = cute.arch.rcp_approx(d[count - 1])
-    return out.load()
-
-
-def gelu_tanh_narrow(x: Fragment) -> Fragment:
+def gelu_tanh(x: Fragment) -> Fragment:
     """x sigmoid(u) in eight instructions with the bias, two of them of the special function unit.
+
+    The error of e = exp(-u) grows with u, and below zero it is that of the result: PyTorch's grows faster there,
+    because 1 + tanh(u / 2) cancels; above zero e is small beside 1.
 
     Where rcp.approx flushes, sigmoid(u) is below 2^-126; PyTorch's 1 + tanh(u / 2) is zero from 2^-24 on. One
     reciprocal of two values' product needs three instructions more: 8192 x 8192 x 512 took 120 us instead of 112.
@@ -148,6 +134,11 @@ def dgelu_erf(dy: Fragment, x: Fragment) -> Fragment:
     """dy (Phi(x) + x phi(x)): below zero phi(x) times the difference of Mills' ratio and |x|."""
     below = _bell(x) * fma(abs(x), -_INV_SQRT_2PI, _scaled_tail(x))
     return dy * cute.where(x > 0.0, like(x, 1.0) - below, below)
+
+
+def softplus_by(log_one_plus: Callable[[Fragment], Fragment]) -> Callable[..., Fragment]:
+    """softplus with beta one and a threshold of 15 or more, from where on log(1 + exp(-x)) beside x rounds away."""
+    return lambda x, *_: maximum(x, like(x, 0.0)) + log_one_plus(-abs(x))
 
 
 def softplus_row(log_one_plus: Callable[[Fragment], Fragment], quotient: Any) -> Callable[..., Fragment]:

@@ -68,7 +68,7 @@ INTEGER: Mapping[str, Row] = {"floor": lambda x: x, "ceil": lambda x: x, "round"
 FAST: Mapping[str, Row] = {
     "sigmoid": am.sigmoid,
     "silu": lambda x: x * am.sigmoid(x),
-    "gelu_tanh": lambda x: x * am.sigmoid(am.gelu_argument(x)),
+    "gelu_tanh": am.gelu_tanh,
     "gelu_erf": am.gelu_erf,
     "dgelu_tanh": am.dgelu_tanh,
     "dgelu_erf": am.dgelu_erf,
@@ -90,7 +90,6 @@ NARROW: Mapping[str, Row] = {
     "tanh": am.tanh_approx,
     "sigmoid": am.sigmoid_narrow,
     "silu": lambda x: x * am.sigmoid_narrow(x),
-    "gelu_tanh": am.gelu_tanh_narrow,
     "gelu_erf": am.gelu_erf_narrow,
     "expm1": dm.expm1_narrow,
     "softplus": am.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),
@@ -168,7 +167,9 @@ def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
 def _softplus(accuracy: Accuracy, literals: Literals) -> Row | None:
     if literals[1] not in (1, 1.0):
         return None
-    return am.softplus_row(dm.log1p_exp if accuracy == "full" else dm.log1p_exp_narrow, None)
+    log_one_plus = dm.log1p_exp if accuracy == "full" else dm.log1p_exp_narrow
+    vanishes = literals[2] is not None and literals[2] >= 15
+    return am.softplus_by(log_one_plus) if vanishes else am.softplus_row(log_one_plus, None)
 
 
 SPECIALISED: Mapping[str, Callable[[Accuracy, Literals], Row | None]] = {
