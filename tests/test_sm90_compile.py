@@ -68,7 +68,7 @@ def test_every_design_is_the_machine_code_it_is_meant_to_be(design, capfd, tmp_p
 
     args = CASES["bias gelu"]
     plan = next(k.plan for k in ef.get_kernels(args, cc=90) if dict(k.spec.design)["design"] == design)
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design, 2)
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design)
     assert found is not None
     ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
     missing = [name for name, instruction in INSTRUCTIONS.items() if instruction not in ptx]
@@ -208,12 +208,12 @@ def test_designs_fit_shared_memory(design, operands):
     )
     returned = ", ".join(f"D{i}" for i in range(operands)) or "accum"
     args = arguments(source + f"    return {returned}\n", **{name: torch.empty(512, 512) for name in names})
-    found = arrange(lowered(args.graph, args.problem), replace(args.problem, target=TARGETS[90]), design, 2)
+    found = arrange(lowered(args.graph, args.problem), replace(args.problem, target=TARGETS[90]), design)
     assert found is not None
     program, fitted = found
     loads = [access for _, access in program.loads]
     assert fitted.stages >= 3
-    assert budget.shared_bytes(fitted, 2, loads, program.stores) <= TARGETS[90].shared_memory
+    assert budget.shared_bytes(fitted, loads, program.stores) <= TARGETS[90].shared_memory
     ways = [access.way for access in (*loads, *program.stores)]
     assert set(ways) == ({"tile"} if operands < 8 else {"tile", "direct"})
 

@@ -30,7 +30,7 @@ from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
-from epifuse.problem import Constraints, HostNumber, Problem, info
+from epifuse.problem import Constraints, HostNumber, Problem, info, settled
 from epifuse.target import CPU, TARGETS, Target
 
 
@@ -252,7 +252,7 @@ class GemmArguments:
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
             raise fail("no_output_d", self.epilogue.parsed.source.loc(self.epilogue.parsed.source.definition))
         self.numbers: dict[str, Any] = {}
-        self.problem = self._problem(constraints or Constraints())
+        self.problem = self._problem(settled(constraints or Constraints(), A.dtype))
         if out is not None:
             check_tensor("out", out, A.device)
             if tuple(out.shape) != self.problem.accum_shape:

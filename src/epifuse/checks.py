@@ -15,7 +15,7 @@ from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.passes.kinds import const_kind, load_kind
-from epifuse.problem import Problem
+from epifuse.problem import Problem, has_memory
 
 
 class Number(NamedTuple):
@@ -227,7 +227,7 @@ _WORK: Any = 100_000  # NumPy's stubs allow -1 and 0 only; its documentation any
 
 def _touch(x: torch.Tensor, y: torch.Tensor) -> bool:
     """True if two tensors share an address; exact where NumPy can tell in reasonable time, else careful."""
-    if x.numel() == 0 or y.numel() == 0 or not (_has_memory(x) and _has_memory(y)) or x.device != y.device:
+    if x.numel() == 0 or y.numel() == 0 or not (has_memory(x) and has_memory(y)) or x.device != y.device:
         return False
     first, second = _extent(x), _extent(y)
     if first[1] <= second[0] or second[1] <= first[0]:
@@ -236,10 +236,6 @@ def _touch(x: torch.Tensor, y: torch.Tensor) -> bool:
         return bool(np.shares_memory(_addresses(x), _addresses(y), max_work=_WORK))
     except np.exceptions.TooHardError:
         return True
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,11 +6,12 @@ Nothing here holds a tensor, so a `Problem` can be a cache key; FakeTensors and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from epifuse.dtypes import short
 from epifuse.errors import fail
@@ -20,7 +21,10 @@ from epifuse.target import Target
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes from its storage's start."""
+    """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes.
+
+    Where it has no address, a multiple of 16 bytes from its storage's start.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,9 +36,16 @@ class TensorInfo:
         return f"{short(self.dtype)}[{', '.join(map(str, self.shape))}]"
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has an address: FakeTensors and meta tensors have none."""
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+
+
 def info(tensor: torch.Tensor) -> TensorInfo:
     """Shape, strides (in elements), dtype and device of `tensor`."""
-    aligned = tensor.storage_offset() * tensor.dtype.itemsize % 16 == 0
+    # A storage of another library may itself start anywhere.
+    start = tensor.data_ptr() if has_memory(tensor) else tensor.storage_offset() * tensor.dtype.itemsize
+    aligned = start % 16 == 0
     return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device), aligned)
 
 
@@ -82,6 +93,21 @@ class Constraints:
 
 
 _PRECISIONS = (None, "ieee", "tf32")
+
+
+def tf32_allowed() -> bool:
+    """PyTorch's own switch for products of float32 on a GPU."""
+    backend = torch.backends.cuda.matmul
+    # Reading the old switch after the new one was set raises; torch 2.8 has only the old one.
+    precision = getattr(backend, "fp32_precision", None)
+    return bool(backend.allow_tf32) if precision is None else precision == "tf32"
+
+
+def settled(constraints: Constraints, dtype: torch.dtype) -> Constraints:
+    """The constraints, the precision being PyTorch's own switch where A is float32 and none was asked for."""
+    if dtype != torch.float32 or constraints.precision is not None or not tf32_allowed():
+        return constraints
+    return replace(constraints, precision="tf32")
 
 
 def _is_pair(value: object) -> bool:

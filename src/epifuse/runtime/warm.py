@@ -14,6 +14,7 @@ import torch
 from epifuse.checks import host_number
 from epifuse.errors import EpifuseError
 from epifuse.frontend import Parsed
+from epifuse.problem import tf32_allowed
 from epifuse.runtime.launch import Recipe, require_data
 
 _CAPACITY = 1024
@@ -52,7 +53,7 @@ def describe(
     if parsed.defaults or parsed.captures:
         given = {**parsed.defaults, **given, **{name: reader() for name, reader in parsed.captures.items()}}
     grad = torch.is_grad_enabled()
-    key: list[Any] = [parsed, options, *given]
+    key: list[Any] = [parsed, options, a.dtype == torch.float32 and tf32_allowed(), *given]
     addresses: list[int] = []
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}

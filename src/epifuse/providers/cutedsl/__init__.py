@@ -14,7 +14,7 @@ from epifuse.passes.split_operators import split_operators
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl import inputs, partials
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.heuristic import estimate
@@ -58,11 +58,9 @@ def _spec(design: Design) -> KernelSpec:
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", (("design", design),))
 
 
-_INPUTS = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _LOADS = (*_OUTPUTS, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool)
 _CASTS = (*_OUTPUTS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_ALIGNMENT = 16  # bytes: TMA's rule for strides
 
 
 class CuteDslProvider:
@@ -81,7 +79,8 @@ class CuteDslProvider:
         return tuple(map(_spec, DESIGNS))
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
-        """Elementwise float epilogues over 16-bit inputs whose rows TMA can address."""
+        """Elementwise float epilogues and reductions over 16-bit and tf32 inputs that TMA can address."""
+        problem = inputs.filled(problem)
         walked = lowered(graph, problem)
         found = _arranged(spec, walked, problem)
         if isinstance(found, str):
@@ -99,7 +98,7 @@ class CuteDslProvider:
         """Compile for sm_90a."""
         from epifuse.providers.cutedsl.launch import GpuKernel
 
-        found = _arranged(plan.spec, lowered(plan.graph, plan.problem), plan.problem)
+        found = _arranged(plan.spec, lowered(plan.graph, plan.problem), inputs.filled(plan.problem))
         assert not isinstance(found, str), "a plan is of a kernel that supports it"
         return GpuKernel(plan, *found)
 
@@ -112,10 +111,15 @@ def lowered(graph: Graph, problem: Problem) -> Graph:
 def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program, Design] | str:
     """The program of a lowered graph and the design with its stages, or why there is none."""
     design: Design = dict(spec.design)["design"]
-    reason = _refused_problem(problem) or _refused_graph(graph, problem) or _not_asked_for(design, problem)
+    reason = (
+        inputs.refused(problem)
+        or _refused_transport(problem)
+        or _refused_graph(graph, problem)
+        or _not_asked_for(design, problem)
+    )
     if reason is not None:
         return reason
-    found = arrange(graph, problem, design, problem.a.dtype.itemsize)
+    found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
     return crowded(*found) or found
@@ -129,34 +133,9 @@ def _not_asked_for(design: Design, problem: Problem) -> str | None:
     return None
 
 
-def _refused_problem(problem: Problem) -> str | None:
-    if problem.a.dtype not in _INPUTS or problem.b.dtype != problem.a.dtype:
-        return f"it multiplies float16 or bfloat16, and A is {problem.a.dtype}"
-    if problem.accumulator != torch.float32:
-        return f"it accumulates in float32, not {problem.accumulator}"
-    if problem.extents["k"] == 0:
-        return "K = 0 leaves it nothing to multiply"
-    for name, info in (("A", problem.a), ("B", problem.b)):
-        if (reason := _unaddressable(name, info)) is not None and 0 not in problem.extents.values():
-            return reason
-    for name, via in problem.transports:
-        if via != "tma":
-            return f"'{name}' cannot be asked to travel by {via} yet"
-    return None
-
-
-def _unaddressable(name: str, info: TensorInfo) -> str | None:
-    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
-    if not info.aligned:
-        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs"
-    inner = [i for i in (-1, -2) if info.strides[i] == 1]
-    if not inner:
-        return f"{name} has no contiguous rows or columns"
-    for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
-        size = stride * info.dtype.itemsize
-        if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
-            return f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
-    return None
+def _refused_transport(problem: Problem) -> str | None:
+    asked = next(((name, via) for name, via in problem.transports if via != "tma"), None)
+    return asked and f"'{asked[0]}' cannot be asked to travel by {asked[1]} yet"
 
 
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:

@@ -20,7 +20,7 @@ _STAGED = (torch.float32, torch.float16, torch.bfloat16)
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
-def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) -> tuple[Program, Design] | None:
+def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, Design] | None:
     """Program and design with its stages, or None where the design leaves A and B too little shared memory.
 
     What does not fit shared memory goes direct, operands and outputs in turn, the last first.
@@ -28,7 +28,7 @@ def arrange(graph: Graph, problem: Problem, design: Design, input_bytes: int) ->
     loads = [(node, _load(node, graph, problem)) for node in graph.loads()]
     stores = [_store(output, graph, problem) for output in graph.outputs]
     while True:
-        found = fit(design, input_bytes, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
+        found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.

@@ -10,7 +10,7 @@ from epifuse.providers.cutedsl.program import Access, Design, Program
 MATH_GROUPS = 2
 SUBTILE = (64, 32)
 """What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
-K_TILE = 64  # elements of 16 bits: one swizzle span of 128 bytes
+K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
 _WARP_GROUP = 128
 _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
 _MOST_STAGES = 12
@@ -60,7 +60,7 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stores: Iterable[Access]) -> int:
+def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
     m, n = design.tile
     loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
@@ -73,12 +73,10 @@ def shared_bytes(design: Design, input_bytes: int, loads: Iterable[Access], stor
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
     head = round_up(barriers + MATH_GROUPS * vectors, 1024)
-    return head + design.stages * (m + n) * K_TILE * input_bytes + MATH_GROUPS * tiles
+    return head + design.stages * (m + n) * K_SPAN + MATH_GROUPS * tiles
 
 
-def fit(
-    design: Design, input_bytes: int, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int
-) -> Design | None:
+def fit(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> Design | None:
     """The design with the stages that fit it best, or None if too few do.
 
     First four stages for A and B; then three or four rather than two for operands and outputs. With two, a warp group
@@ -92,17 +90,15 @@ def fit(
     for load_stages in loading:
         for store_stages in storing:
             made = replace(design, load_stages=load_stages, store_stages=store_stages)
-            found.append(replace(made, stages=_stages(made, input_bytes, loads, stores, capacity)))
+            found.append(replace(made, stages=_stages(made, loads, stores, capacity)))
     best = max(found, key=lambda made: (min(made.stages, 4), made.load_stages + made.store_stages, made.store_stages))
     return best if best.stages >= _FEWEST_STAGES else None
 
 
-def _stages(
-    design: Design, input_bytes: int, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int
-) -> int:
+def _stages(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> int:
     stages = 0
     while stages < _MOST_STAGES:
-        if shared_bytes(replace(design, stages=stages + 1), input_bytes, loads, stores) > capacity:
+        if shared_bytes(replace(design, stages=stages + 1), loads, stores) > capacity:
             break
         stages += 1
     return stages

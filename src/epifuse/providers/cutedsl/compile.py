@@ -44,7 +44,7 @@ def compile_program(plan: Plan, program: Program, design: Design, extra_options:
     """
     a, b = plan.problem.a, plan.problem.b
     majors = a.strides[-1] == 1, b.strides[-1] == 1
-    key = (program.structure(), design, a.dtype, b.dtype, majors, extra_options)
+    key = (program.structure(), design, a.dtype, b.dtype, plan.problem.accumulator, majors, extra_options)
     with _one_at_a_time:
         if key not in _compiled:
             _compiled[key] = _compile(plan, program, design, OPTIONS + extra_options)
@@ -71,7 +71,7 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
-        kernel = Sm90Gemm(design, program)
+        kernel = Sm90Gemm(design, program, DTYPES[problem.accumulator])
         return cute.compile(kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), stream, options=options)
 
 

@@ -21,7 +21,7 @@ _FIRST_PAIR = 1.07
 """What a multiprocessor that gets one pair of ping-pong tiles loses beside one tile twice as large: less reuse, and
 nothing to hide the pair's start. 1024 x 4096 x 4096 with gelu: 128 x 256 cooperative 46.8 us, 128 x 128 pairs 48.2."""
 _EPILOGUE_K = 160
-"""What an exposed epilogue costs, in elements of K of the main loop."""
+"""What an exposed epilogue costs, in elements of 16 bits along K of the main loop."""
 
 
 def estimate(design: Design, problem: Problem) -> float:
@@ -31,7 +31,8 @@ def estimate(design: Design, problem: Problem) -> float:
     blocks = -(-e["m"] // m), -(-e["n"] // n)
     tiles = e["l"] * round_up(blocks[0], cm) * round_up(blocks[1], cn)
     exposed = 0 if design.pingpong else _EPILOGUE_K
-    work = (e["k"] + exposed) * m * n / _RATE[design.tile, design.pingpong]
+    k = e["k"] * problem.a.dtype.itemsize / 2
+    work = (k + exposed) * m * n / _RATE[design.tile, design.pingpong]
     tail = _EPILOGUE_K * m * n if design.pingpong else 0
     # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
     waves = -(-tiles // _MULTIPROCESSORS)

@@ -224,7 +224,7 @@ class Epilogue:
         count = team.count
         accum = cute.make_rmem_tensor(team.shape, Float32)
         for i in range(count):
-            accum[i] = values[(down * self.across + right) * count + i]
+            accum[i] = values[(down * self.across + right) * count + i].to(Float32)
         x = accum.load()
         rows = [self._row(down, team.places[i][0], place) for i in range(count)]
         columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(count)]

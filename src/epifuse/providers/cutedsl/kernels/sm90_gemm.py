@@ -17,6 +17,13 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.epilogue import SUBTILE, WARP_GROUP, Epilogue, Given, Place, Team, Tile
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
+from epifuse.providers.cutedsl.kernels.multiply import (
+    accumulator_registers,
+    as_accumulators,
+    in_shared_memory,
+    sums,
+    tiled_multiplication,
+)
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.program import Design, Program
 
@@ -36,9 +43,9 @@ TURN = 3
 class Sm90Gemm:
     """D = epilogue(A @ B). Tensors come as (M,K,L), (N,K,L) and (M,N,L); a stride is 0 where a value does not vary."""
 
-    def __init__(self, design: Design, program: Program) -> None:
+    def __init__(self, design: Design, program: Program, accumulator: Any = Float32) -> None:
         self.design = design
-        self.tile = (*design.tile, budget.K_TILE)
+        self.accumulator = accumulator
         self.cluster = design.cluster
         self.pingpong = design.pingpong
         self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
@@ -58,13 +65,15 @@ class Sm90Gemm:
         clusters: Int32,
         stream: Any,
     ):
-        bm, bn, bk = self.tile
+        bm, bn = self.design.tile
+        bk = 8 * budget.K_SPAN // a.element_type.width
+        self.tile = bm, bn, bk
         layout_a, layout_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         majors = layout_a.sm90_mma_major_mode(), layout_b.sm90_mma_major_mode()
         self.types = types = a.element_type, b.element_type
-        mma = sm90.make_trivial_tiled_mma(*types, *majors, Float32, (self.groups, 1, 1), tiler_mn=(64, bn))
+        mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
         # The layout of one warp group's accumulators over a subtile.
-        atom = sm90.make_trivial_tiled_mma(*types, *majors, Float32, (1, 1, 1), tiler_mn=SUBTILE)
+        atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
         first = (None, None, 0)
@@ -204,7 +213,8 @@ class Sm90Gemm:
             uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
             fragment_a = mma.make_fragment_A(uniform.partition_A(buffer_a))
             fragment_b = mma.make_fragment_B(uniform.partition_B(buffer_b))
-            accum = cute.make_rmem_tensor(mma.partition_shape_C((bm, bn)), Float32)
+            registers = accumulator_registers(cute.size(mma.partition_shape_C((bm, bn))), self.accumulator)
+            accum = as_accumulators(registers, mma.partition_shape_C((bm, bn)), self.accumulator)
             store_partitions = self.epilogue.store_partitions(shared, carriers)
             sender = cute.arch.make_warp_uniform(own // 32) == 0
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
@@ -249,6 +259,7 @@ class Sm90Gemm:
                     read.advance(k_tiles)
                     free.advance(k_tiles)
 
+                values = sums(registers, self.accumulator)
                 copies = Team(self.epilogue, atom, own, served, executed, shared, given)
                 if const_expr(len(self.epilogue.vectors) > 0):
                     if const_expr(len(self.epilogue.staged) == 0):
@@ -261,7 +272,7 @@ class Sm90Gemm:
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
                         coming = copies.arrived(s + 1)
-                        leaving = self.epilogue.subtile(s, accum, arrived, tile, copies, given)
+                        leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
                         arrived = coming
                     # The subtile before leaves only now: this one's work hid its way into shared memory.
                     if const_expr(s > 0 and len(self.epilogue.staged) > 0):
@@ -299,7 +310,8 @@ class Sm90Gemm:
 
 def _load_atom(tensor, layout, box, readers):
     op = cpasync.CopyBulkTensorTileG2SOp() if readers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, layout, box, num_multicast=readers)
+    brought = in_shared_memory(tensor.element_type)
+    return cpasync.make_tiled_tma_atom(op, tensor, layout, box, num_multicast=readers, internal_type=brought)
 
 
 def _partition(atom, place, readers, buffer, tiles):

@@ -1,0 +1,71 @@
+"""A and B: what the kernel multiplies, and how they have to lie. Imports no cutlass, so that planning needs none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from epifuse.problem import Problem, TensorInfo
+
+ACCUMULATORS = {
+    torch.float16: (torch.float32, torch.float16),
+    torch.bfloat16: (torch.float32,),
+    torch.float32: (torch.float32,),
+}
+"""What it multiplies, and what it adds up in."""
+_ALIGNMENT = 16  # bytes: TMA's rule for strides
+_SOME_K = 8  # elements: 16 bytes of the narrowest input
+
+
+def filled(problem: Problem) -> Problem:
+    """The problem as the kernel sees it: where K = 0, A and B have no element to address, and zeros stand in."""
+    if problem.extents["k"]:
+        return problem
+    a, b, k = problem.a, problem.b, _SOME_K
+    m, n = a.shape[-2], b.shape[-1]
+    by_rows, by_columns = (m * k, k, 1), (n * k, 1, k)
+    return replace(
+        problem,
+        a=replace(a, shape=(*a.shape[:-1], k), strides=by_rows[-len(a.shape) :], aligned=True),
+        b=replace(b, shape=(*b.shape[:-2], k, n), strides=by_columns[-len(b.shape) :], aligned=True),
+    )
+
+
+def refused(problem: Problem) -> str | None:
+    """Why A and B, filled, cannot be multiplied, or None."""
+    a, b = problem.a, problem.b
+    if a.dtype not in ACCUMULATORS or b.dtype != a.dtype:
+        return f"it multiplies float16, bfloat16 and float32 as tf32, and A is {a.dtype}"
+    if problem.accumulator not in ACCUMULATORS[a.dtype]:
+        return f"it adds up products of {a.dtype} in float32, not {problem.accumulator}"
+    if a.dtype == torch.float32 and problem.constraints.precision != "tf32":
+        rule = "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed"
+        return f"{rule}: precision='tf32' or torch.set_float32_matmul_precision('high')"
+    if 0 in problem.extents.values():
+        return None
+    layout = _not_along_k(problem) if a.dtype == torch.float32 else None
+    return layout or _unaddressable("A", a) or _unaddressable("B", b)
+
+
+def _not_along_k(problem: Problem) -> str | None:
+    """Hopper multiplies 32-bit numbers along contiguous K alone."""
+    if problem.a.strides[-1] != 1:
+        return "tf32 needs A by rows (K contiguous): pass A.contiguous()"
+    if problem.b.strides[-2] != 1:
+        return "tf32 needs B by columns (K contiguous): pass weight.T of an (N, K) weight, or B.mT.contiguous().mT"
+    return None
+
+
+def _unaddressable(name: str, info: TensorInfo) -> str | None:
+    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
+    if not info.aligned:
+        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs"
+    inner = [i for i in (-1, -2) if info.strides[i] == 1]
+    if not inner:
+        return f"{name} has no contiguous rows or columns"
+    for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
+        size = stride * info.dtype.itemsize
+        if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
+            return f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
+    return None
