@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
+from epifuse.problem import Constraints
 from epifuse.providers.cutedsl import DESIGNS, NATIVE, budget, lowered
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.target import TARGETS
@@ -77,6 +78,36 @@ def test_every_design_is_the_machine_code_it_is_meant_to_be(design, capfd, tmp_p
     report = capfd.readouterr().err
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     assert "serialized" not in report
+
+
+INPUTS = {
+    "tf32": (torch.float32, torch.float32, "wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32"),
+    "float16 sums": (torch.float16, torch.float16, "wgmma.mma_async.sync.aligned.m64n{n}k16.f16.f16.f16"),
+}
+
+
+@pytest.mark.parametrize("tile", [(128, 256), (256, 128), (128, 192)], ids=str)
+@pytest.mark.parametrize("name", INPUTS)
+def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tmp_path):
+    from epifuse.providers.cutedsl.compile import compile_program
+
+    dtype, accumulator, instruction = INPUTS[name]
+    a, b = torch.empty(512, 256, dtype=dtype), torch.empty(512, 256, dtype=dtype).t()
+    epilogue = ef.EpilogueArguments.partial(bias_gelu, {"bias": torch.empty(512, dtype=dtype)})
+    tf32 = Constraints(precision="tf32", tile=tile)
+    plan = hopper_kernel(ef.GemmArguments(a, b, None, accumulator, epilogue, constraints=tf32)).plan
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
+    assert found is not None
+    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
+    lines = [line.split()[0] for line in ptx.splitlines() if line.startswith("wgmma.mma_async")]
+    assert set(lines) == {instruction.format(n=tile[1])}
+    # K of a stage is 128 bytes for every dtype, 32 for one instruction, for each 64 of a warp group's rows.
+    assert len(lines) == 4 * tile[0] // (64 if found[1].pingpong else 128)
+    report = capfd.readouterr().err
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    # Either would say that multiplications do not overlap.
+    assert "serialized" not in report
+    assert "injected" not in report
 
 
 @pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
@@ -163,8 +194,8 @@ def test_a_kernel_for_another_target_is_not_run():
     ("args", "reason"),
     [
         (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
-        (arguments(lambda accum: accum, dtype=torch.float32), "float16 or bfloat16"),
-        (arguments(lambda accum: accum, k=0), "K = 0"),
+        (arguments(lambda accum: accum, dtype=torch.float32), "only where that is allowed: precision='tf32'"),
+        (arguments(lambda accum: accum, dtype=torch.float64), "it multiplies float16, bfloat16 and float32 as tf32"),
         (arguments(lambda accum: ef.softmax(accum)), "do not hold whole rows"),
         (arguments(lambda accum: accum / ef.norm(accum)), "does not compute the product twice"),
         (arguments(lambda accum: ef.sum(ef.cast(accum, torch.int32))), "no sum of int32 values"),

@@ -29,6 +29,10 @@ NARROW_ROOM = 2.0**-12
 """How much further off, beside its size, a 16-bit output of a GPU may be before it is rounded: half a unit of float16,
 which is what the approximations that `providers.cutedsl.precision` admits sum up to."""
 
+TF32_EPS = 2.0**-11
+"""How much a float32 input may move, beside its size, before a tf32 product multiplies it: half a unit of the 10 bits
+of fraction it is rounded to."""
+
 FLUSHED = 2.0**-120
 """So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
 its exponential where x < -88."""

@@ -16,7 +16,7 @@ from fuzzing.check import function_of
 import epifuse as ef
 from epifuse.kernel import Kernel
 from epifuse.problem import Constraints
-from epifuse.testing import NARROW_ROOM, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded
+from epifuse.testing import NARROW_ROOM, TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded
 
 _GUARD = 64  # elements before and after, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps
@@ -132,17 +132,19 @@ def run(
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
     layouts: Sequence[str] = LAYOUTS,
     constraints: Constraints | None = None,
+    accumulator: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
     """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
     given = ef.EpilogueArguments.partial(epilogue, operands)
-    blank = ef.GemmArguments(a, b, epilogue=given, out_dtypes=out_dtypes).allocate()
+    blank = ef.GemmArguments(a, b, accumulator_type=accumulator, epilogue=given, out_dtypes=out_dtypes).allocate()
     places = {
         name: place(tensor.shape, tensor.dtype, machine.device, layouts[i % len(layouts)])
         for i, (name, tensor) in enumerate(blank.items())
     }
     outputs = {name: one.view for name, one in places.items()}
     made = ef.EpilogueArguments(epilogue, **operands, **outputs)
-    args = ef.GemmArguments(a, b, epilogue=made, constraints=constraints or Constraints())
+    made_of = {"epilogue": made, "accumulator_type": accumulator}
+    args = ef.GemmArguments(a, b, **made_of, constraints=constraints or Constraints())
     machine.kernel(args).run(args)
     for name, one in places.items():
         assert one.intact(), f"memory around '{name}' was written"
@@ -155,10 +157,12 @@ def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
     return made
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
-    """A @ B with the error a float32 sum in any order may make."""
+def product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype | None = None) -> Bounded:
+    """A @ B with the error that tf32, for float32, and a sum in any order in the accumulator's dtype may make."""
     wide = a.cpu().double(), b.cpu().double()
-    made: Bounded = bounded(wide[0] @ wide[1], _EPS, a.shape[-1] * _EPS * (wide[0].abs() @ wide[1].abs()))
+    rounding = 2 * TF32_EPS if a.dtype == torch.float32 else 0.0
+    rounding += a.shape[-1] * torch.finfo(accumulator or torch.float32).eps
+    made: Bounded = bounded(wide[0] @ wide[1], _EPS, rounding * (wide[0].abs() @ wide[1].abs()))
     return made
 
 
@@ -208,6 +212,6 @@ def check(
     """Run `source` and judge it."""
     function = function_of(source, {})
     got = run(machine, function, a, b, operands, **options)
-    accum = exact_product(a, b) if exact else product(a, b)
+    accum = exact_product(a, b) if exact else product(a, b, options.get("accumulator"))
     judge(got, ef.reference(function), accum, operands)
     return got

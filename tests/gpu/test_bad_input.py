@@ -3,7 +3,6 @@
 A reason is planned, so that it is tested without a GPU too. What is refused there would be a crash or a wrong number.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,8 @@ from gpu.harness import Machine, check, place, refusal
 import epifuse as ef
 from epifuse.problem import Constraints
 
-BF16 = torch.bfloat16
+BF16, F32 = torch.bfloat16, torch.float32
+TF32 = Constraints(precision="tf32")
 
 
 def described(
@@ -52,15 +52,26 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         lambda: described(torch.empty(2 * 4100, dtype=BF16).as_strided((2, 64, 64), (4100, 64, 1)), matrix(64, 128)),
         "A has a stride of 8200 bytes",
     ),
-    "float32": (lambda: described(matrix(64, 64, dtype=torch.float32), matrix(64, 64, dtype=torch.float32)), "A is"),
-    "int8": (lambda: described(matrix(64, 64, dtype=torch.int8), matrix(64, 64, dtype=torch.int8)), "A is torch.int8"),
-    "float16 sums": (
-        lambda: described(
-            matrix(64, 64, dtype=torch.float16), matrix(64, 64, dtype=torch.float16), accumulator_type=torch.float16
-        ),
-        "accumulates in float32",
+    "float32": (
+        lambda: described(matrix(64, 64, dtype=F32), matrix(64, 64, dtype=F32).t()),
+        "only where that is allowed",
     ),
-    "K = 0": (lambda: described(matrix(64, 0), matrix(0, 64)), "nothing to multiply"),
+    "float32 in full": (
+        lambda: described(
+            matrix(64, 64, dtype=F32), matrix(64, 64, dtype=F32).t(), constraints=Constraints(precision="ieee")
+        ),
+        "it multiplies float32 as tf32",
+    ),
+    "float64": (lambda: described(matrix(64, 64, dtype=torch.float64), matrix(64, 64, dtype=torch.float64)), "A is"),
+    "tf32 of A by columns": (
+        lambda: described(matrix(64, 64, dtype=F32).t(), matrix(64, 64, dtype=F32).t(), constraints=TF32),
+        "pass A.contiguous()",
+    ),
+    "tf32 of B by rows": (
+        lambda: described(matrix(64, 64, dtype=F32), matrix(64, 64, dtype=F32), constraints=TF32),
+        "weight.T of an (N, K) weight, or B.mT.contiguous().mT",
+    ),
+    "int8": (lambda: described(matrix(64, 64, dtype=torch.int8), matrix(64, 64, dtype=torch.int8)), "A is torch.int8"),
     "integer D": (
         lambda: described(matrix(64, 64), matrix(64, 64), out_dtypes=torch.int32),
         "it stores float32, float16 and bfloat16",
@@ -108,8 +119,9 @@ def test_nothing_is_launched_where_it_is_refused(name: str, hopper: Machine) -> 
     given = {n: x.cuda() for n, x in meant.epilogue.tensors.items() if x is not None}
     out = torch.full((*a.shape[:-1], b.shape[-1]), 7.0, device="cuda")
     dtypes = {"out_dtypes": torch.int32} if name == "integer D" else {"out": out}
+    options = {"accumulator_type": meant.accumulator_type, "precision": meant.problem.constraints.precision}
     with pytest.raises((ef.errors.UnsupportedError, ef.errors.ArgumentError)):
-        ef.gemm(a, b, epilogue=meant.epilogue.epilogue_fn, accumulator_type=meant.accumulator_type, **given, **dtypes)
+        ef.gemm(a, b, epilogue=meant.epilogue.epilogue_fn, **options, **given, **dtypes)
     torch.cuda.synchronize()
     assert (out == 7.0).all()
 
@@ -160,20 +172,23 @@ def test_nothing_is_launched_for_no_elements(l: int, m: int, n: int, machine: Ma
     assert machine.kernel(args).run(args)["D"].shape == (l, m, n)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("where", ["A", "C", "D"])
-def test_memory_of_another_library_that_starts_anywhere(where: str, hopper: Machine) -> None:
-    """DLPack hands over an address, not an offset: right, or an error of ours; never a wrong number or a crash."""
-    tensors = {"A": hopper.whole(64, 64), "C": hopper.whole(64, 64), "D": hopper.whole(64, 64)}
-    b, odd = hopper.whole(64, 64), torch.zeros(64 * 64 + 1, dtype=BF16, device="cuda")[1:]
+def test_memory_of_another_library_that_starts_anywhere(where: str, machine: Machine) -> None:
+    """DLPack hands over an address, not an offset: found when planning, it goes direct or is refused."""
+    tensors = {"A": machine.whole(64, 64), "C": machine.whole(64, 64), "D": machine.whole(64, 64)}
+    b, odd = machine.whole(64, 64), torch.zeros(64 * 64 + 1, dtype=BF16, device=machine.device)[1:]
     tensors[where] = torch.from_dlpack(odd.copy_(tensors[where].flatten())).view(64, 64)
     assert tensors[where].data_ptr() % 16
-    source = "def epi(accum, C): D = accum + C; return D"
-    want = (tensors["A"].double() @ b.double() + tensors["C"].double()).to(BF16)
-    with contextlib.suppress(ef.errors.EpifuseError):
-        ef.gemm(tensors["A"], b, epilogue=source, C=tensors["C"], out=tensors["D"])
-        assert torch.equal(tensors["D"], want)
-    torch.cuda.synchronize()
+    assert tensors[where].storage_offset() == 0
+    epilogue = ef.EpilogueArguments("def epi(accum, C): D = accum + C; return D", C=tensors["C"], D=tensors["D"])
+    args = ef.GemmArguments(tensors["A"], b, epilogue=epilogue)
+    if where == "A":
+        assert "A does not start at a multiple of 16 bytes" in refusal(args)
+        return
+    direct = str(ef.explain(args, cc=90)).count("direct, element by element")
+    assert direct == 1
+    machine.kernel(args).run(args)
+    assert torch.equal(tensors["D"], (tensors["A"].double() @ b.double() + tensors["C"].double()).to(BF16))
 
 
 # --- designs that are asked for ----------------------------------------------------------------------------------
@@ -224,6 +239,16 @@ def test_an_impossible_design_is_refused(name: str) -> None:
     assert reason in refusal(described(matrix(512, 64), matrix(64, 512), constraints=asked))
 
 
+def test_a_pinned_tile_that_leaves_no_room_is_refused() -> None:
+    """Vectors lie in shared memory, which a tile of 128 x 256 leaves less of than others do."""
+    names = [f"v{i}" for i in range(44)]
+    source = f"def epi(accum, {', '.join(names)}): D = accum + {' + '.join(names)}; return D"
+    operands = {name: torch.empty(512) for name in names}
+    pinned = described(matrix(512, 64), matrix(64, 512), source, operands=operands, constraints=PINNED["wide tile"])
+    assert "its tile leaves too little shared memory for three stages of A and B" in refusal(pinned)
+    assert ef.get_kernels(described(pinned.A, pinned.B, source, operands=operands), cc=90, limit=1)
+
+
 @pytest.mark.parametrize("field", ["tile", "cluster"])
 @pytest.mark.parametrize("value", [128, (128,), (128, 128, 1), ("128", "128"), (True, True), [128, 128]], ids=str)
 def test_what_is_no_design_is_an_error(value: Any, field: str) -> None:
@@ -234,12 +259,12 @@ def test_what_is_no_design_is_an_error(value: Any, field: str) -> None:
 # --- devices -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("stray", ["A", "B", "C", "D"])
-def test_tensors_of_two_devices_are_refused(stray: str, hopper: Machine) -> None:
-    tensors = {name: torch.zeros(64, 64, dtype=BF16, device="cuda") for name in "ABCD"}
-    tensors[stray] = tensors[stray].cpu()
-    with pytest.raises(ef.errors.ArgumentError, match="cpu"):
+def test_tensors_of_two_devices_are_refused(stray: str, machine: Machine) -> None:
+    tensors = {name: torch.zeros(64, 64, dtype=BF16, device=machine.device) for name in "ABCD"}
+    other = "cpu" if machine.gpu else "meta"
+    tensors[stray] = tensors[stray].to(other)
+    with pytest.raises(ef.errors.ArgumentError, match=other):
         ef.gemm(
             tensors["A"],
             tensors["B"],
