@@ -15,6 +15,7 @@ _RATE = {
     ((256, 128), False): 0.95,
     ((64, 128), True): 0.8,
     ((128, 64), True): 0.6,
+    ((64, 64), True): 0.5,
 }
 """Rate of a design beside the best, by tile and ping-pong: on one H200, plain products of bfloat16, K >= 1024."""
 _FIRST_PAIR = 1.07
