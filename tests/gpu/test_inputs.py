@@ -64,11 +64,13 @@ def test_tf32_rounds_its_inputs_to_nearest(machine: Machine) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_every_design(design: object, hopper: Machine) -> None:
-    """In tf32, and adding up in float16."""
+    """In tf32, adding up in float16, and with K contiguous in neither A nor B."""
     m, n, k = 520, 776, 264
-    for dtype, accumulator in ((F32, F32), (F16, F16)):
+    for dtype, accumulator, along_k in ((F32, F32, True), (F16, F16, True), (BF16, F32, False)):
         a, b = hopper.whole(m, k, most=1, dtype=dtype), hopper.whole(n, k, most=1, dtype=dtype).t()
-        args = ef.GemmArguments(a, b, accumulator_type=accumulator, constraints=TF32)
+        if not along_k:
+            a, b = a.t().contiguous().t(), b.contiguous()
+        args = ef.GemmArguments(a, b, accumulator_type=accumulator, constraints=TF32, out_dtypes=F32)
         kernel = next(k for k in ef.get_kernels(args) if dict(k.spec.design)["design"] == design)
         for _ in range(3):
             assert torch.equal(kernel.run(args)["D"].double(), a.double() @ b.double())

@@ -73,7 +73,7 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
     head = round_up(barriers + MATH_GROUPS * vectors, 1024)
-    return head + design.stages * (m + n) * K_SPAN + MATH_GROUPS * tiles
+    return head + design.stages * (m + n) * design.spans * K_SPAN + MATH_GROUPS * tiles
 
 
 def fit(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> Design | None:

@@ -36,13 +36,14 @@ class Design:
     """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters of m in a raster band.
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
-    beside the main loop of the other. Stages of A and B, and those in which subtiles of operands
-    arrive and subtiles of outputs leave.
+    beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
+    those in which subtiles of operands arrive and subtiles of outputs leave.
     """
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
     pingpong: bool
+    spans: int = 1
     stages: int = 0
     load_stages: int = 0
     store_stages: int = 0

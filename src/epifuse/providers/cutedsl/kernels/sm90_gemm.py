@@ -66,7 +66,7 @@ class Sm90Gemm:
         stream: Any,
     ):
         bm, bn = self.design.tile
-        bk = 8 * budget.K_SPAN // a.element_type.width
+        bk = 8 * self.design.spans * budget.K_SPAN // a.element_type.width
         self.tile = bm, bn, bk
         layout_a, layout_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         majors = layout_a.sm90_mma_major_mode(), layout_b.sm90_mma_major_mode()
