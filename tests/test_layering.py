@@ -18,12 +18,12 @@ LAYERS = (
     # The passes work on a graph *for a problem*, so the problem comes first.
     "problem",
     "passes",
-    "checks arguments",
+    "checks transports arguments",
     "plan",
     "providers",
     "runtime",
     "kernel reference",
-    "api utils",
+    "options api utils",
     "evt thread dense_gemm gemm_plan pytorch cli demo language store_rule testing debug",
     "__init__ __main__",  # the package itself: may import all, so nothing else may import it
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,8 +22,9 @@ from epifuse.frontend import FrontEnd, Parsed
 from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
+from epifuse.options import Options, given_by_name
 from epifuse.plan import Plan, Refusal, Selection, select
-from epifuse.problem import Constraints, Problem
+from epifuse.problem import Problem
 from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime import cache, warm
@@ -156,10 +157,12 @@ def gemm(
     out: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
     operands: Mapping[str, Any] | None = None,
+    accumulate: str | Iterable[str] = (),
     accumulator_type: torch.dtype | None = None,
     precision: str | None = None,
     deterministic: bool = True,
     fast_math: bool = False,
+    allow_recompute: bool = False,
     fallback: str | None = None,
     **by_name: Any,
 ) -> Any:
@@ -167,13 +170,17 @@ def gemm(
 
     `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N). Operands are handed by name, or through `operands` where a name is
     also an option. `out` is written: a tensor for D or the only output, a mapping for several. `out_dtypes` chooses the
-    dtype of outputs that are allocated. One output is returned as it is, several as a tuple with names.
+    dtype of outputs that are allocated. One output is returned as it is, several as a tuple with names. Outputs that
+    `accumulate` names are added onto what their destinations hold: in float32, rounded once.
+    `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
     parsed = parse_cached(PLAIN if epilogue is None else epilogue)
-    given = _given(parsed, by_name, operands, out)
-    options = Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
+    given = given_by_name(parsed, by_name, operands, out)
+    options = Options(
+        accumulator_type, precision, deterministic, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    )
     outputs, _ = run(a, b, parsed, given, options)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
@@ -188,10 +195,12 @@ def linear(
     out: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
     operands: Mapping[str, Any] | None = None,
+    accumulate: str | Iterable[str] = (),
     accumulator_type: torch.dtype | None = None,
     precision: str | None = None,
     deterministic: bool = True,
     fast_math: bool = False,
+    allow_recompute: bool = False,
     fallback: str | None = None,
     **by_name: Any,
 ) -> Any:
@@ -213,12 +222,14 @@ def linear(
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     written = parsed.output_names
-    handed = _given(parsed, by_name, operands, out)
+    handed = given_by_name(parsed, by_name, operands, out)
     given = {
         name: _rows(name, value, lead) if name in written else _flat(f"operand '{name}'", value, lead)
         for name, value in handed.items()
     }
-    options = Options(accumulator_type, precision, deterministic, fast_math, fallback, out_dtypes)
+    options = Options(
+        accumulator_type, precision, deterministic, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    )
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
     outputs, graph = run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
     shaped = {
@@ -277,72 +288,6 @@ def _with_bias(parsed: Parsed) -> Parsed:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-class Options(NamedTuple):
-    """How a call is to run; see `gemm`. `pinned` are all constraints at once, `hint` is said where no kernel can."""
-
-    accumulator_type: torch.dtype | None
-    precision: str | None = None
-    deterministic: bool = True
-    fast_math: bool = False
-    fallback: str | None = None
-    out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
-    pinned: Constraints | None = None
-    hint: str = "fallback='torch' runs it unfused in PyTorch"
-
-    def check(self) -> None:
-        if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
-            raise fail("option", None, name="fallback", want="None or 'torch'", value=self.fallback)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """All of them, to be found again by."""
-        dtypes = self.out_dtypes
-        return (*self._replace(out_dtypes=None), *dtypes.items()) if isinstance(dtypes, Mapping) else self
-
-    @property
-    def constraints(self) -> Constraints:
-        made = Constraints(deterministic=self.deterministic, fast_math=self.fast_math, precision=self.precision)
-        return made if self.pinned is None else self.pinned
-
-
-_OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"pinned", "hint"}
-
-
-def _given(parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any) -> dict[str, Any]:
-    """Operands and destinations by name."""
-    if not isinstance(operands, (Mapping, type(None))):
-        raise fail("operand_names", None, type=kind_of(operands))
-    names = parsed.output_names
-    for name in parsed.parameters:
-        if name in _OPTIONS and name not in (operands or {}):
-            raise fail("name_clash", None, name=name)
-    if operands:
-        for name in by_name.keys() & operands.keys():
-            raise fail("argument_twice", None, function="gemm", name=name)
-        by_name = {**by_name, **operands}
-    given = parsed.named(by_name)
-    for name in given:
-        if name not in parsed.parameters:
-            if name in names:
-                raise fail("output_by_name", None, name=name)
-            shown = ", ".join(parsed.parameters) or "none"
-            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
-    return given if out is None else given | _destinations(out, names)
-
-
-def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    if isinstance(out, Mapping):
-        for name in out:
-            if name not in names:
-                raise fail("unknown_output", None, option="out", name=name, outputs=", ".join(names))
-        return dict(out)
-    if "D" in names:
-        return {"D": out}
-    if len(names) > 1:
-        raise fail("out_single", None, outputs=", ".join(names))
-    return {names[0]: out}
-
-
 def run(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -360,7 +305,7 @@ def run(
         a,
         b,
         accumulator_type=options.accumulator_type,
-        epilogue=EpilogueArguments.partial(parsed, given),
+        epilogue=EpilogueArguments.partial(parsed, given, options.accumulated),
         out_dtypes=options.out_dtypes,
         constraints=options.constraints,
         names=names,

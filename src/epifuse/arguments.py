@@ -1,12 +1,11 @@
-"""What a person hands over: GEMM and epilogue arguments, transport hints. Validated before anything is written."""
+"""What a person hands over: GEMM and epilogue arguments. Validated before anything is written."""
 
 from __future__ import annotations
 
-import enum
 import operator
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeGuard
@@ -30,57 +29,11 @@ from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
-from epifuse.problem import Constraints, HostNumber, Problem, info, settled
+from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
 from epifuse.target import CPU, TARGETS, Target
+from epifuse.transports import Hint, Load, Store, Transport
 
-
-class Transport(enum.Enum):
-    """How an operand or output travels between global memory and the epilogue."""
-
-    TMA = "tma"
-    SYNC_GMEM_LOAD = "sync_gmem_load"
-    ASYNC_GMEM_LOAD = "async_gmem_load"
-    SYNC_GMEM_STORE = "sync_gmem_store"
-
-
-_LOADS = (Transport.TMA, Transport.SYNC_GMEM_LOAD, Transport.ASYNC_GMEM_LOAD)
-_STORES = (Transport.TMA, Transport.SYNC_GMEM_STORE)
-
-
-@dataclass(frozen=True)
-class _Hint:
-    tensor: torch.Tensor
-    via: Transport | str = Transport.TMA
-    num_bits_per_copy: int | None = None
-
-    def __post_init__(self) -> None:
-        allowed = _LOADS if type(self) is Load else _STORES
-        name, via = type(self).__name__, self.via
-        values = [transport.value for transport in allowed]
-        if via not in allowed and via not in values:
-            shown = via.value if isinstance(via, Transport) else via
-            raise fail("transport", None, hint=name, allowed=values, value=shown)
-        object.__setattr__(self, "via", Transport(via))
-        width = self.num_bits_per_copy
-        if width is None:
-            return
-        if not isinstance(width, int) or isinstance(width, bool):
-            raise fail("transport_width_type", None, hint=name, type=kind_of(width))
-        if self.via is Transport.TMA:
-            raise fail("transport_width", None, hint=name, via="tma")
-
-
-class Load(_Hint):
-    """An operand with the transport it shall take: "tma", "sync_gmem_load" or "async_gmem_load".
-
-    `num_bits_per_copy` is the width of one copy, for the two that are not TMA. A kernel that cannot honour the hint is
-    refused. Raises `ArgumentError` and `ArgumentTypeError`.
-    """
-
-
-class Store(_Hint):
-    """An output with the transport it shall take: "tma" or "sync_gmem_store". See `Load`."""
-
+__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "Transport"]
 
 _PARSED: weakref.WeakKeyDictionary[Any, Parsed] = weakref.WeakKeyDictionary()
 
@@ -155,14 +108,19 @@ class EpilogueArguments:
 
     @classmethod
     def partial(
-        cls, epilogue_fn: Callable[..., Any] | str | FrontEnd | Parsed, given: Mapping[str, Any]
+        cls,
+        epilogue_fn: Callable[..., Any] | str | FrontEnd | Parsed,
+        given: Mapping[str, Any],
+        accumulate: tuple[str, ...] = (),
     ) -> EpilogueArguments:
-        """The same, with outputs that are not given left to be allocated."""
+        """The same, with outputs that are not given left to be allocated, and those that `accumulate` names added."""
         made = cls.__new__(cls)
-        made._bind(epilogue_fn, given, allocate=True)
+        made._bind(epilogue_fn, given, accumulate, allocate=True)
         return made
 
-    def _bind(self, epilogue_fn: Any, given: Mapping[str, Any], *, allocate: bool) -> None:
+    def _bind(
+        self, epilogue_fn: Any, given: Mapping[str, Any], accumulate: tuple[str, ...] = (), *, allocate: bool
+    ) -> None:
         self.parsed = parsed(epilogue_fn)
         self.epilogue_fn = epilogue_fn
         given = self.parsed.named(given)
@@ -175,14 +133,25 @@ class EpilogueArguments:
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
                 raise fail("missing_operand", None, name=name)
-        self.transports = {name: value for name, value in values.items() if isinstance(value, _Hint)}
-        self.tensors: dict[str, Any] = {n: v.tensor if isinstance(v, _Hint) else v for n, v in values.items()}
+        self.transports = {name: value for name, value in values.items() if isinstance(value, Hint)}
+        self.tensors: dict[str, Any] = {n: v.tensor if isinstance(v, Hint) else v for n, v in values.items()}
         for name, hint in self.transports.items():
             side, want = ("operand", "Load") if name in operands and name not in outputs else ("output", "Store")
             if type(hint).__name__ != want:
                 raise fail("transport_side", None, name=name, side=side, want=want)
+        added = [name for name, hint in self.transports.items() if isinstance(hint, Store) and hint.accumulate]
+        self.accumulated = self._onto_given((*added, *accumulate))
         for name, reader in self.parsed.captures.items():
             self.tensors[name] = reader()
+
+    def _onto_given(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in self.output_names:
+                shown = ", ".join(self.output_names)
+                raise fail("unknown_output", None, option="accumulate", name=name, outputs=shown)
+            if self.tensors.get(name) is None:
+                raise fail("accumulate_new", None, name=name)
+        return tuple(dict.fromkeys(names))
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -284,8 +253,15 @@ class GemmArguments:
             target_of(self.A),
             tuple(operands),
             transports=tuple((name, hint.via.value) for name, hint in epilogue.transports.items()),  # type: ignore[union-attr]
+            accumulated=tuple((name, self._destination(name).dtype) for name in epilogue.accumulated),
             constraints=constraints,
         )
+
+    def _destination(self, name: str) -> torch.Tensor:
+        """Of an output that is added onto what it holds: an operand, too, and no less is asked of it."""
+        tensor = self.epilogue.tensors[name]
+        check_operand(f"output '{name}'", tensor, self.A.device, self.accumulator_type)
+        return tensor  # type: ignore[no-any-return]  # checked to be one
 
     def _settle_outputs(self, out_dtypes: Mapping[str, torch.dtype]) -> None:
         """Check every destination given, and choose a dtype for those that are not."""
@@ -312,9 +288,13 @@ class GemmArguments:
             dtypes.append((output.name, chosen))
             infos.append((output.name, None if given is None else info(given)))
         destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
+        held = old_contents(self.graph, self.problem, destinations)
         inputs = dict(zip(self.names, (self.A, self.B), strict=True))
-        aliases = check_overlaps(inputs, tensors, destinations, self.graph, self.problem)
-        self.problem = replace(self.problem, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases)
+        aliases = check_overlaps(inputs, {**held, **tensors}, destinations, self.graph, self.problem)
+        operands = (*self.problem.operands, *((name, info(tensor)) for name, tensor in held.items()))
+        self.problem = replace(
+            self.problem, operands=operands, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases
+        )
 
     @property
     def problem_size(self) -> tuple[int, int, int, int]:
@@ -331,6 +311,14 @@ class GemmArguments:
             dtype = dict(self.problem.dtypes)[output.name]
             made[output.name] = empty(shape, dtype, self.A.device) if given is None else given
         return made
+
+
+def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What outputs are added onto, as operands: their destinations, without the ones of a shape that keeps dims."""
+    dims = {output.name: output.dims or () for output in graph.outputs}
+    return {
+        old_content(name): outputs[name].view(shape_of(dims[name], problem.extents)) for name, _ in problem.accumulated
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from epifuse.dtypes import ACCUMULATORS, BY_TORCH, is_storable
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
+from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.passes.kinds import const_kind, load_kind
 from epifuse.problem import Problem, has_memory
@@ -206,20 +207,36 @@ def check_overlaps(
 def _same_elements(
     name: str, tensor: torch.Tensor, other: str, value: torch.Tensor, graph: Graph, problem: Problem
 ) -> bool:
-    """True if each element of the operand is read where, and only where, the output writes the same address."""
+    """True if each element of the operand is read where, and only where, the output writes the same address.
+
+    A finished vector is written after all tiles, but before other finished values that may read it.
+    """
 
     def long(dims: Dims | None) -> list[Dim]:
         return [dim for dim in dims or () if dim_size(dim, problem.extents) != 1]
 
     output = next(output for output in graph.outputs if output.name == name)
     loads = [load.attr for load in graph.loads() if isinstance(load.attr, Load) and load.attr.name == other]
-    geometry = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     return (
-        geometry == (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+        _geometry(tensor) == _geometry(value)
         # A value that is the same for every row, column or batch is read again after it was written.
-        and {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
+        and (
+            {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
+            or (graph.stages[output.node].kind == "finish" and not _read_by_others(other, output, graph))
+        )
         and all(long(load.dims) == long(output.dims) and not load.views for load in loads)
     )
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where its elements lie; dims of one element place none."""
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.data_ptr(), tensor.dtype, *(dim for dim in dims if dim[0] != 1)
+
+
+def _read_by_others(operand: str, output: Output, graph: Graph) -> bool:
+    roots = (*(other.node for other in graph.outputs if other != output), *graph.effects)
+    return any(isinstance(node.attr, Load) and node.attr.name == operand for node in topological(roots))
 
 
 _WORK: Any = 100_000  # NumPy's stubs allow -1 and 0 only; its documentation any number

@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.api import Options, execute, run
+from epifuse.api import execute, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.dtypes import ACCUMULATORS, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
 from epifuse.frontend.names import Instance
+from epifuse.options import Options
 from epifuse.problem import Constraints
 from epifuse.reference import reference
 from epifuse.results import Results

@@ -129,6 +129,12 @@ CATALOGUE: dict[str, Sentence] = {
     "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
     "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
     "output_dtype": Sentence(_A, "output '{name}' cannot be stored as {dtype}"),
+    "accumulate_new": Sentence(
+        _A, "output '{name}' is to be added onto old content, and no destination is given", "pass out={{'{name}': ...}}"
+    ),
+    "accumulate_mask": Sentence(
+        _A, "output '{name}' cannot be added onto old content: masks have no sum", "where(x, 1.0, 0.0) makes numbers"
+    ),
     "output_expanded": Sentence(_A, "output '{name}' has elements that share one address", "pass a tensor of its own"),
     "overlap": Sentence(
         _A, "'{first}' and '{second}' overlap in memory", "an output may share storage with one full operand, exactly"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from epifuse import arguments
-from epifuse.api import Options, explain, get_kernels, run
+from epifuse.api import explain, get_kernels, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.checks import check_tensor
 from epifuse.dense_gemm import whole_pair
@@ -30,6 +30,7 @@ from epifuse.fusion import VOCABULARY
 from epifuse.fusion.activation import identity
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
+from epifuse.options import Options
 from epifuse.problem import Constraints
 from epifuse.results import Results
 from epifuse.thread import LinearCombinationGeneric, ScaleType

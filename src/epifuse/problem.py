@@ -59,6 +59,11 @@ class HostNumber:
         return f"host {self.kind}"
 
 
+def old_content(output: str) -> str:
+    """The operand that is what an output's destination holds before; no identifier, so that no other can be it."""
+    return f"old {output}"
+
+
 OperandInfo = TensorInfo | HostNumber
 
 
@@ -118,7 +123,8 @@ def _is_pair(value: object) -> bool:
 class Problem:
     """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
 
-    An output's info is None where the library is to allocate it; `dtypes` then says as what.
+    An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
+    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those.
     """
 
     a: TensorInfo
@@ -130,6 +136,7 @@ class Problem:
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
     transports: tuple[tuple[str, str], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    accumulated: tuple[tuple[str, torch.dtype], ...] = ()
     constraints: Constraints = field(default_factory=Constraints)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from epifuse.arguments import GemmArguments
+from epifuse.arguments import GemmArguments, old_contents
 from epifuse.errors import fail, kind_of
 from epifuse.frontend.names import known_function
 from epifuse.fusion.forms import debug_print
@@ -93,15 +93,13 @@ def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
     """Write the outputs by plain PyTorch on A's device: every value of the graph full-size, one operation at a time."""
     graph = lower(args.graph, frozenset())
     space = Space.of(graph, args.problem.extents)
-    numbers = scalars(args)
+    operands = {**args.epilogue.tensors, **old_contents(graph, args.problem, outputs), **scalars(args)}
     values: dict[Node, Any] = {}
     for node in graph.nodes:
-        operands = [values[arg] for arg in node.args]
+        below = [values[arg] for arg in node.args]
         if node.op == "debug_print" and not args.problem.batched:
-            operands = [operand.squeeze(0) for operand in operands]  # the space has a batch, the problem none
-        values[node] = (
-            _LEAVES[node.op](node, args, graph, space, numbers) if not operands else _apply(node, operands, space)
-        )
+            below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
+        values[node] = _LEAVES[node.op](node, args, graph, space, operands) if not below else _apply(node, below, space)
     for output in graph.outputs:
         shape = shape_of(output.dims or (), args.problem.extents)
         destination = space.view(outputs[output.name].view(shape), output.dims or ())
@@ -119,7 +117,7 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
     return PRIMITIVES[node.op].meaning(*operands)
 
 
-def _accum(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:
+def _accum(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
     problem = args.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
     product = torch.matmul(args.A.to(wide), args.B.to(wide)).to(problem.accumulator)
@@ -127,23 +125,24 @@ def _accum(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers:
     return space.view(product.to(held), problem.accum_dims)
 
 
-def _load(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:
+def _load(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
     load = node.attr
     assert isinstance(load, Load)
     kind = graph.types[node].kind
     dtype = {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, args.problem.float_dtype)
-    if load.name in numbers:
-        return torch.tensor(numbers[load.name], dtype=dtype, device=args.A.device)
-    return space.view(viewed(args.epilogue.tensors[load.name], load), load.dims or ()).to(dtype)
+    value = operands[load.name]
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value, dtype=dtype, device=args.A.device)
+    return space.view(viewed(value, load), load.dims or ()).to(dtype)
 
 
-def _const(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:
+def _const(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
     value = node.attr
     dtype = args.problem.float_dtype if isinstance(value, float) else None
     return torch.tensor(value, dtype=dtype, device=args.A.device)
 
 
-def _index(node: Node, args: GemmArguments, graph: Graph, space: Space, numbers: Mapping[str, Any]) -> torch.Tensor:
+def _index(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
     dim: Any = node.attr
     count = dim_size(dim, args.problem.extents)
     return space.view(torch.arange(count, dtype=torch.int32, device=args.A.device), (dim,))

@@ -8,6 +8,7 @@ from epifuse.config import CONFIG
 from epifuse.fusion.primitives import COMMUTATIVE
 from epifuse.ir import Graph
 from epifuse.ir.digest import Identity, identify
+from epifuse.passes.accumulate import accumulate
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.eliminate_reductions import eliminate_reductions
@@ -26,6 +27,7 @@ PIPELINE: tuple[Pass, ...] = (
     eliminate_reductions,
     fuse_operators,
     prune,
+    accumulate,
     assign_stages,
 )
 

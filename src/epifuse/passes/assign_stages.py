@@ -34,12 +34,17 @@ class _Fact:
     row: bool  # a bulk value that needs a row reduction
 
 
-def assign_stages(graph: Graph, problem: Problem) -> Graph:
-    """The graph with `stages` filled in."""
+def assign_stages(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> Graph:
+    """The graph with `stages` filled in. Without `whole_rows` no tile holds one, and nothing is of the row stage."""
     facts: dict[Node, _Fact] = {}
     for node in graph.nodes:
         args = [facts[arg] for arg in node.args]
-        facts[node] = _reduction(node, args[0], graph) if node.op == "reduce" else _elementwise(node, args, graph)
+        if node.op != "reduce":
+            facts[node] = _elementwise(node, args, graph)
+        elif whole_rows:
+            facts[node] = _reduction(node, args[0], graph)
+        else:
+            facts[node] = _Fact(bulk=False, sweep=args[0].sweep, reduced=True, row_local=False, row=False)
     return replace(graph, stages={node: _stage(fact) for node, fact in facts.items()})
 
 

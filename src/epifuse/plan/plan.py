@@ -16,13 +16,17 @@ from epifuse.problem import Problem
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a provider decided for a problem it supports. `notes` are for people; the lowest `cost` is best."""
+    """What a provider decided for a problem it supports. `notes` are for people; the lowest `cost` is best.
+
+    `launches` are the plans of its parts, where the product is computed more than once: one launch each.
+    """
 
     tile: tuple[int, int]
     cost: float = 0.0
     workspace_bytes: int = 0
     transports: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    launches: tuple[Plan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,20 +65,30 @@ class Plan:
         return tuple(dict.fromkeys(found[key] for key in sorted(found)))
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.allocation.tile))
         lines = [
             f"plan {self.digest[:12]}: {self.spec.name} ({self.spec.summary})",
             f"  problem  {self.problem.describe()}",
-            f"  tile     {tile}, stages: {', '.join(self.stages)}",
         ]
-        lines += [f"  load     {line}" for line in self._loads()]
-        lines += [f"  store    {line}" for line in self._stores()]
-        lines += [f"  note     {note}" for note in self.allocation.notes]
-        if (count := sweeps(self.graph)) > 1:
-            lines.append(f"  note     {count} sweeps: the product is computed {count} times")
+        if launches := self.allocation.launches:
+            count = len(launches)
+            times = "twice" if count == 2 else f"{count} times"
+            lines.append(f"  {count} launches: the product is computed {times}, {count}.0 x the FLOPs")
+            for number, launch in enumerate(launches, 1):
+                lines += [f"  launch {number}", *launch._body()]
+        else:
+            lines += self._body()
+            if (count := sweeps(self.graph)) > 1:
+                lines.append(f"  note     {count} sweeps: the product is computed {count} times")
         for name in unused_operands(self.graph):
             lines.append(f"  note     operand '{name}' is not used and not loaded")
         return "\n".join(lines)
+
+    def _body(self) -> list[str]:
+        tile = " x ".join(map(str, self.allocation.tile))
+        lines = [f"  tile     {tile}, stages: {', '.join(self.stages)}"]
+        lines += [f"  load     {line}" for line in self._loads()]
+        lines += [f"  store    {line}" for line in self._stores()]
+        return lines + [f"  note     {note}" for note in self.allocation.notes]
 
     def _loads(self) -> list[str]:
         by_name = self.problem.by_name

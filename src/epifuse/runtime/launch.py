@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from epifuse.arguments import GemmArguments
+from epifuse.arguments import GemmArguments, old_contents
 from epifuse.errors import EpifuseError, Loc, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
@@ -110,6 +110,8 @@ class Recipe:
     ) -> Step:
         """A function that only launches."""
         operands = {**tensors, **_numbers(self.plan.graph, self.kinds, numbers)} if self.kinds else tensors
+        if self.plan.problem.accumulated:
+            operands = {**operands, **old_contents(self.plan.graph, self.plan.problem, outputs)}
         return _explained(self.runner(a, b, operands, outputs), self.plan)
 
 

@@ -13,8 +13,9 @@ from epifuse.passes.lower import lower
 from epifuse.passes.split_operators import split_operators
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
+from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, partials
+from epifuse.providers.cutedsl import inputs, partials, recompute
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.heuristic import estimate
@@ -83,28 +84,35 @@ class CuteDslProvider:
         return tuple(map(_spec, DESIGNS))
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
-        """Elementwise float epilogues and reductions over 16-bit and tf32 inputs that TMA can address."""
-        problem = inputs.filled(problem)
-        walked = lowered(graph, problem)
-        found = _arranged(spec, walked, problem)
-        if isinstance(found, str):
-            return Refusal(spec.name, found)
-        program, design = found
-        return Allocation(
-            design.tile,
-            cost=estimate(design, problem),
-            workspace_bytes=partials.workspace_bytes(walked, design, problem),
-            transports=tuple(_transports(program)),
-            notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
-        )
+        """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
+        return recompute.supports(spec, graph, problem, _one_launch)
 
     def build(self, plan: Plan) -> Runner:
         """Compile for sm_90a."""
         from epifuse.providers.cutedsl.launch import GpuKernel
 
+        if launches := plan.allocation.launches:
+            between = sequence.slots(recompute.parts_of(plan), plan.problem)
+            return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
         found = _arranged(plan.spec, lowered(plan.graph, plan.problem), inputs.filled(plan.problem))
         assert not isinstance(found, str), "a plan is of a kernel that supports it"
         return GpuKernel(plan, *found)
+
+
+def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
+    problem = inputs.filled(problem)
+    walked = lowered(graph, problem)
+    found = _arranged(spec, walked, problem)
+    if isinstance(found, str):
+        return Refusal(spec.name, found)
+    program, design = found
+    return Allocation(
+        design.tile,
+        cost=estimate(design, problem),
+        workspace_bytes=partials.workspace_bytes(walked, design, problem),
+        transports=tuple(_transports(program)),
+        notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
+    )
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
@@ -182,5 +190,6 @@ _WAYS = {
 
 
 def _transports(program: Program) -> list[tuple[str, str]]:
-    accesses = [access for _, access in program.tensors] + list(program.stores)
-    return [(access.name, _WAYS[access.way]) for access in accesses]
+    late = "once, after all tiles"
+    loads = [(access.name, late if access.way == "finish" else _WAYS[access.way]) for _, access in program.tensors]
+    return loads + [(access.name, _WAYS[access.way]) for access in program.stores]

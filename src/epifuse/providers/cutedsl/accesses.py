@@ -11,7 +11,7 @@ from epifuse.ir.types import Dims
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import viewed
 from epifuse.providers.cutedsl.budget import fit
-from epifuse.providers.cutedsl.partials import is_ragged, reductions_of
+from epifuse.providers.cutedsl.partials import is_ragged, reductions_of, tile_nodes
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
@@ -25,8 +25,9 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
 
     What does not fit shared memory goes direct, operands and outputs in turn, the last first.
     """
-    loads = [(node, _load(node, graph, problem)) for node in graph.loads()]
     stores = [_store(output, graph, problem) for output in graph.outputs]
+    in_tiles = set(tile_nodes(graph, tuple(stores)))
+    loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
     while True:
         found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
@@ -45,12 +46,14 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
             stores[staged_stores[-1]] = replace(stores[staged_stores[-1]], way="direct")
 
 
-def _load(node: Node, graph: Graph, problem: Problem) -> Access:
+def _load(node: Node, graph: Graph, problem: Problem, *, late: bool) -> Access:
     assert isinstance(node.attr, Load)
     name, axes = node.attr.name, graph.types[node].axes
     info = problem.by_name.get(name)
     if not isinstance(info, TensorInfo):
         return Access(name, "number")
+    if late:
+        return Access(name, "finish", axes, info.dtype)
     if (way := _VECTOR_WAYS.get(axes - {"l"})) is not None:
         return Access(name, way, axes, info.dtype)  # type: ignore[arg-type]
     return _tile(name, _after_views(info, node.attr), node.attr.dims or (), axes)

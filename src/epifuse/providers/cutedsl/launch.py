@@ -123,8 +123,10 @@ class _Views:
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
         dims = output.dims or ()
-        given = dict(problem.outputs)[output.name]
-        return output.name, self._full(_stand_in(given or shape_of(dims, problem.extents)), dims, access)
+        shape = shape_of(dims, problem.extents)
+        # A destination may have the shape that keeps dims.
+        tensor = _stand_in(dict(problem.outputs)[output.name] or shape).view(shape)
+        return output.name, self._full(tensor, dims, access)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary; a tile that does not vary over L has one batch."""

@@ -134,7 +134,7 @@ def refused(graph: Graph, problem: Problem) -> str | None:
         if stage.kind == "row":
             return f"its tiles do not hold whole rows, which {node.op} needs"
         if stage.sweep > 0:
-            return "it does not compute the product twice, which a full-size value of a finished reduction needs"
+            return "a full-size value needs a finished reduction, which is known after the last tile"
         if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
             return reason
     for output in graph.outputs:

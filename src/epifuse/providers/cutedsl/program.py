@@ -16,7 +16,7 @@ Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
 
 number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
 values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies.
-finish: once all tiles are done, of merged reductions.
+finish: once all tiles are done, of or beside merged reductions.
 """
 
 

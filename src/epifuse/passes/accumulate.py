@@ -1,0 +1,34 @@
+"""Accumulate: an output that is added onto old content becomes the sum of what its destination holds and its value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from epifuse.errors import fail
+from epifuse.ir import Builder, Graph, Load, Output, Type
+from epifuse.passes.canonicalise import typed
+from epifuse.passes.kinds import load_kind
+from epifuse.problem import Problem, old_content
+
+
+def accumulate(graph: Graph, problem: Problem) -> Graph:
+    """The graph whose `problem.accumulated` outputs read their destinations as operands of the outputs' own dims."""
+    if not problem.accumulated:
+        return graph
+    onto = dict(problem.accumulated)
+    builder = Builder(dict(graph.locs), dict(graph.types))
+    outputs = [
+        _added(output, onto[output.name], builder) if output.name in onto else output for output in graph.outputs
+    ]
+    return replace(graph, outputs=tuple(outputs), locs=builder.locs, types=builder.types)
+
+
+def _added(output: Output, dtype: torch.dtype, builder: Builder) -> Output:
+    type_, kind = builder.types[output.node], load_kind(dtype)
+    if "mask" in (kind, type_.kind):
+        raise fail("accumulate_mask", next(iter(builder.locs.get(output.node, ())), None), name=output.name)
+    old = builder.node("load", attr=Load(old_content(output.name), (), output.dims))
+    builder.types[old] = Type(kind, type_.factors)
+    return output._replace(node=typed(builder, "add", (old, output.node)))

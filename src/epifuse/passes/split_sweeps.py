@@ -1,0 +1,207 @@
+"""Split sweeps: an epilogue that needs the product several times becomes several that need it once.
+
+What one sweep finishes and a later one reads, vectors and numbers, leaves the first as outputs and enters the other as
+operands. The names of such values are no identifiers, so that no operand of the user's can have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from epifuse.ir import Builder, Graph, Load, Node, Output, Type, rewrite
+from epifuse.ir.graph import keep, topological
+from epifuse.ir.types import Dims, shape_of
+from epifuse.passes.assign_stages import assign_stages, sweeps
+from epifuse.passes.canonicalise import typed
+from epifuse.passes.prune import prune
+from epifuse.problem import Problem, TensorInfo
+
+
+class Part(NamedTuple):
+    """What one sweep computes, as an epilogue of its own."""
+
+    graph: Graph
+    problem: Problem
+
+
+def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Part, ...]:
+    """One part a sweep, in the order they run; a graph of one sweep is its own part.
+
+    Without `whole_rows` no tile holds a whole row, so that what needs a reduction along rows waits for the next sweep.
+    """
+    staged = graph if whole_rows else assign_stages(_online(graph), problem, whole_rows=False)
+    count = sweeps(staged)
+    if count == 1:
+        return (Part(graph, problem),)
+    parts: list[Part] = []
+    crossing: dict[Node, str] = {}
+    for sweep in reversed(range(count)):
+        outputs = [output for output in staged.outputs if _stored_in(output, staged, problem) == sweep]
+        outputs += [Output(name, node) for node, name in crossing.items() if _sweep(node, staged) == sweep]
+        effects = tuple(node for node in staged.effects if _sweep(node, staged) == sweep)
+        for node in _read_before((*(output.node for output in outputs), *effects), staged, sweep):
+            crossing.setdefault(node, f"{_word(node)}~{len(crossing)}")
+        parts.append(_part(replace(staged, outputs=tuple(outputs), effects=effects), problem, sweep, crossing))
+    return tuple(reversed(parts))
+
+
+def crossing_names(part: Part, problem: Problem) -> tuple[str, ...]:
+    """The outputs of a part that are no outputs of the whole: what later parts read."""
+    own = {name for name, _ in problem.dtypes}
+    return tuple(output.name for output in part.graph.outputs if output.name not in own)
+
+
+def _sweep(node: Node, graph: Graph) -> int:
+    # What comes before the first sweep, a reduction of operands alone, is computed in it.
+    return max(int(graph.stages[node].sweep), 0)
+
+
+def _stored_in(output: Output, graph: Graph, problem: Problem) -> int:
+    """The earliest sweep that can, or the last one for a result over an operand that each sweep may read."""
+    aliased = output.name in dict(problem.aliases) and graph.stages[output.node].kind != "finish"
+    return sweeps(graph) - 1 if aliased else _sweep(output.node, graph)
+
+
+def _word(node: Node) -> str:
+    return str(node.attr[0]) if node.op == "reduce" else node.op
+
+
+# --- what crosses ------------------------------------------------------------------------------------------------
+
+
+class _Finished:
+    """The largest values that sweeps before `sweep` can hand over, as a container.
+
+    A value of reductions of several extents is computed again from its parts: what leaves a kernel has one extent.
+    """
+
+    def __init__(self, graph: Graph, sweep: int) -> None:
+        self.graph, self.sweep = graph, sweep
+
+    def __contains__(self, node: object) -> bool:
+        if not isinstance(node, Node) or self.graph.stages[node].kind != "finish":
+            return False
+        return _sweep(node, self.graph) < self.sweep and (node.op == "reduce" or self._has_one_extent(node))
+
+    def _has_one_extent(self, node: Node) -> bool:
+        types = self.graph.types
+        return {types[below].factors for below in reductions_under(node)} == {types[node].factors}
+
+
+def reductions_under(node: Node) -> tuple[Node, ...]:
+    """The reductions that a finished value is computed of, without those below them."""
+    found: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at.op == "reduce":
+            found[at] = None
+        else:
+            stack.extend(at.args)
+    return tuple(found)
+
+
+def _read_before(roots: Iterable[Node], graph: Graph, sweep: int) -> tuple[Node, ...]:
+    """What `sweep` reads of sweeps before it."""
+    finished = _Finished(graph, sweep)
+    read = (arg for node in topological(roots, known=finished) for arg in node.args)
+    return tuple(dict.fromkeys(arg for arg in read if arg in finished))
+
+
+# --- one part ----------------------------------------------------------------------------------------------------
+
+
+def _part(graph: Graph, problem: Problem, sweep: int, crossing: Mapping[Node, str]) -> Part:
+    """The graph's outputs, with what is `crossing` from earlier sweeps read as operands."""
+    own = dict(problem.dtypes)
+    loads = {node: name for node, name in crossing.items() if _sweep(node, graph) < sweep}
+    made = _reading(graph, loads)
+    outputs = tuple(output if output.name in own else _handed_over(output, made) for output in made.outputs)
+    made = assign_stages(prune(replace(made, outputs=outputs), problem), problem)
+    loaded = {node.attr.name for node in made.loads()}
+    made = replace(made, inputs=tuple(name for name in graph.inputs if name in loaded))
+    further = tuple((name, _vector(node, graph, problem)) for node, name in loads.items() if name in loaded)
+    infos, names = dict(problem.outputs), [output.name for output in made.outputs]
+    types = {output.name: made.types[output.node].kind for output in made.outputs}
+    return Part(
+        made,
+        replace(
+            problem,
+            operands=(*problem.operands, *further),
+            outputs=tuple((name, infos.get(name)) for name in names),
+            dtypes=tuple((name, own[name] if name in own else _held(types[name], problem)) for name in names),
+            aliases=tuple(pair for pair in problem.aliases if pair[0] in names),
+        ),
+    )
+
+
+def _reading(graph: Graph, loads: Mapping[Node, str]) -> Graph:
+    """The graph with these nodes loaded, not computed."""
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        if old not in loads:
+            return keep(old, args, builder)
+        type_ = graph.types[old]
+        node = builder.node("load", attr=Load(loads[old], (), _dims(type_)))
+        builder.types[node] = replace(type_, kind="float") if type_.kind == "mask" else type_
+        return node if type_.kind != "mask" else typed(builder, "ne", (node, _number(0.0, builder)))
+
+    return rewrite(graph, rule)
+
+
+def _handed_over(output: Output, graph: Graph) -> Output:
+    """An output for later sweeps; a mask leaves as ones and zeros, which every kernel can store."""
+    type_ = graph.types[output.node]
+    if type_.kind != "mask":
+        return output._replace(dims=_dims(type_))
+    builder = Builder(dict(graph.locs), graph.types)  # type: ignore[arg-type]  # a dict, which `rewrite` made
+    node = typed(builder, "where", (output.node, _number(1.0, builder), _number(0.0, builder)))
+    return output._replace(node=node, dims=_dims(type_))
+
+
+def _number(value: float, builder: Builder) -> Node:
+    node = builder.node("const", attr=value)
+    builder.types.setdefault(node, Type("float"))
+    return node
+
+
+def _dims(type_: Type) -> Dims:
+    return tuple((factor,) for factor in type_.factors)
+
+
+def _held(kind: str, problem: Problem) -> torch.dtype:
+    return {"int32": torch.int32, "int64": torch.int64}.get(kind, problem.float_dtype)
+
+
+def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
+    """What crosses, as the operand it becomes: dense, in the order of its dims."""
+    type_ = graph.types[node]
+    shape = shape_of(_dims(type_), problem.extents)
+    strides = torch.empty(shape, device="meta").stride()
+    return TensorInfo(shape, strides, _held(type_.kind, problem), problem.a.device)
+
+
+# --- one sweep less ----------------------------------------------------------------------------------------------
+
+
+def _online(graph: Graph) -> Graph:
+    """Sums of exp(x - amax(x)), as in softmax, as exp(logsumexp(x) - amax(x)): both are known after one sweep.
+
+    The exponent is rounded to float32 once more, as x itself was when it was accumulated.
+    """
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        match old, args:
+            case Node("reduce", _, ("sum", gone)), (Node("exp", (Node("sub", (x, largest)),)),) if (
+                largest.op == "reduce" and largest.attr == ("amax", gone) and largest.args == (x,)
+            ):
+                known = builder.node("reduce", x, attr=("logsumexp", gone))
+                builder.types.setdefault(known, graph.types[old])
+                return typed(builder, "exp", (typed(builder, "sub", (known, largest)),))
+        return keep(old, args, builder)
+
+    return rewrite(graph, rule)

@@ -1,0 +1,100 @@
+"""Epilogues that need the product more than once: planned as one launch a sweep, where the caller allows it.
+
+Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from epifuse import passes
+from epifuse.ir import Graph, Node
+from epifuse.passes.assign_stages import has_row_stage
+from epifuse.passes.split_sweeps import Part, crossing_names, reductions_under, split_sweeps
+from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.problem import Problem
+from epifuse.providers import sequence
+
+Supports = Callable[[KernelSpec, Graph, Problem], Allocation | Refusal]
+
+_split = lru_cache(maxsize=256)(split_sweeps)
+"""Every design asks for the same."""
+
+
+def supports(spec: KernelSpec, graph: Graph, problem: Problem, one_launch: Supports) -> Allocation | Refusal:
+    """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
+    answer = one_launch(spec, graph, problem)
+    if isinstance(answer, Allocation):
+        return answer
+    # Whole rows first: what a tile can hold needs no launch of its own.
+    for whole_rows in (True, False) if has_row_stage(graph) else (True,):
+        parts = _split(graph, problem, whole_rows=whole_rows)
+        if len(parts) == 1:
+            continue
+        several = _several(spec, parts, problem, one_launch)
+        if isinstance(several, Allocation):
+            allowed = problem.constraints.allow_recompute
+            return several if allowed else replace(answer, reason=f"{answer.reason}; {_ways_out(parts, problem)}")
+        if several.reason != answer.reason:
+            answer = replace(answer, reason=f"{answer.reason}; as {len(parts)} launches: {several.reason}")
+    return answer
+
+
+def _several(spec: KernelSpec, parts: tuple[Part, ...], problem: Problem, one_launch: Supports) -> Allocation | Refusal:
+    launches = []
+    for graph, part in parts:
+        answer = one_launch(spec, graph, part)
+        if isinstance(answer, Refusal):
+            return answer
+        launches.append(Plan(spec, part, *passes.identity(graph, part), answer, graph))
+    allocations = [launch.allocation for launch in launches]
+    between = sequence.slots(parts, problem)
+    return Allocation(
+        allocations[0].tile,
+        cost=sum(allocation.cost for allocation in allocations),
+        workspace_bytes=sequence.workspace_bytes(between, [a.workspace_bytes for a in allocations]),
+        launches=tuple(launches),
+    )
+
+
+def parts_of(plan: Plan) -> tuple[Part, ...]:
+    """The parts that a plan of several launches consists of."""
+    return tuple(Part(launch.graph, launch.problem) for launch in plan.allocation.launches)
+
+
+# --- the refusal of what would take several ----------------------------------------------------------------------
+
+
+def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
+    """What to write instead, and what computing the product again would cost."""
+    stored, count = _reductions_between(parts, problem), len(parts)
+    them = "it" if len(stored) == 1 else "them"
+    further = "a second launch recomputes" if count == 2 else f"{count - 1} further launches recompute"
+    return (
+        f"store {' and '.join(stored)} and apply {them} in the next GEMM's epilogue, or pass allow_recompute=True: "
+        f"{further} the product, {count}.0 x the FLOPs"
+    )
+
+
+def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> tuple[str, ...]:
+    """What the parts hand over, as the user would write it."""
+    found: dict[tuple[str, str], None] = {}
+    for part in parts:
+        names = crossing_names(part, problem)
+        for output in part.graph.outputs:
+            if output.name in names:
+                found |= {_written(node, problem): None for node in reductions_under(output.node)}
+    # Their logsumexp serves exponentials alone: exp(x - amax(x)) / sum(exp(x - amax(x))) is exp(x - logsumexp(x)).
+    exponentials = {dims for name, dims in found if name == "logsumexp"}
+    return tuple(f"{name}(x{dims})" for name, dims in found if name != "amax" or dims not in exponentials)
+
+
+def _written(node: Node, problem: Problem) -> tuple[str, str]:
+    name, gone = node.attr
+    axes = "lmn" if problem.batched else "mn"
+    dims = [axes.index(axis) - len(axes) for axis in sorted({factor.axis for factor in gone})]
+    if len(dims) == len(axes):
+        return name, ""
+    return name, f", dim={dims[0] if len(dims) == 1 else tuple(dims)}"
