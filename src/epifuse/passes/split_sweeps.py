@@ -33,7 +33,7 @@ def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> 
 
     Without `whole_rows` no tile holds a whole row, so that what needs a reduction along rows waits for the next sweep.
     """
-    staged = graph if whole_rows else assign_stages(_online(graph), problem, whole_rows=False)
+    staged = assign_stages(_online(graph, whole_rows), problem, whole_rows=whole_rows)
     count = sweeps(staged)
     if count == 1:
         return (Part(graph, problem),)
@@ -188,16 +188,19 @@ def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
 # --- one sweep less ----------------------------------------------------------------------------------------------
 
 
-def _online(graph: Graph) -> Graph:
+def _online(graph: Graph, whole_rows: bool) -> Graph:
     """Sums of exp(x - amax(x)), as in softmax, as exp(logsumexp(x) - amax(x)): both are known after one sweep.
 
-    The exponent is rounded to float32 once more, as x itself was when it was accumulated.
+    Not along rows that tiles hold. The exponent is rounded to float32 once more, as x itself was when it was accumulated.
     """
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         match old, args:
             case Node("reduce", _, ("sum", gone)), (Node("exp", (Node("sub", (x, largest)),)),) if (
-                largest.op == "reduce" and largest.attr == ("amax", gone) and largest.args == (x,)
+                largest.op == "reduce"
+                and largest.attr == ("amax", gone)
+                and largest.args == (x,)
+                and not (whole_rows and all(factor.axis == "n" for factor in gone))
             ):
                 known = builder.node("reduce", x, attr=("logsumexp", gone))
                 builder.types.setdefault(known, graph.types[old])
