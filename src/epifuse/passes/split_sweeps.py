@@ -191,7 +191,7 @@ def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
 def _online(graph: Graph, whole_rows: bool) -> Graph:
     """Sums of exp(x - amax(x)), as in softmax, as exp(logsumexp(x) - amax(x)): both are known after one sweep.
 
-    Not along rows that tiles hold. The exponent is rounded to float32 once more, as x itself was when it was accumulated.
+    Not along rows that tiles hold. The exponent is rounded to float32 once more, as x was when it was accumulated.
     """
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
