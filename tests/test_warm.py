@@ -305,3 +305,13 @@ def test_arguments_do_not_outlive_their_last_use() -> None:
     del args
     gc.collect()
     assert gone() is None
+
+
+def test_a_number_on_the_cpu_is_written_where_it_lies() -> None:
+    """As an operand it is read as a number; as a destination it is memory, in the second call too."""
+    total = torch.zeros(())
+    for scale in (1.0, 2.0):
+        a, b = torch.full((4, 3), scale), torch.ones(3, 5)
+        found = ef.gemm(a, b, epilogue="def epi(accum): total = sum(accum); return total", out=total)
+        assert found is total
+        assert total == 4 * 3 * 5 * scale

@@ -14,6 +14,7 @@ import torch
 
 from epifuse import passes
 from epifuse.checks import (
+    check_accumulated,
     check_declared,
     check_operand,
     check_output,
@@ -246,6 +247,8 @@ class GemmArguments:
                 check_operand(name, value, self.A.device, self.accumulator_type)
                 check_declared(name, value.dtype, epilogue.parsed)
                 operands.append((name, info(value)))
+        for name in epilogue.accumulated:
+            check_accumulated(name, epilogue.tensors[name], self.A.device, self.accumulator_type)
         return Problem(
             info(self.A),
             info(self.B),
@@ -253,15 +256,9 @@ class GemmArguments:
             target_of(self.A),
             tuple(operands),
             transports=tuple((name, hint.via.value) for name, hint in epilogue.transports.items()),  # type: ignore[union-attr]
-            accumulated=tuple((name, self._destination(name).dtype) for name in epilogue.accumulated),
+            accumulated=tuple((name, epilogue.tensors[name].dtype) for name in epilogue.accumulated),
             constraints=constraints,
         )
-
-    def _destination(self, name: str) -> torch.Tensor:
-        """Of an output that is added onto what it holds: an operand, too, and no less is asked of it."""
-        tensor = self.epilogue.tensors[name]
-        check_operand(f"output '{name}'", tensor, self.A.device, self.accumulator_type)
-        return tensor  # type: ignore[no-any-return]  # checked to be one
 
     def _settle_outputs(self, out_dtypes: Mapping[str, torch.dtype]) -> None:
         """Check every destination given, and choose a dtype for those that are not."""

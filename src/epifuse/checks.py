@@ -10,12 +10,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from epifuse.dtypes import ACCUMULATORS, BY_TORCH, is_storable
-from epifuse.errors import fail, kind_of
+from epifuse.errors import EpifuseError, fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.passes.kinds import const_kind, load_kind
+from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.problem import Problem, has_memory
 
 
@@ -129,6 +130,15 @@ def check_operand(name: str, tensor: torch.Tensor, device: torch.device, accumul
         raise fail("operand_float64", None, name=name)
 
 
+def check_accumulated(name: str, tensor: Any, device: torch.device, accumulator: torch.dtype) -> None:
+    """A destination whose content an epilogue can load and add onto."""
+    check_tensor(f"output '{name}'", tensor, device)
+    row = BY_TORCH.get(tensor.dtype)
+    wide = tensor.dtype == torch.float64 and accumulator != torch.float64
+    if row is None or row.loads_as is None or wide:
+        raise fail("accumulate_dtype", None, name=name, dtype=tensor.dtype, accumulator=accumulator)
+
+
 def check_declared(name: str, dtype: torch.dtype, parsed: Parsed) -> None:
     """The dtype that the epilogue itself declares for an operand, an output or the accumulator, where it does."""
     want = parsed.dtypes.get(name, dtype)
@@ -146,9 +156,20 @@ def check_output(output: Output, tensor: Any, graph: Graph, problem: Problem) ->
         raise fail("output_dtype", None, name=name, dtype=tensor.dtype)
     want = shape_of(output.dims or (), problem.extents)
     if not _fits(tuple(tensor.shape), want, output, graph, problem):
-        raise fail("output_shape", None, name=name, want=want, shape=tuple(tensor.shape))
+        raise _misshapen(output, want, tuple(tensor.shape), graph, problem)
     if _overlaps_itself(tensor):
         raise fail("output_expanded", None, name=name)
+
+
+def _misshapen(
+    output: Output, want: tuple[int, ...], shape: tuple[int, ...], graph: Graph, problem: Problem
+) -> EpifuseError:
+    reductions = [spelled(node, problem) for node in reductions_under(output.node)]
+    if graph.stages[output.node].kind != "finish" or not reductions:
+        return fail("output_shape", None, name=output.name, want=want, shape=shape)
+    shown = " and ".join(dict.fromkeys(f"{name}(x{dims})" for name, dims in reductions))
+    accum = problem.accum_shape
+    return fail("reduced_shape", None, name=output.name, reductions=shown, accum=accum, want=want, shape=shape)
 
 
 def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: Graph, problem: Problem) -> bool:

@@ -147,11 +147,13 @@ class DenseGemm:
         operands = {name: _exact(value) for name, value in args.epilogue.parameters.items()}
         operands = {name: operands[name] for name in args.epilogue.parsed.parameters}
         accum = _product(args)
+        before = {name: _exact(args.epilogue.tensors[name]) for name, _ in args.problem.accumulated}
         outputs = execute(args, hint=_HINT)
         wanted = reference(type(self).epilogue_operation)(self, accum, **operands)
         verdicts = {}
         for (name, got), want in zip(outputs.items(), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-            verdict = compare_bounded(got.cpu(), want.reshape(got.shape))
+            right = want.reshape(got.shape) + before[name] if name in before else want.reshape(got.shape)
+            verdict = compare_bounded(got.cpu(), right)
             if verdict.wrong:
                 raise fail("mismatch", None, name=name, wrong=verdict.wrong, total=verdict.total, detail=verdict.detail)
             verdicts[name] = verdict

@@ -128,9 +128,18 @@ CATALOGUE: dict[str, Sentence] = {
     "unknown_result": Sentence(_A, "there is no output '{name}'; the outputs are {outputs}"),
     "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
     "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
+    "reduced_shape": Sentence(
+        _A,
+        "output '{name}', of {reductions} over an accum of shape {accum}, must have the shape {want}; the tensor given "
+        "has {shape}",
+        "it may also keep the reduced dims, as ones",
+    ),
     "output_dtype": Sentence(_A, "output '{name}' cannot be stored as {dtype}"),
     "accumulate_new": Sentence(
         _A, "output '{name}' is to be added onto old content, and no destination is given", "pass out={{'{name}': ...}}"
+    ),
+    "accumulate_dtype": Sentence(
+        _A, "output '{name}' of dtype {dtype} cannot be added onto beside an accumulator of {accumulator}"
     ),
     "accumulate_mask": Sentence(
         _A, "output '{name}' cannot be added onto old content: masks have no sum", "where(x, 1.0, 0.0) makes numbers"

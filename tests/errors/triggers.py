@@ -278,6 +278,12 @@ CALLS: dict[str, Callable[[], Any]] = {
     "unknown_result": lambda: gemm("def epi(accum): D = accum; E = accum; return D, E")["F"],
     "unknown_output": lambda: gemm("lambda accum: accum", out_dtypes={"X": torch.float16}),
     "output_shape": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(N, M)),
+    "reduced_shape": lambda: gemm("def epi(accum): r = accum.sum(dim=0); return r", out=torch.ones(M)),
+    "accumulate_new": lambda: gemm("def epi(accum): D = accum; return D", accumulate="D"),
+    "accumulate_mask": lambda: gemm("def epi(accum): D = accum > 0; return D", out=torch.ones(M, N), accumulate="D"),
+    "accumulate_dtype": lambda: gemm(
+        "def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.float64), accumulate="D"
+    ),
     "output_dtype": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.complex64)),
     "output_expanded": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(1, N).expand(M, N)),
     "overlap": _overlapping,

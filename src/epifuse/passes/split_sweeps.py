@@ -18,6 +18,7 @@ from epifuse.ir.types import Dims, shape_of
 from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.prune import prune
+from epifuse.passes.spelling import reductions_under
 from epifuse.problem import Problem, TensorInfo
 
 
@@ -90,19 +91,6 @@ class _Finished:
     def _has_one_extent(self, node: Node) -> bool:
         types = self.graph.types
         return {types[below].factors for below in reductions_under(node)} == {types[node].factors}
-
-
-def reductions_under(node: Node) -> tuple[Node, ...]:
-    """The reductions that a finished value is computed of, without those below them."""
-    found: dict[Node, None] = {}
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at.op == "reduce":
-            found[at] = None
-        else:
-            stack.extend(at.args)
-    return tuple(found)
 
 
 def _read_before(roots: Iterable[Node], graph: Graph, sweep: int) -> tuple[Node, ...]:

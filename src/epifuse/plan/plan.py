@@ -108,9 +108,11 @@ class Plan:
         transports = dict(self.allocation.transports)
         lines = []
         for output in self.graph.outputs:
-            access = access_class(self.graph.types[output.node])
+            type_ = self.graph.types[output.node]
+            access = access_class(type_)
+            dims = show_dims(output.dims or ()) + (", computed in int64" if type_.kind == "int64" else "")
             via = f", {transports[output.name]}" if output.name in transports else ""
-            lines.append(f"{output.name}: {access}, {short(dtypes[output.name])}{show_dims(output.dims or ())}{via}")
+            lines.append(f"{output.name}: {access}, {short(dtypes[output.name])}{dims}{via}")
         return lines
 
 

@@ -59,7 +59,8 @@ def describe(
     numbers: dict[str, Any] = {}
     # One loop without calls: this is what a launch costs the host.
     for name, value in (("", a), ("", b), *given.items()):
-        if type(value) in _PLAIN and (value.dim() or not value.is_cpu):
+        # A tensor of one element on the CPU is a number, but where it is written.
+        if type(value) in _PLAIN and (value.dim() or not value.is_cpu or name in parsed.output_names):
             plain = value.layout is torch.strided and not (value.is_nested or value.is_neg())
             if not plain or (grad and value.requires_grad):
                 return None

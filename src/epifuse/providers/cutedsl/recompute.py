@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from epifuse import passes
-from epifuse.ir import Graph, Node
+from epifuse.ir import Graph
 from epifuse.passes.assign_stages import has_row_stage
-from epifuse.passes.split_sweeps import Part, crossing_names, reductions_under, split_sweeps
+from epifuse.passes.spelling import reductions_under, spelled
+from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers import sequence
@@ -85,16 +86,7 @@ def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> tuple[str,
         names = crossing_names(part, problem)
         for output in part.graph.outputs:
             if output.name in names:
-                found |= {_written(node, problem): None for node in reductions_under(output.node)}
+                found |= {spelled(node, problem): None for node in reductions_under(output.node)}
     # Their logsumexp serves exponentials alone: exp(x - amax(x)) / sum(exp(x - amax(x))) is exp(x - logsumexp(x)).
     exponentials = {dims for name, dims in found if name == "logsumexp"}
     return tuple(f"{name}(x{dims})" for name, dims in found if name != "amax" or dims not in exponentials)
-
-
-def _written(node: Node, problem: Problem) -> tuple[str, str]:
-    name, gone = node.attr
-    axes = "lmn" if problem.batched else "mn"
-    dims = [axes.index(axis) - len(axes) for axis in sorted({factor.axis for factor in gone})]
-    if len(dims) == len(axes):
-        return name, ""
-    return name, f", dim={dims[0] if len(dims) == 1 else tuple(dims)}"
