@@ -212,6 +212,22 @@ def test_hopper_has_these_tiles() -> None:
     assert ef.get_kernels(other.arguments(a, b), cc=90) == []
 
 
+def test_hopper_computes_the_product_twice_for_a_norm_of_the_whole() -> None:
+    gemm = MultiOutput(device="meta")
+    a, b = gemm.create_arguments(2, 512, 256, 128, "k", "k", "n", torch.bfloat16)
+    args = gemm.arguments(a, b, torch.empty(2, 512, 256, device="meta"))
+    first, second = ef.get_kernels(args, cc=90)[0].plan.allocation.launches
+    assert [output.name for output in first.graph.outputs] == ["d", "d_squared", "norm~0"]
+    assert [output.name for output in second.graph.outputs] == ["d_norm"]
+
+    class Once(MultiOutput):
+        allow_recompute = False
+
+    args = Once(device="meta").arguments(a, b, torch.empty(2, 512, 256, device="meta"))
+    assert ef.get_kernels(args, cc=90) == []
+    assert "store norm(x) and apply it in the next GEMM's epilogue" in str(ef.explain(args, cc=90))
+
+
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 

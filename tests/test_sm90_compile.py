@@ -28,10 +28,11 @@ def residual_and_mask(accum, C, column, alpha):
     return D, Aux
 
 
-def arguments(epilogue, m=512, n=512, k=256, dtype=BF16, b_transposed=True, **operands):
+def arguments(epilogue, m=512, n=512, k=256, dtype=BF16, b_transposed=True, allowed=False, **operands):
     a = torch.empty(m, k, dtype=dtype)
     b = torch.empty(n, k, dtype=dtype).t() if b_transposed else torch.empty(k, n, dtype=dtype)
-    return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands))
+    constraints = ef.Constraints(allow_recompute=allowed)
+    return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands), constraints=constraints)
 
 
 def hopper_kernel(args):
@@ -161,6 +162,46 @@ def test_reductions_cross_compile_without_spills(args, tile, capfd, monkeypatch)
     kernel.compile(args)
     report = capfd.readouterr().err
     assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") >= 2
+
+
+def normalised(accum, row):
+    c = accum - ef.mean(accum, dim=-1, keepdim=True)
+    D = c * ef.rsqrt(ef.mean(c * c, dim=-1, keepdim=True) + 1e-5) * row
+    return D
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "launches", "operands"),
+    [
+        (lambda accum: accum / ef.norm(accum), 2, {}),
+        (lambda accum: ef.softmax(accum), 2, {}),
+        (normalised, 3, {"row": torch.empty(50264)}),
+    ],
+    ids=["norm of the whole", "softmax", "layer norm"],
+)
+def test_several_launches_cross_compile_without_spills(epilogue, launches, operands, capfd, monkeypatch):
+    """Of rows that no cluster holds."""
+    from epifuse.providers.cutedsl import compile as cutedsl_compile
+
+    monkeypatch.setattr(cutedsl_compile, "OPTIONS", cutedsl_compile.OPTIONS + " remarks{ptx}")
+    args = arguments(epilogue, n=50264, allowed=True, **operands)
+    kernel = hopper_kernel(args)
+    assert len(kernel.plan.allocation.launches) == launches
+    kernel.compile(args)
+    report = capfd.readouterr().err
+    assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") >= launches
+    assert report.count("spill stores") == report.count("0 bytes spill stores")
+
+
+def test_what_only_finished_values_read_is_not_loaded_in_tiles():
+    """Such as the vector that a bias gradient is added onto: no register, no shared memory of the main kernel."""
+    gradient = torch.empty(512)
+    given = {"bias": torch.empty(512), "gradient": ef.Store(gradient, accumulate=True)}
+    plain, added = (arguments(column_sums, **{**given, "gradient": out}) for out in (gradient, given["gradient"]))
+    ways = [dict(hopper_kernel(args).plan.allocation.transports) for args in (plain, added)]
+    assert ways[1] == ways[0] | {"old gradient": "once, after all tiles"}
+    assert hopper_kernel(added).plan.allocation.notes == hopper_kernel(plain).plan.allocation.notes
+    hopper_kernel(added).compile(added)
 
 
 @pytest.mark.parametrize("extents", [{"m": 0}, {"n": 0}])
