@@ -37,8 +37,11 @@ EPILOGUES: dict[str, Any] = {
     "fused": "def epi(accum, C): t = C / (1 + exp(-C)); D = accum * (1 / (1 + exp(-accum))) + t; return D",
     "split": "def epi(accum, C): D = silu(C); E = dsilu(accum, C); return D, E",
     "one_hot": "def epi(accum, C, col): h = assume_one_hot(C); D = accum - h; r = sum(h * col) + sum(h); return D, r",
+    "added_on": "def epi(accum): D = relu(accum); db = sum(D, dim=0); return D, db",
     "shared": "def epi(accum): t = relu(accum); u = t * t; D = u * u + u; return D",
 }
+DESTINATIONS = {EPILOGUES["added_on"]: {"db": torch.empty(1, 12)}}
+"""Of outputs that are added onto what these hold."""
 OPERANDS = {
     "C": torch.empty(8, 12),
     "T": torch.empty(12, 8),
@@ -55,10 +58,9 @@ def problem_for(source: Any, given: dict[str, Any] | None = None) -> tuple[Graph
     """The graph as parsed, and the problem on an 8 x 12 product."""
     graph = parsed(source).graph
     inputs = {name: OPERANDS[name] for name in graph.inputs} if given is None else given
-    args = ef.GemmArguments(
-        torch.empty(8, 4), torch.empty(4, 12), epilogue=ef.EpilogueArguments.partial(source, inputs)
-    )
-    return graph, args.problem
+    onto = DESTINATIONS.get(source, {})
+    epilogue = ef.EpilogueArguments.partial(source, inputs | onto, tuple(onto))
+    return graph, ef.GemmArguments(torch.empty(8, 4), torch.empty(4, 12), epilogue=epilogue).problem
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
