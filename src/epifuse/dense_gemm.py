@@ -12,6 +12,7 @@ gives numbers, functions and methods. An `AlphaBeta(...)` is an epilogue whereve
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +28,7 @@ from epifuse.options import Options
 from epifuse.problem import Constraints
 from epifuse.reference import reference
 from epifuse.results import Results
-from epifuse.testing import Bounded, Verdict, bounded, compare_bounded
+from epifuse.testing import Verdict, verified, wanted
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -144,20 +145,8 @@ class DenseGemm:
         Raises `InternalError` where an output differs; returns how many elements of each could be judged.
         """
         args = self.arguments(*tensors, **named)
-        operands = {name: _exact(value) for name, value in args.epilogue.parameters.items()}
-        operands = {name: operands[name] for name in args.epilogue.parsed.parameters}
-        accum = _product(args)
-        before = {name: _exact(args.epilogue.tensors[name]) for name, _ in args.problem.accumulated}
-        outputs = execute(args, hint=_HINT)
-        wanted = reference(type(self).epilogue_operation)(self, accum, **operands)
-        verdicts = {}
-        for (name, got), want in zip(outputs.items(), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-            right = want.reshape(got.shape) + before[name] if name in before else want.reshape(got.shape)
-            verdict = compare_bounded(got.cpu(), right)
-            if verdict.wrong:
-                raise fail("mismatch", None, name=name, wrong=verdict.wrong, total=verdict.total, detail=verdict.detail)
-            verdicts[name] = verdict
-        return verdicts
+        wants = wanted(args, partial(reference(type(self).epilogue_operation), self))
+        return verified(execute(args, hint=_HINT), wants)
 
     def __epifuse__(self) -> Parsed:
         """`epilogue_operation`, parsed."""
@@ -191,27 +180,3 @@ def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, in
     if len(pair) != 2 or not all(type(extent) is int and extent > 0 for extent in pair):
         raise fail("option", None, name=name, want="two whole numbers above 0", value=value)
     return pair[0], pair[1]
-
-
-# --- the reference of `verify` -----------------------------------------------------------------------------------
-
-
-def _exact(value: Any) -> Any:
-    # Cloned, for an output may overwrite its operand.
-    return bounded(value.detach().cpu().clone(), _EPS) if isinstance(value, torch.Tensor) else value
-
-
-_EPS = torch.finfo(torch.float32).eps
-
-
-def _product(args: GemmArguments) -> Any:
-    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds."""
-    a, b = args.A.cpu().double(), args.B.cpu().double()
-    product, held = a @ b, args.accumulator_type
-    if not held.is_floating_point:
-        return bounded(product.to(held), _EPS)
-    eps = torch.finfo(held).eps
-    room = a.abs() @ b.abs()
-    whole = bool((a == a.round()).all()) and bool((b == b.round()).all()) and bool((room * eps <= 1).all())
-    bound = torch.zeros_like(room) if whole else room * (args.A.shape[-1] + 1) * eps
-    return Bounded.of(product, bound, max(eps, _EPS) if held != torch.float64 else eps)

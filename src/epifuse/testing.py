@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from epifuse.errors import fail
 from epifuse.store_rule import store_reference
 
 # --- tolerances ------------------------------------------------------------------------------------------------------
@@ -32,6 +33,7 @@ which is what the approximations that `providers.cutedsl.precision` admits sum u
 TF32_EPS = 2.0**-11
 """How much a float32 input may move, beside its size, before a tf32 product multiplies it: half a unit of the 10 bits
 of fraction it is rounded to."""
+_HALF_WIDTH = (torch.float16, torch.bfloat16)
 
 FLUSHED = 2.0**-120
 """So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
@@ -256,8 +258,14 @@ def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
     return _verdict(got, expected, _equal(got, expected), torch.ones(got.shape, dtype=torch.bool))
 
 
-def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float = 0.0) -> Verdict:
-    """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size."""
+def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = None) -> Verdict:
+    """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size.
+
+    Without `room` a 16-bit output that lies on a GPU has `NARROW_ROOM`, any other none.
+    """
+    if room is None:
+        room = NARROW_ROOM if got.is_cuda and got.dtype in _HALF_WIDTH else 0.0
+    got = got.cpu()
     value, bound = _plain(want), getattr(want, "bound", torch.zeros(want.shape, dtype=torch.float64))
     if room:
         size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
@@ -275,6 +283,54 @@ def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float = 0.0) ->
     right = ((ends[0] <= here) & (here <= ends[1])) | _equal(got, stored[0])
     known = torch.isfinite(bound) & ((bound == 0) | (value.is_floating_point() & torch.ones_like(right)))
     return _verdict(got, store_reference(value, got.dtype), right, known)
+
+
+def reference_product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> Bounded:
+    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds."""
+    a, b = a.cpu().double(), b.cpu().double()
+    product = a @ b
+    if not accumulator.is_floating_point:
+        return Bounded.of(product.to(accumulator), torch.zeros_like(product), _EPS)
+    eps = torch.finfo(accumulator).eps
+    room = a.abs() @ b.abs()
+    whole = bool((a == a.round()).all()) and bool((b == b.round()).all()) and bool((room * eps <= 1).all())
+    bound = torch.zeros_like(room) if whole else room * (a.shape[-1] + 1) * eps
+    return Bounded.of(product, bound, max(eps, _EPS) if accumulator != torch.float64 else eps)
+
+
+_EPS = torch.finfo(torch.float32).eps
+
+
+def wanted(args: Any, function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+    """The outputs of `GemmArguments` by `function`, the reference of its epilogue, in float64 with their error bounds.
+
+    Made of the tensors as they are now: call it before a run whose outputs overwrite operands.
+    """
+    given = args.epilogue.parameters
+    operands = {name: _exact(given[name]) for name in args.epilogue.parsed.parameters}
+    before = {name: _exact(args.epilogue.tensors[name]) for name, _ in args.problem.accumulated}
+    result = function(reference_product(args.A, args.B, args.accumulator_type), **operands)
+    results = zip(args.graph.outputs, result if isinstance(result, tuple) else (result,), strict=True)
+    return tuple(
+        value.reshape(before[output.name].shape) + before[output.name] if output.name in before else value
+        for output, value in results
+    )
+
+
+def _exact(value: Any) -> Any:
+    # Cloned, for an output may overwrite its operand.
+    return bounded(value.detach().cpu().clone(), _EPS) if isinstance(value, torch.Tensor) else value
+
+
+def verified(outputs: Mapping[str, torch.Tensor], wants: Iterable[torch.Tensor]) -> dict[str, Verdict]:
+    """How each output compares with what was wanted. Raises `InternalError` where one differs."""
+    verdicts = {}
+    for (name, got), want in zip(outputs.items(), wants, strict=True):
+        verdict = compare_bounded(got, want.reshape(got.shape))
+        if verdict.wrong:
+            raise fail("mismatch", None, name=name, wrong=verdict.wrong, total=verdict.total, detail=verdict.detail)
+        verdicts[name] = verdict
+    return verdicts
 
 
 def _equal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -206,6 +206,6 @@ def case(name: str, scale: ScaleType, device: str = "cpu", dtype: torch.dtype = 
 def assert_like(got: Any, want: Any) -> None:
     gots, wants = (x if isinstance(x, tuple) else (x,) for x in (got, want))
     for one, other in zip(gots, wants, strict=True):
-        verdict = compare_bounded(one.cpu(), other)
+        verdict = compare_bounded(one, other)
         assert verdict.wrong == 0, verdict.detail
         assert verdict.judged > 0.9 * verdict.total
