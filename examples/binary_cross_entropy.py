@@ -1,6 +1,6 @@
 """The binary cross-entropy of a layer's logits, summed to one number inside the layer's GEMM.
 
-loss = -sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999))) / M with logits f = x @ w + bias and labels C of 0 and 1.
+With logits f = x @ w + bias, labels C of 0 and 1: loss = -sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999))) / M.
 
 python examples/binary_cross_entropy.py --mnk 1024,2048,256
 """

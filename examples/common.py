@@ -12,6 +12,7 @@ from epifuse.testing import verified, wanted
 
 NAMES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32")
 DTYPES = {name: getattr(torch, name) for name in NAMES}
+FLOATS = tuple(DTYPES[name] for name in NAMES[:4])
 
 
 def dtype(text: str) -> torch.dtype:
@@ -108,7 +109,9 @@ def layer_command_line(description: str, mnk: tuple[int, int, int], meaning: str
     """The options of every such example; `meaning` says what M, N and K are."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--mnk", type=numbers(3, "M,N,K"), default=mnk, help=meaning)
-    parser.add_argument("--dtype", type=dtype, default=torch.bfloat16, help="dtype of activations and weights")
+    parser.add_argument(
+        "--dtype", type=dtype, choices=FLOATS, default=torch.bfloat16, metavar="dtype", help="activations and weights"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to run")
     parser.add_argument("--warmup_iterations", type=amount, default=2, help="runs before the timing")
     parser.add_argument("--iterations", type=amount, default=10, help="timed runs")

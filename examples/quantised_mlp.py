@@ -113,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status."""
     meaning = "tokens, hidden width, width of input and output"
     parser = common.layer_command_line(str(__doc__).split("\n")[0], (512, 1024, 256), meaning)
-    names = {str(dtype).removeprefix("torch."): dtype for dtype in TOP}
-    parser.add_argument("--quantised", type=common.dtype, choices=names.values(), default=torch.int8, metavar="dtype")
+    parser.add_argument("--quantised", type=common.dtype, choices=tuple(TOP), default=torch.int8, metavar="dtype")
     return common.run_layer(parser, arguments, make)
 
 

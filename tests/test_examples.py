@@ -1,21 +1,35 @@
-"""The examples, run as a person would, on the CPU here."""
+"""The examples, run as a person would: on the CPU here, and on a GPU where there is one."""
 
+import argparse
 import importlib
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+
+import epifuse as ef
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CUSTOM, ACTIVATION, SYNTHETIC = (
     f"{kind}_epilogue_dense_gemm" for kind in ("custom", "activation_custom", "synthetic_custom")
 )
+LAYERS = {
+    "binary_cross_entropy": "loss",
+    "cross_entropy": "loss",
+    "rms_norm": "x D",
+    "bias_gradient": "dx dbias",
+    "quantised_mlp": "D",
+}
+"""Examples written as functions, and what each makes."""
+EVERY = (CUSTOM, ACTIVATION, SYNTHETIC, *LAYERS)
 Load = Callable[[str], ModuleType]
 SMALL = "--mnkl 48,40,32,2 --iterations 1 --warmup_iterations 0 --device cpu"
+SMALL_LAYER = "--mnk 48,40,32 --iterations 1 --warmup_iterations 0 --device cpu"
 
 
 @pytest.fixture
@@ -87,6 +101,25 @@ def test_an_example_explains_and_says_how_far_it_is(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ("--mnk 48,40", "is not M,N,K, 3 whole numbers above 0"),
+        ("--dtype half", "'half' is none of float32"),
+        ("--dtype int8", "invalid choice: torch.int8"),
+        ("--device nowhere", "nowhere"),
+        ("--quantised bfloat16", "invalid choice"),
+    ],
+)
+def test_a_wrong_command_line_of_a_layer(
+    arguments: str, says: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("quantised_mlp").main([*SMALL_LAYER.split(), *arguments.split()])
+    assert caught.value.code != 0
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         ("--mnkl 48,40,32", "is not M,N,K,L, 4 whole numbers above 0"),
         ("--mnkl 48,0,32,1", "is not M,N,K,L"),
         ("--ab_dtype half", "'half' is none of float32"),
@@ -104,21 +137,113 @@ def test_a_wrong_command_line(arguments: str, says: str, load: Load, capsys: pyt
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("example", [CUSTOM, ACTIVATION, SYNTHETIC])
+# --- layers and losses ----------------------------------------------------------------------------------------------
+
+
+def options(load: Load, **named: Any) -> argparse.Namespace:
+    parser = load("common").layer_command_line("", (48, 40, 32), "")
+    parser.set_defaults(quantised=torch.int8, device="cpu", **named)
+    return parser.parse_args([])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("example", LAYERS)
+def test_a_layer_verifies_itself(example: str, dtype: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load(example).main([*SMALL_LAYER.split(), "--dtype", dtype]) == 0
+    printed = capsys.readouterr().out
+    for name in LAYERS[example].split():
+        assert f"error of {name} against float64: epifuse " in printed
+    assert printed.count("plan ") == printed.count("on cpu") >= 1
+    assert "all right" in printed
+    assert "PyTorch, eager  " in printed
+
+
+@pytest.mark.parametrize("example", LAYERS)
+def test_a_layer_computes_what_torch_does(example: str, load: Load) -> None:
+    """In float64, where its own formula and torch's ready function agree to many digits; 8 bits in float32."""
+    quantised = example == "quantised_mlp"
+    layer = load(example).make(options(load, dtype=torch.float32 if quantised else torch.float64))
+    made = layer.fused(ef.gemm)
+    assert list(made) == LAYERS[example].split()
+    for name, want in (layer.eager() if quantised else layer.exact()).items():
+        torch.testing.assert_close(made[name], want, check_dtype=False)
+
+
+@pytest.mark.parametrize("example", LAYERS)
+def test_hopper_carries_each_product_of_a_layer(example: str, load: Load) -> None:
+    """All of them but products of 8-bit values, which the example then multiplies in bfloat16 on a GPU."""
+    common = load("common")
+
+    def planned(a: torch.Tensor, b: torch.Tensor, **named: Any) -> Any:
+        args = common.described(a, b, **named)
+        assert bool(ef.get_kernels(args, cc=90)) == (a.dtype.itemsize == 2), ef.explain(args, cc=90)
+        return ef.gemm(a, b, **named)
+
+    load(example).make(options(load, dtype=torch.bfloat16)).fused(planned)
+
+
+@pytest.mark.parametrize("quantised", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_values_where_no_kernel_multiplies_them(
+    quantised: str, load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = f"{SMALL_LAYER} --quantised {quantised}".split()
+    example, explain = load("quantised_mlp"), ef.explain
+    assert example.main(run) == 0
+    assert "multiplied as" not in capsys.readouterr().out
+    monkeypatch.setattr(ef, "explain", lambda args: explain(args, cc=90))
+    assert example.main(run) == 0
+    printed = capsys.readouterr().out
+    assert f"multiplied as bfloat16, for no kernel multiplies torch.{quantised} here yet:" in printed
+    assert f"it multiplies float16 or bfloat16, and A is torch.{quantised}" in printed
+    assert "verified D: 1536 of 1536 elements" in printed
+
+
+def test_a_layer_that_is_wrong_says_so(
+    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example, gemm = load("bias_gradient"), ef.gemm
+    monkeypatch.setattr(ef, "gemm", lambda *args, **named: tuple(x * 1.01 for x in gemm(*args, **named)))
+    with pytest.raises(SystemExit) as caught:
+        example.main(SMALL_LAYER.split())
+    assert caught.value.code == 1
+    assert "'dx'" in capsys.readouterr().err
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", EVERY)
 def test_as_a_program(example: str) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{example}.py"), *SMALL.split()]
+    command = [sys.executable, str(EXAMPLES / f"{example}.py"), *(SMALL_LAYER if example in LAYERS else SMALL).split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("verified") >= 1
     assert done.stderr == ""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("example", [CUSTOM, ACTIVATION, SYNTHETIC])
-def test_on_a_gpu(example: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = f"{SMALL} --device cuda --mnkl 512,256,128,1 --mma_tiler_mn 128,128"
-    assert load(example).main(arguments.split()) == 0
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        (CUSTOM, ""),
+        *((ACTIVATION, f"--activation {name} --bias 0.5") for name in ("relu", "gelu", "silu", "tanh")),
+        (SYNTHETIC, "--read_tensors 3 --written_tensors 2"),
+    ],
+)
+def test_on_a_gpu(example: str, arguments: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    run = f"{SMALL} --device cuda --mnkl 512,256,128,1 --mma_tiler_mn 128,128 {arguments}"
+    assert load(example).main(run.split()) == 0
     assert "131072 of 131072 elements" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mnk", ["384,512,256", "200,264,136"])
+@pytest.mark.parametrize("example", LAYERS)
+def test_a_layer_on_a_gpu(example: str, mnk: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load(example).main(f"{SMALL_LAYER} --device cuda --mnk {mnk}".split()) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("plan ") == printed.count("on sm_90a") >= 1
+    assert "all right" in printed
+
+
 def test_every_example_is_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", CUSTOM, ACTIVATION, SYNTHETIC}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", *EVERY}
