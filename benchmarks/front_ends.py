@@ -1,13 +1,14 @@
 """Host time of a call by each front end: the same epilogue on the same tensors, so small that the host is all of it.
 
 python benchmarks/front_ends.py --rounds 2000 --save benchmarks/results/front_ends.json
+python benchmarks/front_ends.py --device cuda          launches of Hopper's kernel; nothing waits for the device
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,16 @@ class ReluGemm(ef.DenseGemm):
         return ef.relu(accumulator * alpha + c * beta)
 
 
-def variants(size: int) -> Mapping[str, Callable[[], Any]]:
+def variants(size: int, device: str) -> Mapping[str, Callable[[], Any]]:
     """Calls by name, with alpha 2 and beta 0.5; the first is what the others are compared with."""
-    A, B, C = (torch.randn(size, size) for _ in range(3))
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    A, B, C = (torch.randn(size, size).to(dtype).to(device) for _ in range(3))
     scaled = EVT(Compute(ef.mul), ScalarBroadcast("alpha"), AccFetch())
     tree = EVT(
         Compute(ef.relu), EVT(Compute(ef.add), scaled, EVT(Compute(ef.mul), ScalarBroadcast("beta"), SrcFetch()))
     )
     functor = thread.LinearCombinationRelu(alpha=2.0, beta=0.5)
-    dense, plan = ReluGemm(device="cpu"), ef.Gemm(element=torch.float32)
+    dense, plan = ReluGemm(device=device), ef.Gemm(element=dtype)
     plan.activation = ef.relu
     return {
         "function": lambda: ef.gemm(A, B, epilogue=function, C=C, alpha=2.0, beta=0.5),
@@ -48,14 +50,15 @@ def variants(size: int) -> Mapping[str, Callable[[], Any]]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--size", type=int, default=16, help="M = N = K")
     parser.add_argument("--save", type=Path, help="where the results go, as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    calls = variants(options.size)
+    calls = variants(options.size, options.device)
     seconds = interleave(calls, options.rounds, warmup=50)
     base, *_ = calls
     rows = {}
@@ -65,7 +68,8 @@ def main() -> None:
         rows[name] = {"microseconds": microseconds, "ratio": ratio, "low": low, "high": high}
         print(f"{name:<16} {microseconds:7.1f} us a call, {ratio:.3f} x {base} ({low:.3f} to {high:.3f})")
     if options.save:
-        save(options.save, {"machine": machine(), "rounds": options.rounds, "size": options.size, "calls": rows})
+        about = {"machine": machine(options.device), "rounds": options.rounds, "size": options.size}
+        save(options.save, {**about, "calls": rows})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What each graph optimisation gains: the same epilogue with the pass and without, on the CPU's panel kernel.
+"""What each graph optimisation gains: the same epilogue with the pass and without.
 
-Operator fission is not among them: it is for kernels that compute in registers, which the panel kernel does not.
+python benchmarks/passes.py --rounds 21 --save benchmarks/results/passes.json          on the CPU's panel kernel
+python benchmarks/passes.py --device cuda --save benchmarks/results/passes_gpu.json    on Hopper's kernel
 
-python benchmarks/passes.py --rounds 21 --save benchmarks/results/passes.json
+Operator fission is for kernels that compute in registers: it has a line on the GPU alone. What a kernel refuses is
+printed with its reason.
 """
 
 from __future__ import annotations
@@ -10,16 +12,22 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import timing
 import torch
-from timing import interleave, machine, paired_ratio, save
+from timing import machine, paired_ratio, save
 
 import epifuse as ef
 from epifuse import arguments, passes
+from epifuse.ir import Graph
+from epifuse.kernel import Kernel
+from epifuse.problem import Problem
+from epifuse.providers import cutedsl
 from epifuse.runtime import cache
 
 
@@ -27,6 +35,12 @@ def fused(accum: Any, C: Any) -> Any:
     x = accum + C
     D = x * (1 / (1 + ef.exp(-x)))
     return D
+
+
+def split(accum: Any, C: Any) -> Any:
+    x = accum + C
+    values, slopes = ef.sum(ef.silu(x), dim=0), ef.sum(ef.dsilu(1.0, x), dim=0)
+    return values, slopes
 
 
 def eliminated(accum: Any, onehot: Any, scale: Any) -> Any:
@@ -60,66 +74,127 @@ class Case(NamedTuple):
 
     epilogue: Callable[..., Any]
     otherwise: Callable[..., Any] | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 CASES: Mapping[str, Case] = {
     "fuse_operators": Case(fused),
+    "split_operators": Case(split, devices=("cuda",)),
     "eliminate_reductions": Case(eliminated, summed),
     "prune": Case(gradient, gradient_and_loss),  # a value nobody needs is never met: what it would cost is to need it
 }
+KERNELS = {"cpu": "cpu_panel", "cuda": "sm90_gemm"}
 
 
-def launches(size: int, depth: int) -> dict[str, Callable[[], Any]]:
-    """Bound calls by pass, with it and without."""
-    a, b = torch.randn(size, depth) / depth**0.5, torch.randn(depth, size)
+def left_out(name: str) -> AbstractContextManager[Any]:
+    """Within it the pass is not run: the provider's own after a kernel is chosen, or one of those before."""
+    if hasattr(cutedsl, name):
+        return mock.patch.object(cutedsl, name, nothing)
+    return mock.patch.object(passes, "PIPELINE", tuple(step for step in passes.PIPELINE if step.__name__ != name))
+
+
+def nothing(graph: Graph, problem: Problem) -> Graph:
+    """A pass that does nothing."""
+    return graph
+
+
+class Bound(NamedTuple):
+    """What is to be timed: calls by pass, with it and without; and why others are not there."""
+
+    calls: dict[str, Callable[[], Any]]
+    refused: dict[str, str]
+
+
+def launches(size: int, depth: int, device: str) -> Bound:
+    """Every case of this device."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    values = {"A": torch.randn(size, depth) / depth**0.5, "B": torch.randn(depth, size)}
     operands = {
         "C": torch.rand(size, size),
         "onehot": torch.eye(size)[torch.randperm(size)],
         "scale": torch.randn(size, 1),
     }
-    found: dict[str, Callable[[], Any]] = {}
+    here = {name: value.to(dtype).to(device) for name, value in {**values, **operands}.items()}
+    found = Bound({}, {})
     for name, case in CASES.items():
-        found[name] = bound(case.epilogue, a, b, operands)
-        less = tuple(step for step in passes.PIPELINE if case.otherwise or step.__name__ != name)
-        with mock.patch.object(passes, "PIPELINE", less):
-            found[f"without {name}"] = bound(case.otherwise or case.epilogue, a, b, operands)
+        if device not in case.devices:
+            continue
+        try:
+            calls = pair(name, case, here, device)
+        except ef.errors.UnsupportedError as error:
+            found.refused[name] = str(error)
+        else:
+            found.calls.update(calls)
     return found
 
 
-def bound(
-    epilogue: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any]
-) -> Callable[[], Any]:
+def pair(name: str, case: Case, values: Mapping[str, torch.Tensor], device: str) -> dict[str, Callable[[], Any]]:
+    """A case with its pass and without. Raises `UnsupportedError` where no kernel carries one of the two."""
+    made = bound(case.epilogue, values, device)
+    if case.otherwise is not None:
+        return {name: made, f"without {name}": bound(case.otherwise, values, device)}
+    with left_out(name):
+        return {name: made, f"without {name}": bound(case.epilogue, values, device)}
+
+
+def bound(epilogue: Callable[..., Any], values: Mapping[str, torch.Tensor], device: str) -> Callable[[], Any]:
     """Everything decided, onto outputs of its own; typed and built anew, whatever the pipeline was before."""
     arguments.typed_graph.cache_clear()
-    given = {name: operands[name] for name in arguments.parsed(epilogue).parameters}
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, given))
-    (kernel,) = (kernel for kernel in ef.get_kernels(args) if kernel.spec.name == "cpu_panel")
+    given = {name: values[name] for name in arguments.parsed(epilogue).parameters}
+    args = ef.GemmArguments(values["A"], values["B"], epilogue=ef.EpilogueArguments.partial(epilogue, given))
     with mock.patch.object(cache, "_built", OrderedDict()):
-        return kernel.bind(args)
+        return kernel_of(args, device).bind(args)
 
 
-def main() -> None:
+def kernel_of(args: ef.GemmArguments, device: str) -> Kernel:
+    """The best one of the device's kernel; raises `UnsupportedError` with its reasons where there is none."""
+    cc = 90 if device == "cuda" else None
+    for kernel in ef.get_kernels(args, cc=cc):
+        if kernel.spec.name.startswith(KERNELS[device]):
+            return kernel
+    reasons = (r.reason for r in ef.explain(args, cc=cc).refusals if r.kernel.startswith(KERNELS[device]))
+    raise ef.errors.UnsupportedError("; ".join(dict.fromkeys(reasons)))
+
+
+def seconds_of(calls: Mapping[str, Callable[[], Any]], rounds: int, device: str) -> Mapping[str, list[float]]:
+    """Interleaved; on a GPU by its own clock."""
+    if device == "cpu":
+        return timing.interleave(calls, rounds)
+    import gpu_timing
+
+    return gpu_timing.interleave({name: [call] for name, call in calls.items()}, rounds, gpu_timing.Backlog())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--size", type=int, default=2048, help="M = N")
-    parser.add_argument("--depth", type=int, default=64, help="K")
+    parser.add_argument("--device", choices=KERNELS, default="cpu")
+    parser.add_argument("--size", type=int, help="M = N; 2048 on the CPU and 8192 on a GPU")
+    parser.add_argument("--depth", type=int, default=64, help="K, small, so that the epilogue is most of the work")
     parser.add_argument("--save", type=Path, help="where the results go, as JSON")
-    options = parser.parse_args()
-    calls = launches(options.size, options.depth)
-    seconds = interleave(calls, options.rounds)
-    rows = {}
-    print(f"M = N = {options.size}, K = {options.depth}, float32; milliseconds, and the ratio with / without")
-    for name in CASES:
-        ratio, low, high = paired_ratio(seconds, name, f"without {name}")
-        here, there = (statistics.median(seconds[key]) * 1e3 for key in (name, f"without {name}"))
-        rows[name] = {
-            "with_ms": round(here, 2),
-            "without_ms": round(there, 2),
-            "ratio": [round(x, 3) for x in (ratio, low, high)],
-        }
-        print(f"{name:22} {here:8.2f} {there:8.2f}   {ratio:.2f} ({low:.2f} to {high:.2f})")
+    options = parser.parse_args(argv)
+    size = options.size or {"cpu": 2048, "cuda": 8192}[options.device]
+    found = launches(size, options.depth, options.device)
+    seconds = seconds_of(found.calls, options.rounds, options.device)
+    print(f"M = N = {size}, K = {options.depth} on {options.device}; milliseconds, and the ratio with / without")
+    rows = {name: row(name, seconds) for name in found.calls if not name.startswith("without ")}
+    for name, why in found.refused.items():
+        print(f"{name:22} not here: {why}")
     if options.save:
-        save(options.save, {"machine": machine(), "size": options.size, "depth": options.depth, "passes": rows})
+        about = {"machine": machine(options.device), "size": size, "depth": options.depth}
+        save(options.save, {**about, "passes": rows, "refused": found.refused})
+
+
+def row(name: str, seconds: Mapping[str, list[float]]) -> dict[str, Any]:
+    """A line of the table, printed."""
+    ratio, low, high = paired_ratio(seconds, name, f"without {name}")
+    here, there = (statistics.median(seconds[key]) * 1e3 for key in (name, f"without {name}"))
+    print(f"{name:22} {here:8.3f} {there:8.3f}   {ratio:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    return {
+        "with_ms": round(here, 4),
+        "without_ms": round(there, 4),
+        "ratio": [round(x, 3) for x in (ratio, low, high)],
+    }
 
 
 if __name__ == "__main__":

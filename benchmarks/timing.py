@@ -39,10 +39,12 @@ def paired_ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> tu
     return statistics.median(ratios), ratios[low], ratios[high]
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """What the numbers were measured on."""
+    gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}
     return {
         "date": time.strftime("%Y-%m-%d"),
+        **gpu,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -1,9 +1,11 @@
 """The benchmark programs without a GPU: what they conclude from measurements; README shows the committed ones."""
 
 import copy
+import importlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ import host_time
 import pytest
 import torch
 from gemm_cases import CASES, Case, Operands, Peer
+
+import epifuse as ef
+from epifuse import arguments
+from epifuse.providers import cutedsl
 
 ROOT = Path(__file__).parents[1]
 
@@ -249,3 +255,74 @@ def test_the_host_time_of_every_way_to_launch() -> None:
     measured = host_time.measure("cpu", rounds=2, calls=1)
     assert gemm_report.HOST_LIMITS.keys() <= measured["ratios"].keys() < measured["microseconds"].keys()
     assert all(time > 0 for time in measured["microseconds"].values())
+
+
+# --- what each pass gains, and what each front end costs ------------------------------------------------------------
+
+passes = importlib.import_module("passes")
+front_ends = importlib.import_module("front_ends")
+
+
+def test_each_pass_has_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    passes.main(["--rounds", "2", "--size", "16", "--depth", "4", "--save", str(tmp_path / "passes.json")])
+    on_cpu = [name for name, case in passes.CASES.items() if "cpu" in case.devices]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == on_cpu
+    saved = json.loads((tmp_path / "passes.json").read_text())
+    assert list(saved["passes"]) == on_cpu
+    assert saved["refused"] == {}
+
+
+def on_hopper(epilogue: Any) -> Any:
+    """The graph that Hopper's kernel walks, planned as the benchmark does."""
+    arguments.typed_graph.cache_clear()
+    shapes = {"C": (64, 64), "onehot": (64, 64), "scale": (64, 1)}
+    given = {
+        name: torch.empty(shapes[name], dtype=torch.bfloat16, device="meta")
+        for name in arguments.parsed(epilogue).parameters
+    }
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 32), (32, 64)))
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, given))
+    plan = passes.kernel_of(args, "cuda").plan
+    return cutedsl.lowered(plan.graph, plan.problem)
+
+
+@pytest.mark.parametrize("name", passes.CASES)
+def test_a_pass_leaves_less_to_do_on_hopper(name: str) -> None:
+    """Fewer instructions of the kind that a GPU has few of, or fewer values at all."""
+    case = passes.CASES[name]
+    graph = on_hopper(case.epilogue)
+    with nullcontext() if case.otherwise else passes.left_out(name):
+        other = on_hopper(case.otherwise or case.epilogue)
+    assert work(graph) < work(other)
+
+
+def work(graph: Any) -> tuple[int, int]:
+    """Functions that are no plain arithmetic, and values."""
+    plain = {"accum", "load", "const", "add", "sub", "mul", "neg"}
+    return sum(node.op not in plain for node in graph.nodes), len(graph.nodes)
+
+
+def test_what_no_kernel_carries_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(passes.KERNELS, "cpu", "sm90_gemm")
+    passes.main(["--rounds", "2", "--size", "16", "--depth", "4"])
+    assert "prune                  not here: " in capsys.readouterr().out
+
+
+def test_each_front_end_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        front_ends.main(["--rounds", "3"])
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out.count(" us a call, ") == len(front_ends.variants(16, "cpu")) == 5
+
+
+@pytest.mark.gpu
+def test_passes_and_front_ends_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    passes.main(["--device", "cuda", "--rounds", "3", "--size", "512"])
+    printed = capsys.readouterr().out
+    assert "not here" not in printed
+    assert [line.split()[0] for line in printed.splitlines()[1:]] == list(passes.CASES)
+    front_ends.main(["--device", "cuda", "--rounds", "3"])
+    assert capsys.readouterr().out.count(" us a call, ") == 5
