@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from epifuse import providers
+import epifuse as ef
 
 TEXT = (Path(__file__).parent / "reference" / "002_notebook.txt").read_text(encoding="utf-8")
 FENCE = "In [None]:\n"
-GPU = torch.cuda.is_available() and set(providers.NAMES) > {"cpu"}
-DEVICE = "cuda" if GPU else "cpu"
 
 # (what the notebook says, what stands there instead, how often)
 EDITS = (
@@ -25,8 +22,8 @@ EDITS = (
     # Random fp16 would ask for fp16 epilogue arithmetic; small integers are exact in every order.
     (r'torch\.randn\(\(?([^()]*?)\)?, device="cuda"', r'torch.randint(-1, 2, (\1), device="there"', 6),
     (r'device="cuda"', 'device="there"', 8),
-    (r'device="there"', f'device="{DEVICE}"', 14),
 )
+THERE, PLACES = 'device="there"', 14
 
 
 def code_under(fence: str) -> str:
@@ -43,13 +40,14 @@ def parses(text: str) -> bool:
     return True
 
 
-def cells() -> list[str]:
+def cells(device: str) -> list[str]:
     found = [code_under(fence) for fence in TEXT.split(FENCE)[1:]]
     text = "\0".join(found)
     for pattern, replacement, count in EDITS:
         text, made = re.subn(pattern, replacement, text)
         assert made == count, f"{pattern} stands {made} times in the notebook's cells, not {count}"
-    return text.split("\0")
+    assert text.count(THERE) == PLACES
+    return text.replace(THERE, f'device="{device}"').split("\0")
 
 
 def run(cell: str, number: int, namespace: dict[str, Any]) -> None:
@@ -59,18 +57,40 @@ def run(cell: str, number: int, namespace: dict[str, Any]) -> None:
     exec(compile(cell, name, "exec"), namespace)
 
 
-def test_the_notebook_has_twelve_cells() -> None:
-    assert len(cells()) == 12
-    assert sum("assert_close" in cell for cell in cells()) == 4
-    assert sum("except Exception" in cell for cell in cells()) == 4
-
-
-def test_every_cell_runs(capsys: pytest.CaptureFixture[str], golden: Callable[[str], None]) -> None:
+def told(device: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What each cell prints."""
     namespace: dict[str, Any] = {"__name__": "notebook"}
     said = []
-    for number, cell in enumerate(cells(), 1):
+    for number, cell in enumerate(cells(device), 1):
         run(cell, number, namespace)
         said.append(capsys.readouterr().out)
     assert not any(said[:8]), "a cell that succeeds prints nothing"
     assert all(said[8:]), "each failure example prints its reason"
-    golden("\n".join(said[8:]))
+    return said
+
+
+def test_the_notebook_has_twelve_cells() -> None:
+    assert len(cells("cpu")) == 12
+    assert sum("assert_close" in cell for cell in cells("cpu")) == 4
+    assert sum("except Exception" in cell for cell in cells("cpu")) == 4
+
+
+def test_every_cell_runs(capsys: pytest.CaptureFixture[str], golden: Callable[[str], None]) -> None:
+    golden("\n".join(told("cpu", capsys)[8:]))
+
+
+def test_hopper_carries_each_product(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, get_kernels = [], ef.get_kernels
+
+    def planned(args: ef.GemmArguments) -> Any:
+        asked.append(bool(get_kernels(args, cc=90, providers=["cutedsl"])))
+        return get_kernels(args)
+
+    monkeypatch.setattr(ef, "get_kernels", planned)
+    told("cpu", capsys)
+    assert asked == [True] * 4
+
+
+@pytest.mark.gpu
+def test_every_cell_runs_on_a_gpu_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told("cuda", capsys) == told("cpu", capsys)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.harness import Machine
 
 import epifuse as ef
 from epifuse.testing import assert_close_to_reference
 from tests.evt.helpers import product
 from tests.evt.test_fusion import CASES, K, M, N, operands
 
-DEVICE = "cuda"
 ROWS, MASK = "do not hold whole rows", "stores float32, float16 and bfloat16"
 REFUSED = {
     **{f"LinCombTopKSoftmaxCol, {k}": ROWS for k in (1, 2, 3, 4)},
@@ -45,9 +45,8 @@ def test_what_hopper_refuses_is_listed(name: str) -> None:
     assert name not in REFUSED or all(REFUSED[name] in reason for reason in reasons)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
-def test_a_fusion_is_its_formula(name: str) -> None:
-    args, named = arguments(name, DEVICE)
-    got = {key: value.cpu() for key, value in ef.get_kernels(args)[0].run(args).items()}
+def test_a_fusion_is_its_formula(machine: Machine, name: str) -> None:
+    args, named = arguments(name, machine.device)
+    got = machine.kernel(args).run(args)
     assert_close_to_reference(got, CASES[name].formula, product(args.A.cpu().float(), args.B.cpu().float()), **named)

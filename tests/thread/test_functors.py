@@ -43,11 +43,11 @@ def test_what_hopper_refuses_is_listed(name: str, scale: ScaleType) -> None:
     assert name not in REFUSED or all(REFUSED[name] in reason for reason in reasons)
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
 @SCALES
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in REFUSED])
-def test_functor_on_a_gpu(name: str, scale: ScaleType) -> None:
-    functor, a, b, operands, wanted = case(name, scale, "cuda", torch.bfloat16)
+def test_functor_in_bfloat16(name: str, scale: ScaleType, device: str) -> None:
+    functor, a, b, operands, wanted = case(name, scale, device, torch.bfloat16)
     assert_like(ef.gemm(a, b, epilogue=functor, **operands), wanted)
 
 
