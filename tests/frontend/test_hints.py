@@ -1,6 +1,7 @@
 """What errors advise: the spelling that works, for what people who know PyTorch write first."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,14 @@ HINTS = {
     "where(accum > 0, accum, C)": "write ef.where, after `import epifuse as ef`",
     "gelu(accum)": "write ef.gelu, after `import epifuse as ef`",
     "rellu(accum)": "did you mean ef.relu",
-    "swish(accum)": "make it a parameter, or define it before the epilogue",
+    "swoosh(accum)": "make it a parameter, or define it before the epilogue",
+    "swish(accum)": "write silu(x)",
+    "torch.isnan(accum)": "write x != x",
+    "torch.isinf(accum)": "write abs(x) == math.inf",
+    "accum.isfinite()": "write abs(x) < math.inf",
+    "torch.nan_to_num(accum)": "write where(x == x, x, 0.0)",
+    "torch.logical_xor(accum > 0, C > 0)": "write a != b",
+    "F.softsign(accum)": "write x / (1 + abs(x))",
     "torch.sigmod(accum)": "did you mean ef.sigmoid",
     "torch.gelu(accum)": "write ef.gelu, after",
     "F.ReLU(accum)": "write ef.relu, after",
@@ -79,6 +87,22 @@ def refusal(expression: str) -> str:
 def test_the_hint_is_what_to_write(expression: str, hint: str | None) -> None:
     message = refusal(expression)
     assert hint is None or f"hint: {hint}" in message
+
+
+INSTEAD = {
+    "x != x": torch.isnan,
+    "abs(x) == math.inf": torch.isinf,
+    "abs(x) < math.inf": torch.isfinite,
+    "where(x == x, x, 0.0)": lambda x: torch.nan_to_num(x, 0.0, math.inf, -math.inf),
+    "x / (1 + abs(x))": lambda x: torch.where(x.isinf(), torch.nan, F.softsign(x)),
+}
+
+
+@pytest.mark.parametrize("expression", INSTEAD)
+def test_what_a_hint_says_to_write_does_it(expression: str) -> None:
+    x = torch.tensor([[math.nan, math.inf, 1.5, -math.inf, 0.0]])
+    got = ef.gemm(torch.ones(1, 1), x, epilogue=f"def epi(accum): x = accum; D = {expression}; return D")
+    torch.testing.assert_close(got, INSTEAD[expression](x), equal_nan=True)
 
 
 @pytest.mark.parametrize(("expression", "says"), SAYS.items(), ids=SAYS)
