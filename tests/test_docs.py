@@ -22,6 +22,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "docs/language.md",
     "docs/numerics.md",
+    "docs/reductions.md",
     "docs/five_ways.md",
     "docs/cutlass_names.md",
     "docs/visitor_trees.md",
@@ -55,6 +56,27 @@ def test_readme_shows_what_its_examples_print(position: int, tmp_path: Path, req
         readme.write_text(text.replace(example[0], shown), encoding="utf-8")
     else:
         assert printed == example["output"]
+
+
+PROGRAMS = ("docs/reductions.md",)
+"""Pages whose blocks are one program, each block with the text that it prints."""
+_NEXT = "--- the next block ---\n"
+
+
+@pytest.mark.parametrize("document", PROGRAMS)
+def test_a_page_shows_what_its_program_prints(document: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = list(EXAMPLE.finditer(text))
+    assert text.count("```python") == len(blocks) > 1
+    printed = output_of(f"print({_NEXT!r}, end='')\n".join(block["source"] for block in blocks), tmp_path)
+    outputs = printed.split(_NEXT)
+    if request.config.getoption("--update-golden"):
+        for block, output in zip(blocks, outputs, strict=True):
+            shown = block[0].replace(f"```text\n{block['output']}```", f"```text\n{output}```")
+            text = text.replace(block[0], shown)
+        (ROOT / document).write_text(text, encoding="utf-8")
+    else:
+        assert outputs == [block["output"] for block in blocks]
 
 
 def test_every_python_block_of_the_readme_is_such_an_example() -> None:
