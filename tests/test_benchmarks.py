@@ -318,6 +318,12 @@ def test_each_front_end_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(" us a call, ") == len(front_ends.variants(16, "cpu")) == 5
 
 
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+def test_the_front_ends_are_one_kernel(device: str) -> None:
+    first, *others = (call() for call in front_ends.variants(64, device).values())
+    assert all(torch.equal(first, other) for other in others)
+
+
 @pytest.mark.gpu
 def test_passes_and_front_ends_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     passes.main(["--device", "cuda", "--rounds", "3", "--size", "512"])
