@@ -31,6 +31,10 @@ class Quantised(NamedTuple):
         scaled = x.float() * (TOP[dtype] / largest)
         return Quantised((scaled if dtype.is_floating_point else scaled.round()).to(dtype), largest / TOP[dtype])
 
+    def held_as(self, dtype: torch.dtype) -> "Quantised":
+        """The same values in a dtype that holds them; nothing happens where they have it."""
+        return Quantised(self.values.to(dtype), self.scale)
+
 
 def activate(accum: Any, bias: Any) -> Any:
     """The activations, and the largest absolute value among them."""
@@ -58,21 +62,19 @@ class Mlp(NamedTuple):
         return Mlp(*(tensor.double() for tensor in self))
 
 
-def fused(gemm: common.Gemm, mlp: Mlp, weights: Quantised, held: torch.dtype) -> dict[str, torch.Tensor]:
-    """`held` is the dtype in which the kernel multiplies what was quantised."""
+def fused(gemm: common.Gemm, mlp: Mlp, weights: Quantised, narrow: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights have the dtype in which they are multiplied: `narrow` itself, or one that holds its values."""
     h, largest = gemm(mlp.x, mlp.first, epilogue=activate, bias=mlp.bias)
-    q = Quantised.of(h, largest, weights.values.dtype)
+    q = Quantised.of(h, largest, narrow).held_as(weights.values.dtype)
     scales = {"scale": q.scale, "weight_scale": weights.scale}
-    factors = q.values.to(held), weights.values.to(held)
-    return {"D": gemm(*factors, epilogue=rescale, out_dtypes=h.dtype, **scales)}
+    return {"D": gemm(q.values, weights.values, epilogue=rescale, out_dtypes=h.dtype, **scales)}
 
 
-def unfused(mlp: Mlp, weights: Quantised) -> dict[str, torch.Tensor]:
+def unfused(mlp: Mlp, weights: Quantised, narrow: torch.dtype) -> dict[str, torch.Tensor]:
     """In PyTorch, which multiplies the 8-bit values in the activations' dtype."""
     h = torch.nn.functional.gelu(mlp.x @ mlp.first + mlp.bias)
-    q = Quantised.of(h, h.abs().amax().float(), weights.values.dtype)
-    product = q.values.to(h.dtype) @ weights.values.to(h.dtype)
-    return {"D": (product * (q.scale * weights.scale)).to(h.dtype)}
+    q = Quantised.of(h, h.abs().amax().float(), narrow).held_as(h.dtype)
+    return {"D": ((q.values @ weights.values) * (q.scale * weights.scale)).to(h.dtype)}
 
 
 def exact(mlp: Mlp) -> dict[str, torch.Tensor]:
@@ -99,11 +101,11 @@ def make(options: argparse.Namespace) -> common.Layer:
     x, bias = common.normal(m, k, like=options), common.normal(n, like=options, scale=0.1)
     first, second = (common.normal(*shape, like=options, scale=shape[0] ** -0.5) for shape in ((k, n), (n, k)))
     mlp, weights = Mlp(x, first, bias, second), Quantised.of(second, second.abs().amax().float(), options.quantised)
-    held = multiplied_as(weights, x)
+    ours, theirs = weights.held_as(multiplied_as(weights, x)), weights.held_as(x.dtype)
     size = m * n * x.element_size() / 1e6
     return common.Layer(
-        fused=lambda gemm: fused(gemm, mlp, weights, held),
-        eager=lambda: unfused(mlp, weights),
+        fused=lambda gemm: fused(gemm, mlp, ours, options.quantised),
+        eager=lambda: unfused(mlp, theirs, options.quantised),
         exact=lambda: exact(mlp.double()),
         remark=f"Finding the largest of {m} x {n} activations cost no pass over their {size:.1f} MB.",
     )
