@@ -71,9 +71,9 @@ def fused(gemm: common.Gemm, mlp: Mlp, weights: Quantised, narrow: torch.dtype) 
 
 
 def unfused(mlp: Mlp, weights: Quantised, narrow: torch.dtype) -> dict[str, torch.Tensor]:
-    """In PyTorch, which multiplies the 8-bit values in the activations' dtype."""
+    """In PyTorch, which multiplies the 8-bit values in a dtype that holds their sums too."""
     h = torch.nn.functional.gelu(mlp.x @ mlp.first + mlp.bias)
-    q = Quantised.of(h, h.abs().amax().float(), narrow).held_as(h.dtype)
+    q = Quantised.of(h, h.abs().amax().float(), narrow).held_as(weights.values.dtype)
     return {"D": ((q.values @ weights.values) * (q.scale * weights.scale)).to(h.dtype)}
 
 
@@ -101,7 +101,8 @@ def make(options: argparse.Namespace) -> common.Layer:
     x, bias = common.normal(m, k, like=options), common.normal(n, like=options, scale=0.1)
     first, second = (common.normal(*shape, like=options, scale=shape[0] ** -0.5) for shape in ((k, n), (n, k)))
     mlp, weights = Mlp(x, first, bias, second), Quantised.of(second, second.abs().amax().float(), options.quantised)
-    ours, theirs = weights.held_as(multiplied_as(weights, x)), weights.held_as(x.dtype)
+    ours = weights.held_as(multiplied_as(weights, x))
+    theirs = weights.held_as(torch.bfloat16 if x.dtype == torch.float16 else x.dtype)
     size = m * n * x.element_size() / 1e6
     return common.Layer(
         fused=lambda gemm: fused(gemm, mlp, ours, options.quantised),
