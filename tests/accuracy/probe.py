@@ -11,7 +11,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 import epifuse as ef
 from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl import lowered
-from epifuse.providers.cutedsl.compile import DTYPES
+from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.precision import accuracies
 

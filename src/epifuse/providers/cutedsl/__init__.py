@@ -19,7 +19,7 @@ from epifuse.providers.cutedsl import inputs, partials, recompute
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.heuristic import estimate
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Access, Design, Program
 
 NATIVE = frozenset(
     {
@@ -63,9 +63,12 @@ def _spec(design: Design) -> KernelSpec:
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", (("design", design),))
 
 
-_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
-_LOADS = (*_OUTPUTS, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool)
-_CASTS = (*_OUTPUTS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_LOADS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS, torch.bool)
+_CASTS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS)  # one to a mask is a comparison by now
+_OUTPUTS = (torch.float64, *_LOADS)
+"""What a value of any kind is stored as."""
 
 
 class CuteDslProvider:
@@ -157,8 +160,6 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
             return f"it has no {node.op} yet"
         if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
-        if any(factor.extent is not None or factor.stride > 1 for factor in type_.factors):
-            return "it has no reshaped axes yet"
         if isinstance(node.attr, Load):
             operand = problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype not in _LOADS:
@@ -168,14 +169,8 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     if (reason := partials.refused(graph, problem)) is not None:
         return reason
     for output in graph.outputs:
-        if graph.stages[output.node].kind == "finish":
-            if graph.types[output.node].kind != "float" or dict(problem.dtypes)[output.name] not in _OUTPUTS:
-                return f"it stores float32, float16 and bfloat16, and '{output.name}' is something else"
-            continue
-        if graph.types[output.node].kind != "float" or dict(problem.dtypes)[output.name] not in _OUTPUTS:
-            return f"it stores float32, float16 and bfloat16, and '{output.name}' is something else"
-        if len(output.dims or ()) < 2:
-            return f"'{output.name}' is not a full-size result"
+        if (dtype := dict(problem.dtypes)[output.name]) not in _OUTPUTS:
+            return f"it cannot store '{output.name}' as {dtype} yet"
     return None
 
 
@@ -184,12 +179,16 @@ _WAYS = {
     "row": "once a tile, through shared memory",
     "column": "once a tile, through shared memory",
     "tile": "TMA through shared memory",
-    "direct": "direct, element by element",
+    "direct": "direct, {bytes} bytes at a time",
     "finish": "merged by a second kernel in a fixed order",
 }
 
 
 def _transports(program: Program) -> list[tuple[str, str]]:
     late = "once, after all tiles"
-    loads = [(access.name, late if access.way == "finish" else _WAYS[access.way]) for _, access in program.tensors]
-    return loads + [(access.name, _WAYS[access.way]) for access in program.stores]
+    loads = [(access.name, late if access.way == "finish" else _way(access)) for _, access in program.tensors]
+    return loads + [(access.name, _way(access)) for access in program.stores]
+
+
+def _way(access: Access) -> str:
+    return _WAYS[access.way].format(bytes=access.bytes_at_once)

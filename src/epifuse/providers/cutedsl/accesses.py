@@ -7,16 +7,17 @@ from dataclasses import replace
 import torch
 
 from epifuse.ir import Graph, Load, Node, Output
-from epifuse.ir.types import Dims
+from epifuse.ir.types import factors_of, shape_of
 from epifuse.problem import Problem, TensorInfo
-from epifuse.providers.cpu.space import viewed
+from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
 from epifuse.providers.cutedsl.partials import is_ragged, reductions_of, tile_nodes
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
-_STAGED = (torch.float32, torch.float16, torch.bfloat16)
+_WIDEST_STAGED = 4  # bytes: a thread's share of a subtile of 64-bit values is more than its registers hold
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
@@ -52,50 +53,64 @@ def _load(node: Node, graph: Graph, problem: Problem, *, late: bool) -> Access:
     info = problem.by_name.get(name)
     if not isinstance(info, TensorInfo):
         return Access(name, "number")
+    tensor = viewed(stand_in(info), node.attr)
+    where = modes(tensor, node.attr.dims or (), Space.of(graph, problem.extents))
     if late:
-        return Access(name, "finish", axes, info.dtype)
+        return Access(name, "finish", axes, info.dtype, inner=_inner(where))
     if (way := _VECTOR_WAYS.get(axes - {"l"})) is not None:
-        return Access(name, way, axes, info.dtype)  # type: ignore[arg-type]
-    return _tile(name, _after_views(info, node.attr), node.attr.dims or (), axes)
-
-
-def _after_views(info: TensorInfo, load: Load) -> TensorInfo:
-    if not load.views:
-        return info
-    view = viewed(torch.empty_strided(info.shape, info.strides, device="meta"), load)
-    return replace(info, shape=tuple(view.shape), strides=tuple(view.stride()))
+        return Access(name, way, axes, info.dtype, inner=_inner(where))  # type: ignore[arg-type]
+    return _tile(Access(name, "direct", axes, info.dtype), where, aligned=info.aligned)
 
 
 def _store(output: Output, graph: Graph, problem: Problem) -> Access:
-    info = dict(problem.outputs)[output.name]
-    dtype = dict(problem.dtypes)[output.name]
-    dims = output.dims or ()
+    dtype, dims = dict(problem.dtypes)[output.name], output.dims or ()
+    given = dict(problem.outputs)[output.name]
+    where = modes(destination(output, problem), dims, Space.of(graph, problem.extents))
+    # One batch is written as if it varied over batches: the same kernel then serves batched problems.
+    axes = frozenset(factor.axis for factor in factors_of(dims)) | ({"l"} if problem.extents["l"] == 1 else set())
     if graph.stages[output.node].kind == "finish":
-        return Access(output.name, "finish", graph.types[output.node].axes, dtype)
-    if info is None:
-        shape = tuple(problem.extents[dim[0].axis] if dim else 1 for dim in dims)
-        strides = [1]
-        for extent in reversed(shape[1:]):
-            strides.insert(0, strides[0] * extent)
-        info = TensorInfo(shape, tuple(strides), dtype, problem.a.device)
-    found = _tile(output.name, info, dims, frozenset("lmn"))
+        return Access(output.name, "finish", graph.types[output.node].axes, dtype, inner=_inner(where))
+    direct = Access(output.name, "direct", axes, dtype)
+    found = _tile(direct, where, aligned=given is None or given.aligned)
     line = problem.extents["n" if found.by_rows else "m"] * dtype.itemsize
     # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
-    return found if line % ALIGNMENT == 0 else replace(found, way="direct")
+    return found if found.way == "direct" or line % ALIGNMENT == 0 else _direct(direct, where, aligned=True)
 
 
-def _tile(name: str, info: TensorInfo, dims: Dims, axes: frozenset[str]) -> Access:
+def destination(output: Output, problem: Problem) -> torch.Tensor:
+    """A tensor without data like an output; one that was given may have the shape that keeps dims."""
+    shape = shape_of(output.dims or (), problem.extents)
+    return stand_in(dict(problem.outputs)[output.name] or shape).view(shape)
+
+
+def stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:
+    """A tensor without data of these strides; one that is still to be allocated is contiguous."""
+    if isinstance(source, TensorInfo):
+        return torch.empty_strided(source.shape, source.strides, device="meta")
+    return torch.empty(source, device="meta")
+
+
+def _tile(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:
     """By TMA where it can address the tensor, else direct."""
-    strides = {dim[0].axis: stride for dim, stride in zip(dims, info.strides, strict=True) if len(dim) == 1}
-    extents = {dim[0].axis: size for dim, size in zip(dims, info.shape, strict=True) if len(dim) == 1}
-    direct = Access(name, "direct", axes, info.dtype)
-    if info.dtype not in _STAGED or not info.aligned or not {"m", "n"} <= set(strides):
+    direct = _direct(access, where, aligned=aligned)
+    if access.dtype.itemsize > _WIDEST_STAGED or not aligned or any(direct.inner) or not {"m", "n"} <= access.axes:
         return direct
-    inner = next((axis for axis in "nm" if strides[axis] == 1), None)
-    if inner is None or any(
-        extents[axis] > 1 and (stride <= 0 or stride * info.dtype.itemsize % ALIGNMENT)
-        for axis, stride in strides.items()
-        if axis != inner
-    ):
+    (rows, row), (columns, column), (batches, batch) = ((mode.extents[0], mode.strides[0]) for mode in where)
+    if 1 not in (row, column):
         return direct
-    return Access(name, "tile", axes, info.dtype, by_rows=inner == "n")
+    by_rows = column == 1
+    steps = [(rows, row) if by_rows else (columns, column), (batches if "l" in access.axes else 1, batch)]
+    if any(extent > 1 and (step <= 0 or step * access.dtype.itemsize % ALIGNMENT) for extent, step in steps):
+        return direct
+    return replace(direct, way="tile", by_rows=by_rows)
+
+
+def _direct(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:
+    m, n, l = where
+    steps = [step for mode in (m, l) for extent, step in zip(*mode, strict=True) if extent > 1] + [*n.strides[1:]]
+    pairs = aligned and n.strides[0] == 1 and all(number % 2 == 0 for number in (n.extents[0], *steps))
+    return replace(access, pairs=pairs, inner=_inner(where))
+
+
+def _inner(where: tuple[Mode, Mode, Mode]) -> tuple[tuple[int, ...], ...]:
+    return tuple(mode.extents[:-1] for mode in where)

@@ -2,32 +2,19 @@
 
 import threading
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
+from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
-DTYPES: Mapping[torch.dtype, Any] = {
-    torch.float32: cutlass.Float32,
-    torch.float16: cutlass.Float16,
-    torch.bfloat16: cutlass.BFloat16,
-    torch.int32: cutlass.Int32,
-    torch.int64: cutlass.Int64,
-    torch.int16: cutlass.Int16,
-    torch.int8: cutlass.Int8,
-    torch.uint8: cutlass.Uint8,
-    torch.bool: cutlass.Boolean,
-}
 OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
 
 # Two compilations at once abort the process (CuTe DSL 4.8.1).
@@ -92,11 +79,19 @@ def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_fir
 
 
 def _tensor(access: Access, shape: tuple[Any, ...]) -> Any:
-    """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind."""
+    """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind.
+
+    An axis that a reshape cut comes in pieces, the fastest first; `whole` puts them together again.
+    """
     dtype = DTYPES[access.dtype]
     if access.way != "tile":
-        strides = tuple(cute.sym_int64() for _ in range(3))
-        return make_fake_tensor(dtype, shape, strides, assumed_align=max(dtype.width // 8, 1))
+        extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
+        strides = tuple(cute.sym_int64() for _ in extents)
+        return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
     m, n, l = (cute.sym_int64(divisibility=128 // dtype.width) for _ in range(3))
-    extents = shape if "l" in access.axes else (*shape[:2], 1)
-    return make_fake_tensor(dtype, extents, (m, 1, l) if access.by_rows else (1, n, l), assumed_align=16)
+    tile = shape if "l" in access.axes else (*shape[:2], 1)
+    return make_fake_tensor(dtype, tile, (m, 1, l) if access.by_rows else (1, n, l), assumed_align=16)
+
+
+def _outer(inner: tuple[int, ...], extent: Any) -> Any:
+    return cute.sym_int() if inner else extent

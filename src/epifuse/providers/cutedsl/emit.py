@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
 
 from epifuse.ir import Graph, Node
+from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.primitives import row
+from epifuse.providers.cutedsl.store_math import as_kind, cast
 
 Fragment = Any
-HELD = {"float": Float32, "int64": Int64, "int32": Int32, "mask": Boolean}
 
 
 def walk(
@@ -45,7 +44,7 @@ def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accurac
         for i, arg in enumerate(node.args)
     ]
     if node.op == "cast":
-        return _cast(args[0], node.attr)
+        return cast(args[0], node.attr)
     if node.op == "expand":
         return args[0]
     name = str(node.attr) if node.op == "call" else node.op
@@ -69,33 +68,3 @@ def _common_kind(node: Node, graph: Graph) -> str:
 
 
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})
-
-
-def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
-    """A fragment of one kind as another: a mask becomes 0 and 1."""
-    if kind == wanted or kind == "float" or wanted == "mask":
-        return value
-    if kind == "mask":
-        one = cute.full(value.shape, 1, HELD[wanted])
-        return cute.where(value, one, cute.full_like(one, 0))
-    return value.to(HELD[wanted])
-
-
-_DTYPES: Mapping[str, Any] = {
-    "torch.float16": cutlass.Float16,
-    "torch.bfloat16": cutlass.BFloat16,
-    "torch.float32": Float32,
-    "torch.int64": Int64,
-    "torch.int32": Int32,
-    "torch.int16": cutlass.Int16,
-    "torch.int8": cutlass.Int8,
-    "torch.uint8": cutlass.Uint8,
-}
-
-
-def _cast(value: Fragment, dtype: object) -> Fragment:
-    """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
-    to = _DTYPES[str(dtype)]
-    if to.is_float:
-        return value.to(to).to(Float32)
-    return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)

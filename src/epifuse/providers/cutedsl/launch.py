@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse.ir import Dims, Load, Output
-from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Step
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cutedsl.accesses import destination, stand_in
+from epifuse.providers.cutedsl.addresses import modes
 from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.compile import compile_program
 from epifuse.providers.cutedsl.inputs import filled
@@ -57,9 +58,9 @@ class GpuKernel:
         views = self.views
         product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
         arguments = (
-            [operands[name].as_strided(*view) for name, view in views.operands],
+            [_bytes(operands[name]).as_strided(*view) for name, view in views.operands],
             [operands[name] for name in self.numbers],
-            [outputs[name].as_strided(*view) for name, view in views.outputs],
+            [_bytes(outputs[name]).as_strided(*view) for name, view in views.outputs],
         )
         ctas = _multiprocessor_count(a.device)
         clusters = (min(ctas, MOST_CTAS) if self.workspace_bytes else ctas) // self.cluster_size
@@ -85,6 +86,11 @@ class GpuKernel:
                     function(*(product or nothing()), *arguments, workspaces, clusters)
 
         return step
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Masks as the bytes 0 and 1 that the kernel reads and writes."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _nothing() -> None:
@@ -119,33 +125,25 @@ class _Views:
     def _operand(self, load: Load, access: Access, problem: Problem) -> tuple[str, View]:
         operand = problem.by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        return load.name, self._full(viewed(_stand_in(operand), load), load.dims, access)
+        return load.name, self._full(viewed(stand_in(operand), load), load.dims, access)
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
-        dims = output.dims or ()
-        shape = shape_of(dims, problem.extents)
-        # A destination may have the shape that keeps dims.
-        tensor = _stand_in(dict(problem.outputs)[output.name] or shape).view(shape)
-        return output.name, self._full(tensor, dims, access)
+        return output.name, self._full(destination(output, problem), output.dims, access)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
-        """A tensor as (M, N, L), stride 0 where it does not vary; a tile that does not vary over L has one batch."""
-        view = self.space.view(tensor, dims or ()).permute(1, 2, 0)
-        strides = [s if view.shape[i] > 1 else 0 for i, s in enumerate(view.stride())]
+        """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
+
+        A tile that does not vary over L has one batch.
+        """
+        where = modes(tensor, dims or (), self.space)
+        pieces = [(e, s if e > 1 else 0) for mode in where for e, s in zip(*mode, strict=True)]
         if access.way != "tile":
-            return View(self.shape, tuple(strides))
+            return View(tuple(extent for extent, _ in pieces), tuple(stride for _, stride in pieces))
         # No address depends on the stride of a single row or batch, but TMA checks it.
         inner = 1 if access.by_rows else 0
         span = round_up(self.shape[0] * self.shape[1], 16)
-        legal = tuple(1 if i == inner else stride or span for i, stride in enumerate(strides))
+        legal = tuple(1 if i == inner else stride or span for i, (_, stride) in enumerate(pieces))
         return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
-
-
-def _stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:
-    """A tensor without data of these strides; one that is still to be allocated is contiguous."""
-    if isinstance(source, TensorInfo):
-        return torch.empty_strided(source.shape, source.strides, device="meta")
-    return torch.empty(source, device="meta")
 
 
 def _batched(info: TensorInfo, batches: int, *, rows: int) -> View:

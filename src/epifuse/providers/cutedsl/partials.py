@@ -2,7 +2,7 @@
 
 Every warp reduces its rows of a tile in registers and leaves one partial result for each row, each column, or the
 whole; a second small kernel merges them in a fixed order, so that results are the same bits each run and the workspace
-needs no clearing. Partial results of one reduction are an array (planes, batches, parts, length) of float32.
+needs no clearing. Partial results of one reduction are an array (words, batches, parts, length) of 32-bit words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from epifuse.ir import Graph, Node
+from epifuse.ir import Graph, Kind, Node
 from epifuse.ir.graph import topological
 from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Access, Design
@@ -20,18 +20,22 @@ MATH_WARPS = 8  # of a CTA
 MOST_CTAS = 132  # at once: an H100 or H200 has so many multiprocessors
 REDUCTIONS = frozenset({"sum", "mean", "sum_of_squares", "norm", "amax", "amin", "absmax", "any", "all", "logsumexp"})
 """What the device has a row for; a test compares this with the table, which needs cutlass to be imported."""
-PLANES = {"logsumexp": 2}
+NUMBERS = {"logsumexp": 2}
 """Numbers a partial result consists of, where it is not one: the largest value and the sum of exponentials over it."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number."""
+    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number.
+
+    `kind` is what a partial result is held as: sums of integers and masks are exact in 64 bits.
+    """
 
     node: Node
     name: str
     axis: str
     batched: bool
+    kind: Kind
 
     @property
     def source(self) -> Node:
@@ -39,9 +43,9 @@ class Reduction:
         return self.node.args[0]
 
     @property
-    def planes(self) -> int:
-        """Float32 numbers of one partial result."""
-        return PLANES.get(self.name, 1)
+    def words(self) -> int:
+        """32-bit words of one partial result."""
+        return NUMBERS.get(self.name, 1) * (2 if self.kind == "int64" else 1)
 
 
 def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
@@ -50,8 +54,10 @@ def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
 
 
 def _reduction(node: Node, graph: Graph) -> Reduction:
-    axes = graph.types[node].axes
-    return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes)
+    axes, kind = graph.types[node].axes, graph.types[node].kind
+    # A mask is merged as the largest or smallest of ones and zeros.
+    held: Kind = "float" if kind == "mask" else kind
+    return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held)
 
 
 def tile_nodes(graph: Graph, stores: tuple[Access, ...]) -> tuple[Node, ...]:
@@ -102,9 +108,9 @@ def _up(value: Any, step: int) -> Any:
 
 
 def elements(reduction: Reduction, design: Design, m: Any, n: Any, l: Any) -> Any:
-    """Float32 elements of workspace of one reduction."""
+    """32-bit words of workspace of one reduction."""
     kept, length = parts(reduction, design, m, n)
-    return kept * length * batches(reduction, l) * reduction.planes
+    return kept * length * batches(reduction, l) * reduction.words
 
 
 def batches(reduction: Reduction, l: Any) -> Any:
@@ -127,8 +133,6 @@ def workspace_bytes(graph: Graph, design: Design, problem: Problem) -> int:
 
 def refused(graph: Graph, problem: Problem) -> str | None:
     """Why the kernel cannot carry the reductions of this graph."""
-    if 0 in problem.extents.values() and reductions_of(graph):
-        return "it does not reduce an empty result"
     for node in graph.nodes:
         stage = graph.stages[node]
         if stage.kind == "row":
@@ -150,8 +154,8 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         return f"it has no {name} yet"
     if graph.stages[node.args[0]].kind != "tile" or not {"m", "n"} <= source.axes:
         return f"it reduces full-size values only, and {name} has another argument"
-    if source.kind not in ("float", "mask") or (source.kind == "mask") != (name in ("any", "all")):
-        return f"it has no {name} of {source.kind} values yet"
+    if {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
+        return f"it reduces whole axes only, and {name} leaves a part of one that a reshape cut"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
         return f"it has no {name} of a value that is the same in every batch"
     return None

@@ -15,20 +15,31 @@ Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
 """How an operand or output travels.
 
 number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
-values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: element by element from where it lies.
+values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: between registers and where it lies.
 finish: once all tiles are done, of or beside merged reductions.
 """
 
 
 @dataclass(frozen=True)
 class Access:
-    """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous."""
+    """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous.
+
+    `pairs`: going direct, it can go two neighbouring columns at a time. `inner`: the extents of the pieces of M, N and
+    L, fastest first and without the last, where a reshape cut an axis and no single stride steps over the cut.
+    """
 
     name: str
     way: Way
     axes: frozenset[str] = frozenset()
     dtype: torch.dtype = torch.float32
     by_rows: bool = True
+    pairs: bool = False
+    inner: tuple[tuple[int, ...], ...] = ((), (), ())
+
+    @property
+    def bytes_at_once(self) -> int:
+        """What one instruction moves, going direct."""
+        return self.dtype.itemsize * (2 if self.pairs else 1)
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,10 @@ class Program:
             )
             for node in self.graph.nodes
         )
-        loads = tuple((numbers[node], replace(access, name="")) for node, access in self.loads)
-        stores = tuple(replace(access, name="") for access in self.stores)
+        loads = tuple((numbers[node], _nameless(access)) for node, access in self.loads)
+        stores = tuple(_nameless(access) for access in self.stores)
         return self.ragged, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
+
+
+def _nameless(access: Access) -> Access:
+    return replace(access, name="", pairs=access.pairs and access.way == "direct")

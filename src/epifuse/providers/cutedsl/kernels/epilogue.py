@@ -15,10 +15,12 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.emit import HELD, walk
+from epifuse.providers.cutedsl.device_types import HELD
+from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.reduce import Partials
 from epifuse.providers.cutedsl.partials import tile_nodes
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.store_math import stored
 
 try:
     from cutlass.tensor_utils import LayoutEnum
@@ -93,6 +95,13 @@ class Epilogue:
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
 
     # On the host.
+
+    def whole(self, tensors, outputs):
+        """Operands and outputs as (M, N, L), an axis that a reshape cut as one mode of several pieces."""
+        return (
+            tuple(map(_whole, tensors, self.tensors)),
+            tuple(map(_whole, outputs, self.program.stores)),
+        )
 
     def carriers(self, tensors, outputs):
         """TMA atoms of the staged operands and outputs."""
@@ -234,8 +243,8 @@ class Epilogue:
             if node.op == "accum":
                 return x
             if node.op == "index":
-                axis = node.attr[0].axis
-                return _fill(team.shape, Int32, {"m": rows, "n": columns}.get(axis, [place.l] * count))
+                places = zip(rows, columns, [place.l] * count, strict=True)
+                return _fill(team.shape, Int32, [coordinate(node.attr, at, given.shape) for at in places])
             kind = self.program.graph.types[node].kind
             if node in self.program.numbers:
                 number = numbers[self.program.numbers.index(node)]
@@ -244,22 +253,32 @@ class Epilogue:
             i = loads[node]
             way = self.tensors[i].way
             if way == "tile":
-                return arrived[i]
-            if way == "scalar":
+                value = arrived[i]
+            elif way == "scalar":
                 value = cute.full_like(x, tile.held[i], self._held(i))
             elif way == "direct":
-                value = _load_direct(tensors[i], self._held(i), team.shape, rows, columns, place.l, given.shape)
+                value = team.load_direct(i, tensors[i], rows, columns, place.l, given.shape)
             else:
                 value = team.vector(i, down, right)
             return value != 0 if kind == "mask" else value
 
         found = walk(self.program.graph, leaf, x, self.program.accuracies, self.nodes)
-        results = [found.get(output.node) for output in self.program.graph.outputs]
+        results = [self._stored(i, found) for i in range(len(self.program.stores))]
         team.store_direct(results, rows, columns, place, given)
         self.partials.add(tile.kept, found, down, rows, columns, given.shape)
         if down + 1 == self.down:
             self.partials.leave_columns(tile.kept, columns, place, self._part(place, team), given)
-        return [team.converted(results[i], given.outputs[i]) for i in self.staged]
+        return [results[i] for i in self.staged]
+
+    def _stored(self, i, found):
+        """Output `i` in its dtype, in registers; nothing of what leaves once all tiles are done."""
+        node, access = self.program.graph.outputs[i].node, self.program.stores[i]
+        if access.way == "finish":
+            return None
+        value = stored(found[node], self.program.graph.types[node].kind, access.dtype)
+        fragment = cute.make_rmem_tensor(value.shape, value.element_type)
+        fragment.store(value)
+        return fragment
 
     def leave(self, tile, carried, team, given):
         """After a tile: what its reductions left."""
@@ -328,7 +347,7 @@ class Team:
             fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
             at = (None, None, None, self.group * stages + slot)
             cute.copy(copy, source[at], _as(fragment, shape))
-            found[i] = fragment.load().to(Float32)
+            found[i] = fragment.load().to(epilogue._held(i))
         # An arrival alone may overtake a read that is still under way, and the next load then overwrites what is read:
         # one element of 58 million was wrong.
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -353,12 +372,6 @@ class Team:
                 out[v] = buffer[down * SUBTILE[0] + self.places[v][0], self.group]
         return out.load()
 
-    def converted(self, result, output):
-        """A result in its output's dtype, in registers."""
-        fragment = cute.make_rmem_tensor(self.shape, output.element_type)
-        fragment.store(result.to(output.element_type))
-        return fragment
-
     def stage(self, s, fragments):
         """Staged outputs of subtile `s` into shared memory."""
         stages = self.epilogue.design.store_stages
@@ -366,12 +379,65 @@ class Team:
             at = (None, None, None, self.group * stages + s % stages)
             cute.copy(copy, _as(fragment, shape), slots[at])
 
+    def load_direct(self, i, tensor, rows, columns, batch, extents):
+        """An operand from where it lies.
+
+        Lanes outside the result read its edge: a branch around each load would wait for one before it starts the next.
+        """
+        access, held = self.epilogue.tensors[i], self.epilogue._held(i)
+        step = 2 if access.pairs else 1
+        raw = cute.make_rmem_tensor((step, self.count // step), tensor.element_type)
+        for v in range(0, self.count, step):
+            row = cutlass.min(rows[v], extents[0] - 1)
+            column = cutlass.min(columns[v], extents[1] - step)
+            cute.autovec_copy(_at(tensor, access, row, column, batch), raw[None, v // step])
+        return _as(raw, self.shape).load().to(held)
+
     def store_direct(self, results, rows, columns, place, given):
-        """Outputs that TMA cannot address, element by element."""
+        """Outputs to where they lie, without TMA."""
         for i in self.epilogue.direct:
-            converted = self.converted(results[i], given.outputs[i])
-            for v in range(self.count):
-                _guarded_store(given.outputs[i], converted[v], rows[v], columns[v], place.l, given.shape)
+            access = self.epilogue.program.stores[i]
+            step = 2 if access.pairs else 1
+            parts = _as(results[i], (step, self.count // step))
+            # What does not vary over an axis is written once.
+            limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", given.shape, strict=True)]
+            for v in range(0, self.count, step):
+                to = _at(given.outputs[i], access, rows[v], columns[v], place.l)
+                _guarded_store(parts[None, v // step], to, (rows[v], columns[v], place.l), limits)
+
+
+def coordinate(factors, place, shape):
+    """Where a place (m, n, l) is along a dim of these factors, outermost first."""
+    found = Int32(0)
+    extents = dict(zip("mnl", shape, strict=True))
+    for factor in factors:
+        own = dict(zip("mnl", place, strict=True))[factor.axis]
+        own = own // factor.stride if factor.stride > 1 else own
+        if factor.extent is not None:
+            own, extent = own % factor.extent, factor.extent
+        else:
+            extent = extents[factor.axis] // factor.stride
+        found = own if factor is factors[0] else found * extent + own
+    return found
+
+
+def _whole(tensor, access: Access):
+    """The flat modes of a tensor as M, N and L."""
+    if not any(access.inner):
+        return tensor
+    shape, stride, first = [], [], 0
+    for inner in access.inner:
+        last = first + len(inner)
+        shape.append((*inner, tensor.shape[last]) if inner else tensor.shape[last])
+        stride.append(tensor.stride[first : last + 1] if inner else tensor.stride[last])
+        first = last + 1
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def _at(tensor, access: Access, row, column, batch):
+    """The element at a place, or the pair of columns that starts there."""
+    pointer = tensor.iterator + cute.crd2idx((row, column, batch), tensor.layout)
+    return cute.make_tensor(pointer.align(access.bytes_at_once), cute.make_layout(2 if access.pairs else 1))
 
 
 def _partition(carrier, buffer):
@@ -395,18 +461,6 @@ def _fill(shape, dtype, values):
 
 
 @cute.jit
-def _guarded_store(tensor: cute.Tensor, value, row, column, batch, shape):
-    if cute.elem_less((row, column), (shape[0], shape[1])):
-        tensor[row, column, batch] = value
-
-
-def _load_direct(tensor, held, shape, rows, columns, batch, extents):
-    """An operand element by element.
-
-    Lanes outside the result read its edge: a branch around each load would wait for one before it starts the next.
-    """
-    out = cute.make_rmem_tensor(shape, held)
-    for i in range(len(rows)):
-        row, column = cutlass.min(rows[i], extents[0] - 1), cutlass.min(columns[i], extents[1] - 1)
-        out[i] = tensor[row, column, batch].to(held)
-    return out.load()
+def _guarded_store(values: cute.Tensor, to: cute.Tensor, place: tuple, limits: list):
+    if cute.elem_less(place, tuple(limits)):
+        cute.autovec_copy(values, to)

@@ -5,9 +5,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
-from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, neutral, plane_of
+from epifuse.providers.cutedsl.kernels.epilogue import coordinate
+from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, as_words, joined, neutral, plane_of
 from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.store_math import stored
 
 try:
     from cutlass.memory import SmemAllocator
@@ -87,7 +90,7 @@ class Finish:
                         self.merge_lanes(number, buffer, column, lane, self.lanes >> (level + 1))
                     cute.arch.sync_threads()
                 merged.append(buffer)
-            base = base + plane_of(self.reductions[number], self.design, shape) * self.reductions[number].planes
+            base = base + plane_of(self.reductions[number], self.design, shape) * self.reductions[number].words
         if block * self.elements + column < total and lane == 0:
             self.store(merged, column, tensors, numbers, outputs, at, batch, shape)
 
@@ -97,12 +100,13 @@ class Finish:
 
     def buffer(self, number):
         """Shared memory for each thread's partial result."""
-        shape = (self.elements, self.lanes, self.reductions[number].planes)
-        return SmemAllocator().allocate_tensor(Float32, cute.make_layout(shape), 16)
+        reduction = self.reductions[number]
+        shape = (self.elements, self.lanes, partials.NUMBERS.get(reduction.name, 1))
+        return SmemAllocator().allocate_tensor(HELD[reduction.kind], cute.make_layout(shape), 16)
 
     def start(self, number):
-        """What merging starts from; the second number counts only where there are two planes."""
-        return (*neutral(self.reductions[number].name), Float32(0.0))[:2]
+        """What merging starts from; the second number counts only where there are two."""
+        return (*neutral(self.reductions[number]), Float32(0.0))[:2]
 
     def rounds(self, number, kept, shape, ctas):
         """How many parts there are to merge; batches that are merged too are only more parts."""
@@ -113,36 +117,33 @@ class Finish:
 
     def read(self, number, one, two, workspace, index, plane):
         """Merge one part of the workspace."""
-        row = ROWS[self.reductions[number].name]
-        if self.reductions[number].planes == 1:
-            return row.merge((one,), (workspace[index],))[0], two
-        return row.merge((one, two), (workspace[index], workspace[index + plane]))
+        reduction = self.reductions[number]
+        values = as_words(reduction, workspace)
+        found = [values[index + word * plane] for word in range(reduction.words)]
+        merge = ROWS[reduction.name].merge
+        if reduction.name in partials.NUMBERS:
+            return merge((one, two), tuple(found))
+        return merge((one,), (joined(HELD[reduction.kind], found),))[0], two
 
     def keep(self, number, buffer, column, lane, one, two):
         """This thread's partial result into shared memory."""
-        for plane, value in enumerate((one, two)[: self.reductions[number].planes]):
-            buffer[column, lane, plane] = value
+        for i in range(cute.size(buffer, mode=[2])):
+            buffer[column, lane, i] = (one, two)[i]
 
     def merge_lanes(self, number, buffer, column, lane, distance):
         """Merge the partial result of the lane at a distance into this lane's."""
-        planes = range(self.reductions[number].planes)
-        mine = tuple(buffer[column, lane, plane] for plane in planes)
-        other = tuple(buffer[column, lane + distance, plane] for plane in planes)
-        both = ROWS[self.reductions[number].name].merge(mine, other)
-        for plane in planes:
-            buffer[column, lane, plane] = both[plane]
+        mine, other = _numbers(buffer, column, lane), _numbers(buffer, column, lane + distance)
+        for i, value in enumerate(ROWS[self.reductions[number].name].merge(mine, other)):
+            buffer[column, lane, i] = value
 
     def store(self, merged, column, tensors, numbers, outputs, at, batch, shape):
         """One thread an element: compute the outputs and write them."""
         needed = [r for number, r in enumerate(self.reductions) if self.is_needed(number)]
-        values = {
-            reduction.node: tuple(buffer[column, 0, plane] for plane in range(reduction.planes))
-            for reduction, buffer in zip(needed, merged, strict=True)
-        }
+        values = {reduction.node: _numbers(buffer, column, 0) for reduction, buffer in zip(needed, merged, strict=True)}
         m = at if self.axis == "m" else Int32(0)
         n = at if self.axis == "n" else Int32(0)
         for i, value in zip(self.outputs, self.finished(values, tensors, numbers, m, n, batch, shape), strict=True):
-            outputs[i][m, n, batch] = value.to(outputs[i].element_type)
+            outputs[i][m, n, batch] = value
 
     def finished(self, merged, tensors, numbers, m, n, batch, shape):
         """The outputs' values, by walking what is computed of merged reductions."""
@@ -154,19 +155,23 @@ class Finish:
             kind = graph.types[node].kind
             if node.op == "reduce":
                 return self.result(node, merged[node], like, shape)
+            if node.op == "index":
+                return cute.full_like(like, coordinate(node.attr, (m, n, batch), shape), Int32)
+            held = HELD["float" if kind == "mask" else kind]
             if node in program.numbers:
-                value = cute.full_like(like, numbers[program.numbers.index(node)])
+                value = cute.full_like(like, numbers[program.numbers.index(node)], held)
             else:
-                value = cute.full_like(like, tensors[loads[node]][m, n, batch].to(Float32))
+                value = cute.full_like(like, tensors[loads[node]][m, n, batch].to(held), held)
             return value != 0.0 if kind == "mask" else value
 
         found = walk(graph, leaf, like, nodes=self.nodes)
-        return [found[graph.outputs[i].node][0] for i in self.outputs]
+        roots = [(graph.outputs[i].node, program.stores[i].dtype) for i in self.outputs]
+        return [stored(found[node], graph.types[node].kind, dtype)[0] for node, dtype in roots]
 
     def result(self, node, value, like, shape):
         """A merged reduction as its kind's fragment."""
         name = node.attr[0]
-        x = cute.full_like(like, value[0])
+        x = cute.full_like(like, value[0], value[0].dtype)
         if name in ("any", "all"):
             return x != 0.0
         if name == "mean":
@@ -183,6 +188,10 @@ class Finish:
             shift = cute.where(finite, x, cute.full_like(x, 0.0))
             return cute.where(x == INFINITY, x, cute.math.log(summed) + shift)
         return x
+
+
+def _numbers(buffer, column, lane) -> tuple:
+    return tuple(buffer[column, lane, i] for i in range(cute.size(buffer, mode=[2])))
 
 
 def merging_kernels(design: Design, program: Program) -> list[Finish]:

@@ -1,7 +1,8 @@
 """Reductions on the device: how values merge, and what a warp leaves of its tiles.
 
-Sums are merged pairwise within a thread and in the order of the tiles across the result, in float32. Maxima propagate
-NaN, as PyTorch's do. A logsumexp is a pair (largest value, sum of exponentials over it), merged online.
+Sums are merged pairwise within a thread and in the order of the tiles across the result: of floats in float32, of
+integers and masks in int64. Maxima propagate NaN, as PyTorch's do. A logsumexp is a pair (largest value, sum of
+exponentials over it), merged online.
 """
 
 from collections.abc import Callable
@@ -9,10 +10,13 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+import torch
+from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.store_math import as_kind
 
 INFINITY = float("inf")
 
@@ -26,11 +30,11 @@ class Row(NamedTuple):
 
 
 def _largest(x, y):
-    return cute.arch.fmax(x, y, nan=True)
+    return cute.arch.fmax(x, y, nan=True) if isinstance(x, Float32) else cutlass.max(x, y)
 
 
 def _smallest(x, y):
-    return cute.arch.fmin(x, y, nan=True)
+    return cute.arch.fmin(x, y, nan=True) if isinstance(x, Float32) else cutlass.min(x, y)
 
 
 def _by(function: Callable[[Any, Any], Any]) -> Callable[[tuple, tuple], tuple]:
@@ -52,7 +56,7 @@ ROWS: dict[str, Row] = {
     "norm": Row(0.0, lambda x: (x * x,), _SUM),
     "amax": Row(-INFINITY, lambda x: (x,), _by(_largest)),
     "amin": Row(INFINITY, lambda x: (x,), _by(_smallest)),
-    "absmax": Row(0.0, lambda x: (cute.arch.fmax(x, -x, nan=True),), _by(_largest)),
+    "absmax": Row(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
     "any": Row(0.0, lambda x: (x,), _by(_largest)),
     "all": Row(1.0, lambda x: (x,), _by(_smallest)),
     "logsumexp": Row(-INFINITY, lambda x: (x, Float32(1.0)), _online),
@@ -79,9 +83,25 @@ def gather(row: Row, xs: list) -> Any:
 def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> Any:
     """Merged over the lanes that differ in these bits of their number."""
     for offset in offsets:
-        other = tuple(cute.arch.shuffle_sync_bfly(x, offset=offset) for x in value)
-        value = row.merge(value, other)
+        value = row.merge(value, _exchanged(value, offset))
     return value
+
+
+def _exchanged(value: tuple, offset: int) -> tuple:
+    """The partial result of the lane whose number differs in this bit."""
+    return tuple(
+        joined(type(x), [cute.arch.shuffle_sync_bfly(word, offset=offset) for word in words(x)]) for x in value
+    )
+
+
+def words(x) -> list:
+    """A number in 32-bit words, the low one first."""
+    return [x.to(Int32), (x >> 32).to(Int32)] if isinstance(x, Int64) else [x]
+
+
+def joined(held, parts: list) -> Any:
+    """The number of these words."""
+    return (Int64(parts[1]) << 32) | (Int64(parts[0]) & 0xFFFFFFFF) if held is Int64 else parts[0]
 
 
 def _scattered(row: Row, values: list) -> Any:
@@ -95,7 +115,7 @@ def _scattered(row: Row, values: list) -> Any:
         half = len(values) // 2
         kept = [_select(high, values[half + i], values[i]) for i in range(half)]
         sent = [_select(high, values[i], values[half + i]) for i in range(half)]
-        came = [tuple(cute.arch.shuffle_sync_bfly(x, offset=offset) for x in value) for value in sent]
+        came = [_exchanged(value, offset) for value in sent]
         values = [row.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
     return values[0]
 
@@ -104,10 +124,24 @@ def _select(condition, x: tuple, y: tuple) -> tuple:
     return tuple(cutlass.select_(condition, a, b) for a, b in zip(x, y, strict=True))
 
 
-def neutral(name: str) -> Any:
+def argument(reduction: Any) -> Any:
+    """A value that changes nothing when it is reduced."""
+    value = ROWS[reduction.name].neutral
+    if reduction.kind != "float":
+        limits = torch.iinfo(getattr(torch, reduction.kind))
+        value = int(min(max(value, limits.min), limits.max))
+    return HELD[reduction.kind](value)
+
+
+def neutral(reduction: Any) -> Any:
     """A partial result that changes nothing."""
-    value = Float32(ROWS[name].neutral)
-    return (value, Float32(0.0)) if name in partials.PLANES else ROWS[name].lift(value)
+    value = argument(reduction)
+    return (value, Float32(0.0)) if reduction.name in partials.NUMBERS else ROWS[reduction.name].lift(value)
+
+
+def as_words(reduction: Any, workspace: Any) -> Any:
+    """The workspace as the reduction's words."""
+    return workspace if reduction.kind == "float" else cute.recast_tensor(workspace, Int32)
 
 
 class Partials:
@@ -123,9 +157,10 @@ class Partials:
         carried = {}
         for number, reduction in enumerate(self.reductions):
             if partials.is_carried(reduction):
-                carried[number] = cute.make_rmem_tensor(reduction.planes, Float32)
-                for plane, value in enumerate(neutral(reduction.name)):
-                    carried[number][plane] = value
+                values = neutral(reduction)
+                carried[number] = cute.make_rmem_tensor(len(values), HELD[reduction.kind])
+                for i, value in enumerate(values):
+                    carried[number][i] = value
         return carried
 
     def begin(self, down):
@@ -141,7 +176,7 @@ class Partials:
     def add(self, held, found, step, rows, columns, shape):
         """Merge a subtile, the `step`-th down. Values i and i ^ 2 share a column."""
         for reduction, row, kept in zip(self.reductions, self.rows, held, strict=True):
-            xs = _values(found[reduction.source], row, rows, columns, shape, self.program.ragged)
+            xs = self._values(reduction, found[reduction.source], rows, columns, shape)
             if reduction.axis == "":
                 kept.merge(0, row, gather(row, xs))
             elif reduction.axis == "m":
@@ -166,8 +201,7 @@ class Partials:
         """After the last tile: one partial result a warp."""
         for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
             if number in carried:
-                planes = range(reduction.planes)
-                value = across(row, tuple(carried[number][plane] for plane in planes), (1, 2, 4, 8, 16))
+                value = across(row, _all(carried[number]), (1, 2, 4, 8, 16))
                 first = cute.arch.lane_idx() == 0
                 self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
@@ -176,9 +210,8 @@ class Partials:
         lane, shape = cute.arch.lane_idx(), given.shape
         for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
             if number in carried:
-                known = tuple(carried[number][plane] for plane in range(reduction.planes))
-                for plane, value in enumerate(row.merge(known, kept.take(0))):
-                    carried[number][plane] = value
+                for i, value in enumerate(row.merge(_all(carried[number]), kept.take(0))):
+                    carried[number][i] = value
             elif reduction.axis == "m":
                 for slot in range(len(row_numbers)):
                     value = across(row, kept.take(slot), (1, 2))
@@ -195,7 +228,7 @@ class Partials:
         bases, base = [], Int64(0)
         for reduction in self.reductions:
             bases.append(base)
-            base = base + plane_of(reduction, self.design, shape) * reduction.planes
+            base = base + plane_of(reduction, self.design, shape) * reduction.words
         return zip(self.reductions, self.rows, held, bases, strict=True)
 
     def _put(self, given, base, reduction, value, part, at, wanted, batch, limit):
@@ -203,8 +236,21 @@ class Partials:
         kept, length = partials.parts(reduction, self.design, shape[0], shape[1])
         index = base + (Int64(batch) * kept + part) * length + at
         plane = plane_of(reduction, self.design, shape)
-        for number, x in enumerate(value):
-            _put_if(given.workspace, index + number * plane, x, wanted, at < limit)
+        workspace = as_words(reduction, given.workspace)
+        for number, word in enumerate([word for x in value for word in words(x)]):
+            _put_if(workspace, index + number * plane, word, wanted, at < limit)
+
+    def _values(self, reduction, fragment, rows, columns, shape):
+        """Values of a fragment as they are merged; those outside the result are neutral."""
+        kind = self.program.graph.types[reduction.source].kind
+        if reduction.name in ("any", "all") and kind != "mask":
+            fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
+        fragment = as_kind(fragment, kind, reduction.kind)
+        xs = [fragment[i] for i in range(len(rows))]
+        if not self.program.ragged:
+            return xs
+        inside = [cute.elem_less((rows[i], columns[i]), (shape[0], shape[1])) for i in range(len(rows))]
+        return [cutlass.select_(ok, x, argument(reduction)) for ok, x in zip(inside, xs, strict=True)]
 
 
 class Held:
@@ -222,22 +268,14 @@ class Held:
         return value
 
 
+def _all(values) -> tuple:
+    return tuple(values[i] for i in range(cute.size(values)))
+
+
 def plane_of(reduction, design, shape):
-    """Elements from the first to the second number of a partial result, in 64 bits."""
+    """Elements from the first to the second word of a partial result, in 64 bits."""
     kept, length = partials.parts(reduction, design, shape[0], shape[1])
     return Int64(kept) * length * partials.batches(reduction, shape[2])
-
-
-def _values(fragment, row, rows, columns, shape, ragged):
-    """Values of a fragment; those outside the result are neutral."""
-    if fragment.element_type is Boolean:
-        ones = cute.full(fragment.shape, 1.0, Float32)
-        fragment = cute.where(fragment, ones, cute.full_like(ones, 0.0))
-    xs = [fragment[i] for i in range(len(rows))]
-    if not ragged:
-        return xs
-    inside = [cute.elem_less((rows[i], columns[i]), (shape[0], shape[1])) for i in range(len(rows))]
-    return [cutlass.select_(ok, x, Float32(row.neutral)) for ok, x in zip(inside, xs, strict=True)]
 
 
 @cute.jit

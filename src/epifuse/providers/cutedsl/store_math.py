@@ -1,0 +1,84 @@
+"""Conversions: what an output writes, by the rule of `epifuse.store_rule`, and what a cast inside an epilogue makes.
+
+A store to an integer rounds to nearest even and saturates, NaN is 0; one to fp8 saturates, infinities too, and keeps
+NaN. A cast is torch's own: towards zero, then wrapping; fp8 as the installed PyTorch does beyond the largest number.
+"""
+
+from typing import Any
+
+import cutlass.cute as cute
+import torch
+from cutlass import Float32, Int32, Int64
+
+from epifuse.providers.cutedsl.device_math import each
+from epifuse.providers.cutedsl.device_types import DTYPES, HELD
+
+Fragment = Any  # cute.TensorSSA
+
+
+def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
+    """A fragment of one kind as another: a mask becomes 0 and 1."""
+    if kind == wanted or kind == "float" or wanted == "mask":
+        return value
+    if kind == "mask":
+        one = cute.full(value.shape, 1, HELD[wanted])
+        return cute.where(value, one, cute.full_like(one, 0))
+    return value.to(HELD[wanted])
+
+
+def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
+    """What storing a fragment of this kind as `dtype` writes, in the device's type of it."""
+    to = DTYPES[dtype]
+    if dtype == torch.bool:
+        mask = value if kind == "mask" else value != cute.full_like(value, 0)
+        return as_kind(mask, "mask", "int32").to(to)
+    if dtype.is_floating_point:
+        # As torch does: an integer reaches a narrow float by way of float32.
+        wide = value if dtype == torch.float64 and kind != "mask" else as_kind(value, kind, "float")
+        if dtype in _LARGEST and kind != "float":
+            # The two conversions in a row would become one from integers to fp8, which LLVM does not know.
+            wide = cute.math.min(wide, cute.full_like(wide, torch.finfo(dtype).max))
+        return wide.to(to)
+    if kind == "float":
+        value = _nearest(value, Int64 if dtype == torch.int64 else Int32)
+    return _saturated(as_kind(value, kind, "int32") if kind == "mask" else value, dtype).to(to)
+
+
+def _nearest(x: Fragment, to: Any) -> Fragment:
+    """To the nearest integer, saturating: the instruction does both, and makes a 32-bit 0 of NaN, but no 64-bit one."""
+    text = f"cvt.rni.s{to.width}.f32 {{$w0}}, {{$r0}};"
+    found = each(lambda v: cute.arch.inline_ptx(text, write_only_types=[to], read_only_args=[v]), x, dtype=to)
+    return found if to is Int32 else cute.where(x == x, found, cute.full_like(found, 0))
+
+
+def _saturated(x: Fragment, dtype: torch.dtype) -> Fragment:
+    limits, own = torch.iinfo(dtype), torch.iinfo(torch.int32 if x.element_type is Int32 else torch.int64)
+    if limits.max < own.max:
+        x = cute.math.min(x, cute.full_like(x, limits.max))
+    return cute.math.max(x, cute.full_like(x, limits.min)) if limits.min > own.min else x
+
+
+def cast(value: Fragment, dtype: torch.dtype) -> Fragment:
+    """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
+    to = DTYPES[dtype]
+    if dtype in _LARGEST:
+        return _to_fp8(value.to(Float32), dtype)
+    if dtype.is_floating_point:
+        return value.to(to).to(Float32)
+    return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)
+
+
+_LARGEST = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
+"""Half a step beyond the largest number: what is larger overflows; e5m2 rounds this itself, a tie, to what does."""
+
+
+def _to_fp8(x: Fragment, dtype: torch.dtype) -> Fragment:
+    near = x.to(DTYPES[dtype]).to(Float32)
+    # PyTorch's releases differ: NaN, infinity or the largest number. The one that is installed says what it does.
+    beyond = torch.tensor([1e30, torch.inf]).to(dtype).to(torch.float32).tolist()
+    size, limit = abs(x), _LARGEST[dtype]
+    overflows = size >= limit if dtype == torch.float8_e5m2 else size > limit
+    for at, value in zip((overflows, size == float("inf")), beyond, strict=True):
+        far = cute.full_like(x, value)
+        near = cute.where(at, cute.where(x < cute.full_like(x, 0.0), -far, far), near)
+    return near
