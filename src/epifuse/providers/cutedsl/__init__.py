@@ -156,8 +156,6 @@ def _refused_transport(problem: Problem) -> str | None:
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
         type_ = graph.types[node]
-        if node.op == "debug_print":
-            return f"it has no {node.op} yet"
         if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
         if isinstance(node.attr, Load):

@@ -14,6 +14,7 @@ from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
 from epifuse.providers.cutedsl.partials import is_ragged, reductions_of, tile_nodes
 from epifuse.providers.cutedsl.precision import accuracies
+from epifuse.providers.cutedsl.prints import with_prints
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
@@ -26,6 +27,7 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
 
     What does not fit shared memory goes direct, operands and outputs in turn, the last first.
     """
+    graph, problem, prints = with_prints(graph, problem)
     stores = [_store(output, graph, problem) for output in graph.outputs]
     in_tiles = set(tile_nodes(graph, tuple(stores)))
     loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
@@ -35,7 +37,7 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.
             ragged = bool(reductions_of(graph)) and is_ragged(design, problem.extents["m"], problem.extents["n"])
-            return Program(graph, tuple(loads), tuple(stores), exactness, ragged), found
+            return Program(graph, tuple(loads), tuple(stores), exactness, ragged, prints), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.fusion.forms import debug_print
 from epifuse.ir import Dims, Load, Output
 from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Step
+from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.accesses import destination, stand_in
 from epifuse.providers.cutedsl.addresses import modes
@@ -20,6 +22,7 @@ from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.compile import compile_program
 from epifuse.providers.cutedsl.inputs import filled
 from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
+from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 
@@ -36,6 +39,7 @@ class GpuKernel:
     def __init__(self, plan: Plan, program: Program, design: Design) -> None:
         self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
         if self.empty:
+            self.host = CpuKernel(plan)
             return
         given_k = plan.problem.extents["k"]
         plan = replace(plan, problem=filled(plan.problem))
@@ -43,6 +47,7 @@ class GpuKernel:
         # The raw tvm-ffi function: 0.12 us a call instead of 0.37 us through the wrapper for keyword arguments.
         self.function: Callable[..., Any] = compiled.__tvm_ffi_object__()
         self.views = _Views(plan, program)
+        self.prints = program.prints
         self.numbers = tuple(node.attr.name for node in program.numbers)
         self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
         self.cluster_size = design.cluster[0] * design.cluster[1]
@@ -54,9 +59,14 @@ class GpuKernel:
     ) -> Step:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
-            return _nothing
+            return _on_the_host(self.host, a, b, operands, outputs)
         views = self.views
+<<<<<<< HEAD
         product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
+=======
+        printed = {name: torch.empty(shape, dtype=dtype, device=a.device) for name, shape, dtype in views.printed}
+        outputs = {**outputs, **printed}
+>>>>>>> f3d20f7 (debug_print on Hopper, by way of outputs that the host prints; what reductions of nothing are, the CPU kernel says)
         arguments = (
             [_bytes(operands[name]).as_strided(*view) for name, view in views.operands],
             [operands[name] for name in self.numbers],
@@ -85,7 +95,41 @@ class GpuKernel:
                 with torch.cuda.device(index):
                     function(*(product or nothing()), *arguments, workspaces, clusters)
 
-        return step
+        return _printing(step, self.prints, printed) if self.prints else step
+
+
+def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.Tensor]) -> Step:
+    """`step`, which then waits for the values and prints them."""
+
+    def run() -> None:
+        step()
+        for one in prints:
+            debug_print(one.format, values[one.output])
+
+    return run
+
+
+def _on_the_host(
+    kernel: CpuKernel,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: Mapping[str, Any],
+    outputs: Mapping[str, torch.Tensor],
+) -> Step:
+    """A result without elements, of which reductions still have values: the CPU kernel says which."""
+    if all(tensor.numel() == 0 for tensor in outputs.values()):
+        return _nothing
+
+    def step() -> None:
+        # No element of A and B is read.
+        hollow_a, hollow_b = (torch.zeros((), dtype=x.dtype).expand(x.shape) for x in (a, b))
+        here = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
+        found = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in outputs.items()}
+        kernel(hollow_a, hollow_b, here, found)
+        for name, tensor in outputs.items():
+            tensor.copy_(found[name])
+
+    return step
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,6 +161,13 @@ class _Views:
         self.a = _batched(problem.a, extents["l"], rows=-2)
         self.b = _batched(problem.b, extents["l"], rows=-1)
         self.operands = tuple(self._operand(node.attr, access, problem) for node, access in program.tensors)
+        dtypes = {access.name: access.dtype for access in program.stores}
+        names = {one.output for one in program.prints}
+        self.printed = tuple(
+            (output.name, shape_of(output.dims or (), extents), dtypes[output.name])
+            for output in program.graph.outputs
+            if output.name in names
+        )
         self.outputs = tuple(
             self._output(output, access, problem)
             for output, access in zip(program.graph.outputs, program.stores, strict=True)
@@ -128,7 +179,13 @@ class _Views:
         return load.name, self._full(viewed(stand_in(operand), load), load.dims, access)
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
+<<<<<<< HEAD
         return output.name, self._full(destination(output, problem), output.dims, access)
+=======
+        dims = output.dims or ()
+        given = dict(problem.outputs).get(output.name)
+        return output.name, self._full(stand_in(given or shape_of(dims, problem.extents)), dims, access)
+>>>>>>> f3d20f7 (debug_print on Hopper, by way of outputs that the host prints; what reductions of nothing are, the CPU kernel says)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.

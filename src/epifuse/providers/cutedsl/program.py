@@ -10,6 +10,7 @@ import torch
 
 from epifuse.ir import Graph, Load, Node
 from epifuse.providers.cutedsl.precision import Accuracy
+from epifuse.providers.cutedsl.prints import Print
 
 Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
 """How an operand or output travels.
@@ -72,13 +73,14 @@ class Design:
 @dataclass(frozen=True, eq=False)
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
-    value is computed."""
+    value is computed. `prints` are the outputs that are printed after the launch."""
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
     stores: tuple[Access, ...]
     accuracies: Mapping[Node, Accuracy] = field(default_factory=dict)
     ragged: bool = False
+    prints: tuple[Print, ...] = ()
 
     @property
     def tensors(self) -> tuple[tuple[Node, Access], ...]:

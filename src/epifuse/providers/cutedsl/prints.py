@@ -1,0 +1,44 @@
+"""`debug_print` on a GPU: what is printed is stored like an output, and the host prints it after the launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from epifuse.ir import Graph, Node, Output
+from epifuse.ir.types import Dims
+from epifuse.problem import Problem
+from epifuse.providers.cpu.space import Space
+
+_DTYPES = {"float": torch.float32, "int64": torch.int64, "int32": torch.int32, "mask": torch.bool}
+
+
+class Print(NamedTuple):
+    """One `debug_print`: the output that carries its value, which has a name no user can write, and its format."""
+
+    output: str
+    format: str
+
+
+def with_prints(graph: Graph, problem: Problem) -> tuple[Graph, Problem, tuple[Print, ...]]:
+    """Effects as outputs, the problem with their dtypes, and what is to be printed."""
+    prints = tuple(Print(f"@{number}", str(node.attr)) for number, node in enumerate(graph.effects))
+    sources = [node.args[0] for node in graph.effects]
+    space = Space.of(graph, problem.extents)
+    outputs = [Output(one.output, x, _dims(x, graph, space)) for one, x in zip(prints, sources, strict=True)]
+    dtypes = [(one.output, _DTYPES[graph.types[x].kind]) for one, x in zip(prints, sources, strict=True)]
+    infos = [(one.output, None) for one in prints]
+    return (
+        replace(graph, outputs=(*graph.outputs, *outputs), effects=()),
+        replace(problem, outputs=(*problem.outputs, *infos), dtypes=(*problem.dtypes, *dtypes)),
+        prints,
+    )
+
+
+def _dims(node: Node, graph: Graph, space: Space) -> Dims:
+    """As the CPU kernel prints it: a dim for each factor, those of the batch only where it varies over batches."""
+    present = graph.types[node].factors
+    batched = "l" in graph.types[node].axes
+    return tuple((f,) if f in present else () for f in space.factors if f.axis != "l" or batched)
