@@ -27,8 +27,8 @@ Shape = Sequence[int]
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
-LAYOUTS = ("rows", "columns", "padded", "odd", "shifted")
-"""By rows; by columns; rows and gaps that TMA can address; rows that it cannot; a base that it cannot."""
+LAYOUTS = ("rows", "columns", "padded", "odd", "even", "shifted")
+"""By rows; by columns; rows and gaps that TMA can address; rows that it cannot, or pairs can; such a base."""
 
 
 class Place(NamedTuple):
@@ -64,8 +64,8 @@ def place(shape: Shape, dtype: torch.dtype, device: str, layout: str = "rows") -
     """Poisoned memory for a tensor of this shape."""
     swapped = layout == "columns" and len(shape) > 1
     order = [*shape[:-2], shape[-1], shape[-2]] if swapped else list(shape) or [1]
-    row = order[-1]
-    span = {"padded": -(-row // 16) * 16 + 16, "odd": row + 1 + row % 2}.get(layout, row)
+    row = max(order[-1], 1)
+    span = {"padded": -(-row // 16) * 16 + 16, "odd": row + 1 + row % 2, "even": row + 2 + row % 2}.get(layout, row)
     start = _GUARD + (layout == "shifted")
     strides = [span * math.prod(order[i + 1 : -1]) for i in range(len(order) - 1)] + [1]
     memory = torch.empty(start + math.prod(order[:-1]) * span + _GUARD, dtype=dtype, device=device)

@@ -72,18 +72,20 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         "weight.T of an (N, K) weight, or B.mT.contiguous().mT",
     ),
     "int8": (lambda: described(matrix(64, 64, dtype=torch.int8), matrix(64, 64, dtype=torch.int8)), "A is torch.int8"),
-    "integer D": (
-        lambda: described(matrix(64, 64), matrix(64, 64), out_dtypes=torch.int32),
-        "it stores float32, float16 and bfloat16",
-    ),
-    "fp8 operand": (
+    "a reshape that copies": (
         lambda: described(
             matrix(64, 64),
             matrix(64, 64),
-            "def epi(accum, C): D = accum + C; return D",
-            operands={"C": torch.zeros(64, 64).to(torch.float8_e4m3fn)},
+            "def epi(accum, C): D = accum + C.reshape(64, 64); return D",
+            operands={"C": torch.zeros(64, 8, 16)[:, :, :8]},
         ),
-        "cannot load 'C' of torch.float8_e4m3fn",
+        "it cannot reshape 'C' where it lies",
+    ),
+    "a part of an axis": (
+        lambda: described(
+            matrix(64, 64), matrix(64, 64), "def epi(accum): D = sum(accum.reshape(4, 16, 64), dim=0); return D"
+        ),
+        "sum leaves a part of one that a reshape cut",
     ),
     "whole rows": (
         lambda: described(
@@ -118,10 +120,9 @@ def test_nothing_is_launched_where_it_is_refused(name: str, hopper: Machine) -> 
     a, b = (on_device(x) for x in (meant.A, meant.B))
     given = {n: x.cuda() for n, x in meant.epilogue.tensors.items() if x is not None}
     out = torch.full((*a.shape[:-1], b.shape[-1]), 7.0, device="cuda")
-    dtypes = {"out_dtypes": torch.int32} if name == "integer D" else {"out": out}
     options = {"accumulator_type": meant.accumulator_type, "precision": meant.problem.constraints.precision}
     with pytest.raises((ef.errors.UnsupportedError, ef.errors.ArgumentError)):
-        ef.gemm(a, b, epilogue=meant.epilogue.epilogue_fn, **options, **given, **dtypes)
+        ef.gemm(a, b, epilogue=meant.epilogue.epilogue_fn, **options, **given, out=out)
     torch.cuda.synchronize()
     assert (out == 7.0).all()
 

@@ -1,6 +1,6 @@
 """Reductions on the Hopper kernel: every kind to every destination, ragged edges, what is not finite, the same bits.
 
-Where the kernel refuses, a test skips with its reason, which the summary counts.
+Integers and masks are reduced exactly.
 """
 
 from typing import Any
@@ -184,3 +184,56 @@ def test_what_needs_a_finished_reduction_runs_or_says_why_not(text: str, machine
     assert any(word in refusal(args) for word in ("whole rows", "recompute the product", "recomputes the product")), (
         refusal(args)
     )
+
+
+WHOLE = {
+    "mask": "m = x > 0.5; total = sum(m, dim={d}, keepdim=True)",
+    "int32": "m = x.to(torch.int32) * 1048576; total = sum(m, dim={d}, keepdim=True)",
+    "int64": "m = x.to(torch.int64) * big; total = sum(m, dim={d}, keepdim=True)",
+}
+ORDERED = "".join(
+    f"; {name}_ = {name}(m, dim={{d}}, keepdim=True)" for name in ("amax", "amin", "absmax", "any", "all")
+)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("destination", DESTINATIONS)
+def test_integers_and_masks_are_reduced_exactly(destination: str, kind: str, machine: Machine) -> None:
+    """Sums beyond 32 bits, and maxima beyond what a float holds; of one sign, where a zero would win."""
+    shape, dim = DESTINATIONS[destination]
+    a, b, operands = inputs(machine, shape)
+    if kind == "int64":
+        operands["big"] = torch.full((1,), 2**40 + 1, device=machine.device)
+    text = WHOLE[kind] + ("; any_ = any(m, dim={d}); all_ = all(m, dim={d})" if kind == "mask" else ORDERED)
+    squares = "" if kind == "mask" else "; squares = sum_of_squares(x.to(torch.int32), dim={d})"
+    names = [name.split(" = ")[0] for name in (text + squares).split("; ")[1:]]
+    for value in ("accum * 0.25 + C", "accum * 0.25 + C - 1000", "accum * 0.25 + C + 1000"):
+        body = (text + squares).format(d=dim)
+        source = f"def epi(accum, {', '.join(operands)}): x = {value}; {body}; return {', '.join(names)}"
+        dtypes = {name: torch.bool if name in ("any_", "all_") else torch.int64 for name in names}
+        got = run(machine, source, a, b, operands, out_dtypes=dtypes)
+        want = ef.reference(function_of(source, {}))(a.cpu().float() @ b.cpu().float(), **here(operands))
+        for name, tensor in zip(names, want, strict=True):
+            assert torch.equal(got[name].flatten(), tensor.flatten().to(got[name].dtype)), (name, value)
+
+
+def here(operands: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in operands.items()}
+
+
+@pytest.mark.parametrize(("l", "m", "n"), [(0, 64, 64), (2, 0, 64), (2, 64, 0)])
+def test_reductions_of_nothing(l: int, m: int, n: int, machine: Machine) -> None:
+    a, b = machine.whole(l, m, 64), machine.whole(l, 64, n)
+    source = """def epi(accum, scale):
+    total = sum(accum) + scale
+    mean_ = mean(accum)
+    lse = logsumexp(accum)
+    count = sum(accum > 0)
+    rows = sum(accum, dim=2)
+    columns = any(accum > 0, dim=1)
+    return total, mean_, lse, count, rows, columns"""
+    found = run(machine, source, a, b, {"scale": machine.whole(1).fill_(3.0)})
+    assert (found["total"], found["lse"], found["count"]) == (3.0, -torch.inf, 0)
+    assert found["mean_"].isnan()
+    assert (found["rows"] == 0).all()
+    assert not found["columns"].any()

@@ -11,13 +11,7 @@ from epifuse.testing import assert_close_to_reference
 from tests.evt.helpers import product
 from tests.evt.test_fusion import CASES, K, M, N, operands
 
-ROWS, MASK = "do not hold whole rows", "stores float32, float16 and bfloat16"
-REFUSED = {
-    **{f"LinCombTopKSoftmaxCol, {k}": ROWS for k in (1, 2, 3, 4)},
-    "LinCombPerColBiasEltActAux, mask": MASK,
-    "ScaledLinCombPerRowBiasEltAct": MASK,  # its D is fp8
-    "ScaledLinCombPerRowBiasEltActAmaxAux": MASK,
-}
+REFUSED = {f"LinCombTopKSoftmaxCol, {k}": "do not hold whole rows" for k in (1, 2, 3, 4)}
 """What the Hopper kernel does not carry yet, and why."""
 
 

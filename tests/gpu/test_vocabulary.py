@@ -25,6 +25,7 @@ ACCESSES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "tile": ((M, N), "rows"),
     "by_columns": ((M, N), "columns"),
     "direct": ((M, N), "odd"),
+    "pairs": ((M, N), "even"),
     "unaligned": ((L, M, N), "shifted"),
     "batch_scalar": ((L, 1, 1), "rows"),
     "batch_row": ((L, 1, N), "rows"),
@@ -64,7 +65,7 @@ def written(source: str, kind: str, position: int) -> str:
     if source in NUMBERS:
         return "7"  # a number that is handed over is a float
     whole = f"(clip({source}, -4.0, 4.0) * 4.0).to(torch.int32)"
-    if source in ("tile", "by_columns", "direct", "unaligned", "batch_tile"):
+    if source in ("tile", "by_columns", "direct", "pairs", "unaligned", "batch_tile"):
         whole = f"where({source} == {source}, {whole}, 9)"  # a NaN is no integer
     return f"({whole} * 2 + 1)" if position else whole
 

@@ -16,7 +16,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, partials, recompute
-from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.heuristic import estimate
 from epifuse.providers.cutedsl.program import Access, Design, Program
@@ -162,6 +162,8 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
             operand = problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype not in _LOADS:
                 return f"it cannot load '{node.attr.name}' of {operand.dtype} yet"
+            if isinstance(operand, TensorInfo) and not is_viewable(operand, node.attr):
+                return f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
             if not isinstance(operand, TensorInfo) and type_.kind == "int64":
                 return f"it cannot take the int64 '{node.attr.name}'"
     if (reason := partials.refused(graph, problem)) is not None:

@@ -82,7 +82,16 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
 def destination(output: Output, problem: Problem) -> torch.Tensor:
     """A tensor without data like an output; one that was given may have the shape that keeps dims."""
     shape = shape_of(output.dims or (), problem.extents)
-    return stand_in(dict(problem.outputs)[output.name] or shape).view(shape)
+    return stand_in(dict(problem.outputs).get(output.name) or shape).view(shape)
+
+
+def is_viewable(operand: TensorInfo, load: Load) -> bool:
+    """Whether the layout operations written on an operand move none of its data."""
+    try:
+        viewed(stand_in(operand), load)
+    except RuntimeError:
+        return False
+    return True
 
 
 def stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:

@@ -61,12 +61,9 @@ class GpuKernel:
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
         views = self.views
-<<<<<<< HEAD
-        product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
-=======
         printed = {name: torch.empty(shape, dtype=dtype, device=a.device) for name, shape, dtype in views.printed}
         outputs = {**outputs, **printed}
->>>>>>> f3d20f7 (debug_print on Hopper, by way of outputs that the host prints; what reductions of nothing are, the CPU kernel says)
+        product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
         arguments = (
             [_bytes(operands[name]).as_strided(*view) for name, view in views.operands],
             [operands[name] for name in self.numbers],
@@ -179,13 +176,7 @@ class _Views:
         return load.name, self._full(viewed(stand_in(operand), load), load.dims, access)
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
-<<<<<<< HEAD
         return output.name, self._full(destination(output, problem), output.dims, access)
-=======
-        dims = output.dims or ()
-        given = dict(problem.outputs).get(output.name)
-        return output.name, self._full(stand_in(given or shape_of(dims, problem.extents)), dims, access)
->>>>>>> f3d20f7 (debug_print on Hopper, by way of outputs that the host prints; what reductions of nothing are, the CPU kernel says)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
