@@ -1,9 +1,12 @@
 """The store rule and the casts on the device: every pattern of 16 bits, edges of the wider kinds, to every dtype."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpu.harness import LAYOUTS, Machine, run
 
+import epifuse as ef
 from epifuse.providers.cutedsl import _CASTS, _LOADS, _OUTPUTS
 from epifuse.store_rule import store_reference
 from tests.test_store import INPUTS, same
@@ -79,3 +82,17 @@ def test_what_is_printed_is_what_the_cpu_prints(
     assert f"accum {accum}\n" in text
     assert f"positive {accum > 0}\n" in text
     assert f"{int((accum > 0).sum())}" in text.split("total ")[1]
+
+
+FAR = 2**40
+
+
+def beyond_32_bits(accum: Any, C: Any) -> Any:
+    D = ef.where(accum == accum, C + FAR, 0)
+    return D
+
+
+def test_a_captured_number_of_64_bits(machine: Machine) -> None:
+    a, b, C = machine.whole(136, 64), machine.whole(64, 72), torch.arange(136 * 72).view(136, 72) * 2**30
+    found = run(machine, beyond_32_bits, a, b, {"C": C.to(machine.device)}, out_dtypes={"D": torch.int64})
+    assert torch.equal(found["D"], C + FAR)

@@ -155,7 +155,6 @@ def _refused_transport(problem: Problem) -> str | None:
 
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
-        type_ = graph.types[node]
         if node.op == "cast" and node.attr not in _CASTS:
             return f"it does not cast to {node.attr} yet"
         if isinstance(node.attr, Load):
@@ -164,8 +163,6 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
                 return f"it cannot load '{node.attr.name}' of {operand.dtype} yet"
             if isinstance(operand, TensorInfo) and not is_viewable(operand, node.attr):
                 return f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
-            if not isinstance(operand, TensorInfo) and type_.kind == "int64":
-                return f"it cannot take the int64 '{node.attr.name}'"
     if (reason := partials.refused(graph, problem)) is not None:
         return reason
     for output in graph.outputs:
@@ -179,7 +176,7 @@ _WAYS = {
     "row": "once a tile, through shared memory",
     "column": "once a tile, through shared memory",
     "tile": "TMA through shared memory",
-    "direct": "direct, {bytes} bytes at a time",
+    "direct": "direct, {size} at a time",
     "finish": "merged by a second kernel in a fixed order",
 }
 
@@ -191,4 +188,8 @@ def _transports(program: Program) -> list[tuple[str, str]]:
 
 
 def _way(access: Access) -> str:
-    return _WAYS[access.way].format(bytes=access.bytes_at_once)
+    return _WAYS[access.way].format(size=_bytes(access.bytes_at_once))
+
+
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count} bytes"

@@ -10,7 +10,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
-from epifuse.providers.cutedsl.device_types import DTYPES
+from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Access, Design, Program
@@ -46,7 +46,7 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     shape = (extents["m"], extents["n"], extents["l"])
     tensors = tuple(_tensor(access, shape) for _, access in program.tensors)
     kinds = [program.graph.types[node].kind for node in program.numbers]
-    numbers = tuple(Int32(0) if kind == "int32" else Float32(0.0) for kind in kinds)
+    numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
     outputs = tuple(_tensor(access, shape) for access in program.stores)
     # Partial results of reductions, where there are some.
     workspaces = (

@@ -11,6 +11,7 @@ import torch
 
 from epifuse.fusion.forms import debug_print
 from epifuse.ir import Dims, Load, Output
+from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Step
