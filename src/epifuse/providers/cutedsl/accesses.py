@@ -18,7 +18,7 @@ from epifuse.providers.cutedsl.prints import with_prints
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
-_WIDEST_STAGED = 4  # bytes: a thread's share of a subtile of 64-bit values is more than its registers hold
+_WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 

@@ -120,9 +120,9 @@ def _on_the_host(
 
     def step() -> None:
         # No element of A and B is read.
-        hollow_a, hollow_b = (torch.zeros((), dtype=x.dtype).expand(x.shape) for x in (a, b))
+        hollow_a, hollow_b = (torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape) for x in (a, b))
         here = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
-        found = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in outputs.items()}
+        found = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in outputs.items()}
         kernel(hollow_a, hollow_b, here, found)
         for name, tensor in outputs.items():
             tensor.copy_(found[name])

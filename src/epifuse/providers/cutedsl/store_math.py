@@ -75,7 +75,7 @@ _LARGEST = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
 def _to_fp8(x: Fragment, dtype: torch.dtype) -> Fragment:
     near = x.to(DTYPES[dtype]).to(Float32)
     # PyTorch's releases differ: NaN, infinity or the largest number. The one that is installed says what it does.
-    beyond = torch.tensor([1e30, torch.inf]).to(dtype).to(torch.float32).tolist()
+    beyond = torch.tensor([1e30, torch.inf], device="cpu").to(dtype).to(torch.float32).tolist()
     size, limit = abs(x), _LARGEST[dtype]
     overflows = size >= limit if dtype == torch.float8_e5m2 else size > limit
     for at, value in zip((overflows, size == float("inf")), beyond, strict=True):
