@@ -21,6 +21,11 @@ def bias_gelu(accum, bias):
     return D
 
 
+def bias_relu(accum, bias):
+    D = ef.relu(accum + bias)
+    return D
+
+
 def residual_and_mask(accum, C, column, alpha):
     t = alpha * accum + C * column
     D = ef.silu(t)
@@ -94,7 +99,7 @@ def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tm
 
     dtype, accumulator, instruction = INPUTS[name]
     a, b = torch.empty(512, 256, dtype=dtype), torch.empty(512, 256, dtype=dtype).t()
-    epilogue = ef.EpilogueArguments.partial(bias_gelu, {"bias": torch.empty(512, dtype=dtype)})
+    epilogue = ef.EpilogueArguments.partial(bias_relu, {"bias": torch.empty(512, dtype=dtype)})
     tf32 = Constraints(precision="tf32", tile=tile)
     plan = hopper_kernel(ef.GemmArguments(a, b, None, accumulator, epilogue, constraints=tf32)).plan
     found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
@@ -213,13 +218,16 @@ def test_a_result_without_elements_needs_no_compilation(extents, monkeypatch):
     hopper_kernel(args).compile(args)
 
 
-def sine(accum):
-    return ef.sin(accum)
+CROWDED = {
+    "residual": CASES["residual"],
+    "sine": arguments(lambda accum: ef.sin(accum)),
+    "gelu in float32": arguments(bias_gelu, bias=torch.empty(512, dtype=BF16), D=torch.empty(512, 512)),
+}
 
 
-@pytest.mark.parametrize("case", ["residual", "sine"])
+@pytest.mark.parametrize("case", CROWDED)
 def test_what_would_spill_beside_the_widest_accumulator_is_refused_there(case):
-    args = arguments(sine) if case == "sine" else CASES[case]
+    args = CROWDED[case]
     refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
     assert "leaves too few registers" in refusals["sm90_gemm_128x192_pingpong_2x1"]
     assert "sm90_gemm_128x128_pingpong_2x1" not in refusals
