@@ -194,7 +194,7 @@ def test_8_bit_values_where_no_kernel_multiplies_them(
     assert example.main(run) == 0
     printed = capsys.readouterr().out
     assert f"multiplied as bfloat16, for no kernel multiplies torch.{quantised} here yet:" in printed
-    assert f"it multiplies float16 or bfloat16, and A is torch.{quantised}" in printed
+    assert f"it multiplies float16, bfloat16 and float32 as tf32, and A is torch.{quantised}" in printed
     assert "verified D: 1536 of 1536 elements" in printed
 
 

@@ -43,7 +43,7 @@ def compiled(args: ef.GemmArguments, tile: tuple[int, int], folder: Path) -> str
     from epifuse.providers.cutedsl.compile import compile_program
 
     plan = kernel.plan
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"], 2)
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
     assert found is not None
     options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
     text: str = compile_program(plan, *found, extra_options=options).__ptx__
