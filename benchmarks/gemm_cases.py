@@ -21,8 +21,11 @@ SHAPES = (
     (64, 14336, 4096),
 )
 """M, N, K."""
+ROW_SHAPES = tuple((16384, n, 4096) for n in (128, 256, 512, 1024))
+"""Of values that need whole rows."""
 
 ALPHA, BETA = 1.25, 0.5
+EPS = 1e-5
 Outputs = tuple[torch.Tensor, ...]
 
 
@@ -74,6 +77,7 @@ class Case:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     compiled: bool = True
     reduces: bool = False
+    shapes: tuple[tuple[int, int, int], ...] = SHAPES
 
     def arguments(self, x: Operands) -> ef.GemmArguments:
         """The case for epifuse."""
@@ -136,6 +140,18 @@ def largest_absolute(accum):
     return D, largest
 
 
+def softmax_bias(accum, bias):
+    """A router's or an attention's weights."""
+    D = ef.softmax(accum + bias, dim=-1)
+    return D
+
+
+def rms_norm(accum, bias):
+    """RMSNorm of a projection; the bias takes the place of its weight."""
+    D = accum * ef.rsqrt(ef.mean(accum * accum, dim=-1, keepdim=True) + EPS) * bias
+    return D
+
+
 # --- and as PyTorch and its peers do -----------------------------------------------------------------------------
 
 
@@ -174,6 +190,15 @@ def _row_squares(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
 def _absmax(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
     d = a @ b
     return d, d.abs().amax().float()
+
+
+def _softmax(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    return (torch.softmax(torch.addmm(bias, a, b).float(), -1).to(a.dtype),)
+
+
+def _rms_norm(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
+    x = (a @ b).float()
+    return ((x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * bias).to(a.dtype),)
 
 
 def cublas(x: Operands) -> Outputs:
@@ -292,6 +317,24 @@ CASES = (
         outputs=("D", "largest"),
         peers={"eager": _eager(_absmax)},
         reduces=True,
+    ),
+    Case(
+        "softmax",
+        "softmax(A @ B + bias)",
+        _softmax,
+        softmax_bias,
+        ("bias",),
+        peers={"eager": _eager(_softmax)},
+        shapes=ROW_SHAPES,
+    ),
+    Case(
+        "rmsnorm",
+        "RMSNorm of A @ B, weighted",
+        _rms_norm,
+        rms_norm,
+        ("bias",),
+        peers={"eager": _eager(_rms_norm)},
+        shapes=ROW_SHAPES,
     ),
 )
 """Of each case, QuACK's untuned defaults, as epifuse's choice is untuned too."""

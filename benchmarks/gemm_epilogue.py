@@ -2,6 +2,7 @@
 
 python benchmarks/gemm_epilogue.py --save results.json --chart results.png     measure all, some minutes on an H200
 python benchmarks/gemm_epilogue.py --peers cuBLAS,QuACK --shapes 4096x4096x4096 --cases plain,gelu
+python benchmarks/gemm_epilogue.py --cases softmax,rmsnorm --peers torch.compile         whole rows
 python benchmarks/gemm_epilogue.py --host                                      only the host time of a launch
 python benchmarks/gemm_epilogue.py --check [FILE]                              which figures of a file hold
 python benchmarks/gemm_epilogue.py --publish [FILE]                            README's table and the chart from a file
@@ -22,7 +23,7 @@ from typing import Any
 
 import gemm_report
 import torch
-from gemm_cases import CASES, COMPILED, SHAPES, Case, Operands
+from gemm_cases import CASES, COMPILED, Case, Operands
 from timing import machine, paired_ratio, save
 
 HOME = Path(__file__).parent
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--shapes", type=_shapes, default=SHAPES, help="as in 4096x4096x4096,64x14336x4096")
+    parser.add_argument("--shapes", type=_shapes, default=None, help="as in 4096x4096x4096,64x14336x4096")
     parser.add_argument("--cases", type=_among(case.name for case in CASES), default=None)
     parser.add_argument("--peers", type=_among(PEERS), default=None, help=f"of {', '.join(PEERS)}; none: --peers=")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds after which max-autotune is left out")
@@ -98,9 +99,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
         backlog = Backlog()
         wanted = [case for case in CASES if options.cases is None or case.name in options.cases]
-        for shape in options.shapes:
+        for shape in options.shapes or dict.fromkeys(shape for case in wanted for shape in case.shapes):
             sets = _input_sets(*shape)
-            for case in wanted:
+            for case in (case for case in wanted if options.shapes or shape in case.shapes):
                 results["rows"].append(_row(case, sets, options, backlog, started))
                 _progress(results["rows"][-1], started)
             del sets

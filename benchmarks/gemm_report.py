@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemm_cases import CASES
+from gemm_cases import CASES, SHAPES
 
 EPIFUSE, OWN_PLAIN = "epifuse", "epifuse plain"
 
@@ -131,7 +131,7 @@ def _reduced(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["case"] in _REDUCED and row["shape"][0] >= 1024]
 
 
-_ELEMENTWISE = {case.name for case in CASES if case.epilogue is not None and not case.reduces}
+_ELEMENTWISE = {case.name for case in CASES if case.epilogue is not None and not case.reduces and case.shapes == SHAPES}
 _REDUCED = {case.name for case in CASES if case.reduces}
 
 

@@ -85,3 +85,11 @@ def test_errors_that_meet_too_often_are_not_allowed():
 def test_fast_math_is_for_every_output():
     options = {"constraints": Constraints(fast_math=True)}
     assert exactness("D = silu(accum) + C", {"D": F32}, **options) == {"silu": "fast"}
+
+
+def test_a_sum_of_exponentials_cannot_cancel():
+    """softmax's is as exact as they are; log-softmax takes a logarithm of it, and a sum of products may cancel."""
+    assert exactness("D = softmax(accum, dim=-1)", {"D": BF16}) == {"exp": "narrow", "div": "narrow"}
+    assert exactness("D = softmax(accum, dim=-1)", {"D": F32}) == {"exp": "full", "div": "full"}
+    assert exactness("D = log_softmax(accum, dim=-1)", {"D": BF16}) == {"exp": "full"}
+    assert exactness("D = C / sum(exp(accum) * C, dim=-1, keepdim=True)", {"D": BF16})["exp"] == "full"

@@ -7,7 +7,7 @@ import torch
 
 import epifuse as ef
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import DESIGNS, NATIVE, budget, lowered
+from epifuse.providers.cutedsl import DESIGNS, NATIVE, ROW_DESIGNS, budget, lowered, rows
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.target import TARGETS
 
@@ -209,6 +209,52 @@ def test_what_only_finished_values_read_is_not_loaded_in_tiles():
     hopper_kernel(added).compile(added)
 
 
+def softmax(accum):
+    D = ef.softmax(accum, dim=-1)
+    return D
+
+
+def layer_norm(accum, C, weight, bias):
+    x = accum + C
+    mean = ef.mean(x, dim=-1, keepdim=True)
+    centred = x - mean
+    D = centred * ef.rsqrt(ef.mean(centred * centred, dim=-1, keepdim=True) + 1e-5) * weight + bias
+    return D, mean
+
+
+ROW_CASES = [*ROW_DESIGNS, *(d for d in DESIGNS if d.cluster[0] == 1 and d.tile in ((128, 256), (128, 128)))]
+
+
+@pytest.mark.parametrize("epilogue", [softmax, layer_norm])
+@pytest.mark.parametrize("design", ROW_CASES, ids=str)
+def test_whole_rows_cross_compile_without_spills(design, epilogue, capfd, tmp_path):
+    """Ragged rows, which take a comparison an element. The CTAs of a cluster tell each other by asynchronous stores."""
+    from epifuse.providers.cutedsl.compile import compile_program
+
+    n = rows.columns(design) - 8
+    vectors = dict.fromkeys(("weight", "bias"), torch.empty(n)) | {"C": torch.empty(500, n, dtype=BF16)}
+    args = arguments(epilogue, m=500, n=n, **(vectors if epilogue is layer_norm else {}))
+    plan = next(k.plan for k in ef.get_kernels(args, cc=90) if dict(k.spec.design)["design"] == design)
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design)
+    assert found is not None
+    assert budget.shared_bytes(found[1], [a for _, a in found[0].loads], found[0].stores) <= TARGETS[90].shared_memory
+    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
+    assert ("st.async" in ptx) == (design.cluster != (1, 1))
+    report = capfd.readouterr().err
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert "serialized" not in report
+
+
+def test_the_walks_over_a_tile():
+    """Each keeps what the next ones need in place of the product, and what only the first needs is read once."""
+    args = arguments(layer_norm, C=torch.empty(512, 512), weight=torch.empty(512), bias=torch.empty(512))
+    plan = ef.get_kernels(args, cc=90)[0].plan
+    first, second, last = rows.walks(lowered(plan.graph, plan.problem))
+    assert [walk.held.op for walk in (first, second, last)] == ["accum", "add", "sub"]
+    assert [[node.op for node in walk.nodes] for walk in (first, second)] == [["load", "add"], ["sub", "mul"]]
+    assert [len(walk.reductions) for walk in (first, second, last)] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("extents", [{"m": 0}, {"n": 0}])
 def test_a_result_without_elements_needs_no_compilation(extents, monkeypatch):
     from epifuse.providers.cutedsl import launch
@@ -245,7 +291,10 @@ def test_a_kernel_for_another_target_is_not_run():
         (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
         (arguments(lambda accum: accum, dtype=torch.float32), "only where that is allowed: precision='tf32'"),
         (arguments(lambda accum: accum, dtype=torch.float64), "it multiplies float16, bfloat16 and float32 as tf32"),
-        (arguments(lambda accum: ef.softmax(accum)), "do not hold whole rows"),
+        (
+            arguments(lambda accum: ef.softmax(accum)),
+            "N = 512 does not fit the 256 columns of its rows, and softmax needs them whole",
+        ),
         (arguments(lambda accum: accum / ef.norm(accum)), "a second launch recomputes the product, 2.0 x"),
         (arguments(lambda accum: ef.sum(accum, dim=0).reshape(1, 512) * ef.sum(accum)), "does not mix reductions"),
         (arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)), "leaves a part of one that a reshape cut"),

@@ -119,7 +119,7 @@ def expression(root: Node) -> str:
     return text[root]
 
 
-def topological(roots: Iterable[Node], known: Container[Node] = ()) -> tuple[Node, ...]:
+def topological(roots: Iterable[Node], known: Container[object] = ()) -> tuple[Node, ...]:
     """Nodes under `roots` that are not `known`, arguments first; iterative: ten thousand statements are deep."""
     order: dict[Node, None] = {}
     for root in roots:

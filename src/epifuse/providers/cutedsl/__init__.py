@@ -7,7 +7,7 @@ import importlib.util
 import torch
 
 from epifuse.ir import Graph, Load
-from epifuse.passes.assign_stages import assign_stages
+from epifuse.passes.assign_stages import assign_stages, has_row_stage
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
 from epifuse.passes.split_operators import split_operators
@@ -15,7 +15,7 @@ from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, partials, recompute
+from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded
 from epifuse.providers.cutedsl.heuristic import estimate
@@ -56,6 +56,13 @@ DESIGNS = tuple(
 64 x 64 is done with 128 bytes of K so soon that waiting for a stage shows: two spans a stage are 2 to 7 % faster where
 it is the best tile, M of 64 and 128. Wider tiles lose the stages that this takes."""
 
+ROW_DESIGNS = tuple(
+    Design(tile, cluster, pingpong)
+    for tile, pingpong in (((128, 256), False), ((128, 128), True), ((64, 128), True))
+    for cluster in ((1, 4), (1, 8))
+)
+"""Further candidates where values need whole rows, which only a cluster holds."""
+
 
 def _spec(design: Design) -> KernelSpec:
     (m, n), (cm, cn) = design.tile, design.cluster
@@ -84,7 +91,7 @@ class CuteDslProvider:
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """One kernel in the designs it can be built in."""
-        return tuple(map(_spec, DESIGNS))
+        return tuple(map(_spec, (*DESIGNS, *ROW_DESIGNS)))
 
     def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
         """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
@@ -111,7 +118,7 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
     program, design = found
     return Allocation(
         design.tile,
-        cost=estimate(design, problem),
+        cost=estimate(design, problem, has_row_stage(walked)),
         workspace_bytes=partials.workspace_bytes(walked, design, problem),
         transports=tuple(_transports(program)),
         notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
@@ -131,9 +138,12 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
         or _refused_transport(problem)
         or _refused_graph(graph, problem)
         or _not_asked_for(design, problem)
+        or rows.refused(design, graph, problem)
     )
     if reason is not None:
         return reason
+    if design in ROW_DESIGNS and not has_row_stage(graph):
+        return "its cluster is for values that need whole rows, and there are none"
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
@@ -177,6 +187,7 @@ _WAYS = {
     "column": "once a tile, through shared memory",
     "tile": "TMA through shared memory",
     "direct": "direct, {size} at a time",
+    "line": "once a row, by the CTA that holds where it starts",
     "finish": "merged by a second kernel in a fixed order",
 }
 

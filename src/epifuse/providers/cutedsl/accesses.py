@@ -12,10 +12,11 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
-from epifuse.providers.cutedsl.partials import is_ragged, reductions_of, tile_nodes
+from epifuse.providers.cutedsl.partials import is_ragged, reduction
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.prints import with_prints
-from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.program import Access, Design, Program, Way
+from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
@@ -29,14 +30,18 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     """
     graph, problem, prints = with_prints(graph, problem)
     stores = [_store(output, graph, problem) for output in graph.outputs]
-    in_tiles = set(tile_nodes(graph, tuple(stores)))
+    walked = walks(graph)
+    in_tiles = {node for walk in walked for node in (*walk.nodes, *walk.lines)}
+    exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
+    design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0)
     loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
     while True:
         found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
         if found is not None:
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.
-            ragged = bool(reductions_of(graph)) and is_ragged(design, problem.extents["m"], problem.extents["n"])
+            reduces = any(node.op == "reduce" for node in graph.nodes)
+            ragged = reduces and is_ragged(design, problem.extents["m"], problem.extents["n"])
             return Program(graph, tuple(loads), tuple(stores), exactness, ragged, prints), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
@@ -71,7 +76,8 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
     # One batch is written as if it varied over batches: the same kernel then serves batched problems.
     axes = frozenset(factor.axis for factor in factors_of(dims)) | ({"l"} if problem.extents["l"] == 1 else set())
     if graph.stages[output.node].kind == "finish":
-        return Access(output.name, "finish", graph.types[output.node].axes, dtype, inner=_inner(where))
+        way: Way = "line" if is_line(output, graph) else "finish"
+        return Access(output.name, way, graph.types[output.node].axes, dtype, inner=_inner(where))
     direct = Access(output.name, "direct", axes, dtype)
     found = _tile(direct, where, aligned=given is None or given.aligned)
     line = problem.extents["n" if found.by_rows else "m"] * dtype.itemsize

@@ -18,8 +18,12 @@ _MOST_STAGES = 12
 
 def subtiles(design: Design) -> int:
     """Subtiles of one warp group in one tile."""
-    groups = 1 if design.pingpong else MATH_GROUPS
-    return design.tile[0] // (SUBTILE[0] * groups) * (design.tile[1] // SUBTILE[1])
+    return rows(design) // SUBTILE[0] * (design.tile[1] // SUBTILE[1])
+
+
+def rows(design: Design) -> int:
+    """Rows of a tile that one warp group has."""
+    return design.tile[0] // (1 if design.pingpong else MATH_GROUPS)
 
 
 _WIDE = 128 * 160
@@ -35,10 +39,14 @@ def crowded(program: Program, design: Design) -> str | None:
     A staged operand is held twice, as this subtile's and the next one's; an output until it leaves. Seen with CuTe DSL
     4.8.1 on 128 x 192: four such fragments of 16 bits a value do not spill, six do, and so do an exact sine and a gelu
     stored as float32.
+
+    Epilogues of whole rows are not refused for it: where x = accum + C is stored beside its weighted layer
+    normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread, but rows of more than 1024 columns
+    fit nothing smaller.
     """
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
         return None
-    leaving = [access for access in program.stores if access.way != "finish"]
+    leaving = [access for access in program.stores if access.way in ("tile", "direct")]
     fragments = sum(access.dtype.itemsize for access in leaving) // 2
     fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
     if fragments > _ROOM:
@@ -53,9 +61,17 @@ def crowded(program: Program, design: Design) -> str | None:
 
 def vector_slots(design: Design, way: str) -> int:
     """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
-    groups = 1 if design.pingpong else MATH_GROUPS
-    length = design.tile[1] if way == "row" else design.tile[0] // groups
-    return round_up(length, _WARP_GROUP)
+    return round_up(design.tile[1] if way == "row" else rows(design), _WARP_GROUP)
+
+
+EXCHANGES = 2
+"""Slots of what CTAs tell each other: who tells the next but one has heard the next from all, so all have read this."""
+
+
+def exchange_bytes(design: Design) -> int:
+    """Shared memory in which a CTA hears of its rows from each of its cluster, and the barriers that say so."""
+    heard = 4 * design.exchanged * rows(design) * design.cluster[1]
+    return EXCHANGES * MATH_GROUPS * (heard + 8) if design.exchanged else 0
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -75,7 +91,7 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     )
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
-    head = round_up(barriers + MATH_GROUPS * vectors, 1024)
+    head = round_up(barriers + MATH_GROUPS * vectors + exchange_bytes(design), 1024)
     return head + design.stages * (m + n) * design.spans * K_SPAN + MATH_GROUPS * tiles
 
 

@@ -5,8 +5,10 @@ import warnings
 from typing import Any
 
 import cutlass.cute as cute
+import torch
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.utils import HardwareInfo
 
 from epifuse.plan import Plan
 from epifuse.problem import TensorInfo
@@ -36,6 +38,27 @@ def compile_program(plan: Plan, program: Program, design: Design, extra_options:
         if key not in _compiled:
             _compiled[key] = _compile(plan, program, design, OPTIONS + extra_options)
         return _compiled[key]
+
+
+_resident: dict[tuple[torch.device, int], int] = {}
+
+
+def resident_clusters(device: torch.device, size: int) -> int:
+    """How many clusters of `size` CTAs run at once, where there is nothing else; asked of the driver once.
+
+    A cluster lies within one group of multiprocessors: an H200 has 33 times four of them, and runs 32 such clusters. A
+    cluster more would wait for all others to end.
+    """
+    if (device, size) not in _resident:
+        _resident[device, size] = _ask_for_resident(device, size)
+    return _resident[device, size]
+
+
+def _ask_for_resident(device: torch.device, size: int) -> int:
+    if size <= 2:  # multiprocessors come in pairs
+        return torch.cuda.get_device_properties(device).multi_processor_count // size
+    with _one_at_a_time, torch.cuda.device(device):
+        return int(HardwareInfo(torch.cuda.current_device()).get_max_active_clusters(size))
 
 
 def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:

@@ -60,6 +60,12 @@ lg2 = instruction("lg2.approx")
 square_root = instruction("sqrt.approx")
 
 
+def disguised(value: Any, number: int = 0) -> Any:
+    """The same 32-bit scalar, which the compiler takes for another one: it merges only copies of the same `number`."""
+    text = f"/* {number} */ mov.b32 {{$w0}}, {{$r0}};"
+    return cute.arch.inline_ptx(text, write_only_types=[type(value)], read_only_args=[value])
+
+
 def rcp(x: Fragment) -> Fragment:
     """rcp.approx.ftz, 1 ulp: infinity for a subnormal, zero where the result would be one."""
     return each(cute.arch.rcp_approx, x)
@@ -93,12 +99,9 @@ def sign(x: Fragment) -> Fragment:
     return cute.where(x > zero, one, cute.where(x < zero, -one, zero))
 
 
-_hidden = instruction("mov")
-
-
 def power(x: Fragment, y: Fragment) -> Fragment:
     """x ** y. The compiler must not see a literal y: it would multiply, and err by 4 ulp from x ** 6 on."""
-    return cute.math.pow(x, _hidden(y))
+    return cute.math.pow(x, each(disguised, y))
 
 
 # --- quotients and roots ---------------------------------------------------------------------------------------

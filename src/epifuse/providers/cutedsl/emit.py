@@ -20,13 +20,14 @@ def walk(
     like: Fragment,
     accuracy: Mapping[Node, Accuracy] | None = None,
     nodes: Iterable[Node] | None = None,
+    known: Mapping[Node, Fragment] | None = None,
 ) -> Mapping[Node, Fragment]:
-    """The fragments of `nodes`, or of all. `leaf` gives accum, loads, coordinates and reductions.
+    """The fragments of `nodes`, or of all, and those `known`. `leaf` gives accum, loads, coordinates, reductions.
 
     `like` has the fragment's shape. `accuracy` says what a value must be computed with (`precision.accuracies`); in
     full where it says nothing.
     """
-    values: dict[Node, Fragment] = {}
+    values: dict[Node, Fragment] = dict(known or {})
     for node in graph.nodes if nodes is None else nodes:
         if node.op == "const":
             values[node] = _constant(node, like, graph)

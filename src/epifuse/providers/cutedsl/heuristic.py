@@ -7,6 +7,8 @@ from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.program import Design
 
 _MULTIPROCESSORS = 132  # of an H100 or H200
+_RESIDENT = {4: 128, 8: 128}
+"""CTAs at once in clusters of so many: a cluster lies within a group of 16 or 18 multiprocessors."""
 _RATE = {
     ((128, 128), True): 1.0,
     ((128, 192), True): 0.995,
@@ -25,8 +27,16 @@ _EPILOGUE_K = 160
 """What an exposed epilogue costs, in elements of 16 bits along K of the main loop."""
 
 
-def estimate(design: Design, problem: Problem) -> float:
-    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue."""
+_PAIRS_THAT_EXCHANGE = 1.08
+"""What ping-pong loses where a cluster shares rows: each group waits for its like in all CTAs, and its pair for it.
+Softmax of 16384 x 512 x 4096: 128 x 256 cooperative in pairs 96 us, 64 x 256 ping-pong 109, 128 x 128 in fours 114."""
+
+
+def estimate(design: Design, problem: Problem, shares_rows: bool) -> float:
+    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue.
+
+    `shares_rows` where values need whole rows, which the CTAs of a cluster share.
+    """
     e = problem.extents
     (m, n), (cm, cn) = design.tile, design.cluster
     blocks = -(-e["m"] // m), -(-e["n"] // n)
@@ -38,9 +48,10 @@ def estimate(design: Design, problem: Problem) -> float:
     work = (k + exposed) * area / _RATE[design.tile, design.pingpong]
     tail = _EPILOGUE_K * area if design.pingpong else 0
     # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-    waves = -(-tiles // _MULTIPROCESSORS)
+    waves = -(-tiles // _RESIDENT.get(cm * cn, _MULTIPROCESSORS))
     alone = _FIRST_PAIR if design.pingpong and waves == 2 else 1.0
-    return waves * work * alone * _CLUSTER_COST[design.cluster, rows] + tail
+    exchange = _PAIRS_THAT_EXCHANGE if design.pingpong and shares_rows and cn > 1 else 1.0
+    return waves * work * alone * exchange * _CLUSTER_COST[design.cluster, rows] + tail
 
 
 _LEAST_AREA = 64 * 128
@@ -55,6 +66,9 @@ _CLUSTER_COST = {
     ((2, 1), "few"): 1.1,
     ((1, 2), "few"): 0.95,
     ((1, 1), "few"): 1.0,
+    **{((1, 4), rows): 1.06 for rows in ("several", "one", "few")},
+    **{((1, 8), rows): 0.96 for rows in ("several", "one", "few")},
 }
 """By cluster, and how many rows of tiles there are: one, or one with few rows in it. Sharing B pays where several rows
-read it, sharing A where it is mostly what lies beyond it."""
+read it, sharing A where it is mostly what lies beyond it. Of four and eight: softmax of 16384 x 1024 x 4096, 128 x 256
+in fours 221 us, 128 x 128 ping-pong in eights 199."""

@@ -20,7 +20,7 @@ from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.accesses import destination, stand_in
 from epifuse.providers.cutedsl.addresses import modes
 from epifuse.providers.cutedsl.budget import round_up
-from epifuse.providers.cutedsl.compile import compile_program
+from epifuse.providers.cutedsl.compile import compile_program, resident_clusters
 from epifuse.providers.cutedsl.inputs import filled
 from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
 from epifuse.providers.cutedsl.prints import Print
@@ -70,8 +70,9 @@ class GpuKernel:
             [operands[name] for name in self.numbers],
             [_bytes(outputs[name]).as_strided(*view) for name, view in views.outputs],
         )
-        ctas = _multiprocessor_count(a.device)
-        clusters = (min(ctas, MOST_CTAS) if self.workspace_bytes else ctas) // self.cluster_size
+        clusters = resident_clusters(a.device, self.cluster_size)
+        if self.workspace_bytes:
+            clusters = min(clusters, MOST_CTAS // self.cluster_size)
         function, index, device, elements = self.function, a.get_device(), a.device, self.workspace_bytes // 4
         dtype = a.dtype
         given = operands.get(WORKSPACE)
@@ -137,15 +138,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _nothing() -> None:
     """The launch of a problem without elements."""
-
-
-_multiprocessors: dict[torch.device, int] = {}
-
-
-def _multiprocessor_count(device: torch.device) -> int:
-    if device not in _multiprocessors:
-        _multiprocessors[device] = torch.cuda.get_device_properties(device).multi_processor_count
-    return _multiprocessors[device]
 
 
 class _Views:

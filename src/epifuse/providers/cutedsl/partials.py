@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
-from epifuse.ir.graph import topological
 from epifuse.problem import Problem
-from epifuse.providers.cutedsl.program import Access, Design
+from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions
 
 WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
 MATH_WARPS = 8  # of a CTA
@@ -49,36 +49,16 @@ class Reduction:
 
 
 def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
-    """Every reduction of the graph, arguments before users."""
-    return tuple(_reduction(node, graph) for node in graph.nodes if node.op == "reduce")
+    """Every reduction that is merged after all tiles, arguments before users."""
+    return tuple(reduction(node, graph) for node in merged_reductions(graph))
 
 
-def _reduction(node: Node, graph: Graph) -> Reduction:
+def reduction(node: Node, graph: Graph) -> Reduction:
+    """A node that reduces."""
     axes, kind = graph.types[node].axes, graph.types[node].kind
     # A mask is merged as the largest or smallest of ones and zeros.
     held: Kind = "float" if kind == "mask" else kind
     return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held)
-
-
-def tile_nodes(graph: Graph, stores: tuple[Access, ...]) -> tuple[Node, ...]:
-    """What is computed tile by tile: what full-size outputs and reductions need."""
-    roots = [o.node for o, access in zip(graph.outputs, stores, strict=True) if access.way != "finish"]
-    return topological([*roots, *(reduction.source for reduction in reductions_of(graph))])
-
-
-def finish_nodes(graph: Graph, outputs: list[Node]) -> tuple[Node, ...]:
-    """What is computed of merged reductions to get `outputs`, reductions first."""
-    return topological(outputs, known=_Below(graph))
-
-
-class _Below:
-    """Nodes that only reductions need, as a container: the walk stops at reductions."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.sources = {node.args[0] for node in graph.nodes if node.op == "reduce"}
-
-    def __contains__(self, node: object) -> bool:
-        return node in self.sources
 
 
 def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, Any]:
@@ -135,8 +115,6 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     """Why the kernel cannot carry the reductions of this graph."""
     for node in graph.nodes:
         stage = graph.stages[node]
-        if stage.kind == "row":
-            return f"its tiles do not hold whole rows, which {node.op} needs"
         if stage.sweep > 0:
             return "a full-size value needs a finished reduction, which is known after the last tile"
         if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
@@ -152,17 +130,19 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     source = graph.types[node.args[0]]
     if name not in REDUCTIONS:
         return f"it has no {name} yet"
-    if graph.stages[node.args[0]].kind != "tile" or not {"m", "n"} <= source.axes:
+    if graph.stages[node.args[0]].kind == "finish" or not {"m", "n"} <= source.axes:
         return f"it reduces full-size values only, and {name} has another argument"
     if {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
         return f"it reduces whole axes only, and {name} leaves a part of one that a reshape cut"
+    if {"m", "n"} <= graph.types[node].axes:
+        return f"it has no {name} over the batches alone yet"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
         return f"it has no {name} of a value that is the same in every batch"
     return None
 
 
 def _mixed(output: Node, graph: Graph) -> str | None:
-    found = {graph.types[n].axes for n in topological([output], known=_Below(graph)) if n.op == "reduce"}
+    found = {graph.types[n].axes for n in finish_nodes(graph, [output]) if n.op == "reduce"}
     if found != {graph.types[output].axes}:
         return "it does not mix reductions of different extents in one output"
     return None

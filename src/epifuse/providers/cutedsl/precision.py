@@ -48,8 +48,14 @@ def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int
     for node in reversed(graph.nodes):
         for position, arg in enumerate(node.args):
             carried = node.op in _CARRIES and not (node.op == "where" and position == 0)
+            carried = carried or _adds_positive(node)
             _add(reach, arg, reach[node] if carried else None)
     return reach
+
+
+def _adds_positive(node: Node) -> bool:
+    """A sum that cannot cancel, as softmax has one."""
+    return node.op == "reduce" and node.attr[0] in ("sum", "mean") and node.args[0].op in ("exp", "exp2")
 
 
 def _add(reach: dict[Node, int | None], node: Node, count: int | None) -> None:

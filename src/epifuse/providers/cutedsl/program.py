@@ -12,12 +12,13 @@ from epifuse.ir import Graph, Load, Node
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.prints import Print
 
-Way = Literal["number", "scalar", "row", "column", "tile", "direct", "finish"]
+Way = Literal["number", "scalar", "row", "column", "tile", "direct", "line", "finish"]
 """How an operand or output travels.
 
 number: an argument of the launch. scalar: one load a tile. row, column: once a tile, through shared memory as 32-bit
 values. tile: subtile by subtile through swizzled shared memory, by TMA. direct: between registers and where it lies.
-finish: once all tiles are done, of or beside merged reductions.
+line: once a row, by the CTA that holds where it starts. finish: once all tiles are done, of or beside merged
+reductions.
 """
 
 
@@ -49,7 +50,8 @@ class Design:
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
     beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
-    those in which subtiles of operands arrive and subtiles of outputs leave.
+    those in which subtiles of operands arrive and subtiles of outputs leave; how many 32-bit words of a row the CTAs of
+    a cluster tell each other at once.
     """
 
     tile: tuple[int, int]
@@ -59,6 +61,7 @@ class Design:
     stages: int = 0
     load_stages: int = 0
     store_stages: int = 0
+    exchanged: int = 0
     raster: int = 8
 
     @property

@@ -3,7 +3,8 @@
 A tile is worked on in subtiles of 64 x 32, 16 values a thread in the order of the accumulator. Each warp group is on
 its own: it has its own buffers and barriers, so that one may be in its epilogue while the other multiplies. An access
 is one lifecycle: vectors are fetched into registers before the main loop, which hides their latency, and deposited in
-shared memory after it; tiles are brought by a producer warp; scalars stay in a register.
+shared memory after it; tiles are brought by a producer warp; scalars stay in a register. Where values need their whole
+row, the accumulator is walked several times: all walks but the last reduce along rows, the last one stores.
 """
 
 from typing import Any, NamedTuple
@@ -11,16 +12,19 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
-from epifuse.providers.cutedsl.kernels.reduce import Partials
-from epifuse.providers.cutedsl.partials import tile_nodes
+from epifuse.providers.cutedsl.kernels.exchange import Exchange
+from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
+from epifuse.providers.cutedsl.partials import reduction, reductions_of
 from epifuse.providers.cutedsl.program import Access, Design, Program
-from epifuse.providers.cutedsl.store_math import stored
+from epifuse.providers.cutedsl.rows import Walk, read_lines, walks
+from epifuse.providers.cutedsl.store_math import as_kind, stored
 
 try:
     from cutlass.tensor_utils import LayoutEnum
@@ -40,12 +44,13 @@ class Carrier(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The epilogue's shared memory: buffers of tiles and vectors, and the barriers of arriving tiles."""
+    """The epilogue's shared memory: buffers of tiles and vectors, barriers of arriving tiles, what a cluster tells."""
 
     loads: list
     stores: list
     vectors: list
     barriers: Any
+    heard: Any
 
 
 class Place(NamedTuple):
@@ -68,11 +73,21 @@ class Given(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What a warp group holds while it is at a tile: its scalars and vectors, and its partial results."""
+    """What a warp group holds while it is at a tile: scalars and vectors, partial results, and what rows make."""
 
     place: Place
     held: dict
     kept: list
+    lines: dict
+
+
+class Spot(NamedTuple):
+    """A subtile: how far down and right it is in the warp group's, and where this thread's values lie in the result."""
+
+    down: Any
+    right: Any
+    rows: list
+    columns: list
 
 
 class Epilogue:
@@ -90,9 +105,17 @@ class Epilogue:
         self.scalars = [i for i, access in enumerate(self.tensors) if access.way == "scalar"]
         self.staged = [i for i, access in enumerate(program.stores) if access.way == "tile"]
         self.direct = [i for i, access in enumerate(program.stores) if access.way == "direct"]
-        self.partials = Partials(design, program)
-        self.nodes = tile_nodes(program.graph, program.stores)
+        self.lines = [i for i, access in enumerate(program.stores) if access.way == "line"]
+        self.walks = walks(program.graph)
+        self.read_lines = read_lines(program.graph)
+        self.bringing = [i for i, walk in enumerate(self.walks) if self._reads_tiles(walk)]
+        self.partials = Partials(design, program, reductions_of(program.graph))
+        self.exchange = Exchange(design)
+        self.loads = {node: i for i, (node, _) in enumerate(program.tensors)}
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
+
+    def _reads_tiles(self, walk: Walk) -> bool:
+        return any(node in walk.nodes for node, _ in self.program.loads_by("tile"))
 
     # On the host.
 
@@ -128,7 +151,8 @@ class Epilogue:
             return allocator.allocate_tensor(self._held(i), cute.make_layout((slots, budget.MATH_GROUPS)), 16)
 
         barriers = 2 * budget.MATH_GROUPS * self.design.load_stages
-        return allocator.allocate_array(Int64, barriers) if self.tiles else None, [vector(i) for i in self.vectors]
+        full = allocator.allocate_array(Int64, barriers) if self.tiles else None
+        return full, [vector(i) for i in self.vectors], self.exchange.allocate(allocator)
 
     def buffers(self, allocator, small, carriers, tensors, outputs):
         """What `allocate` gave, and the buffers of tiles."""
@@ -138,13 +162,19 @@ class Epilogue:
 
         loads = [buffer(tensors[i].element_type, c.layout) for i, c in zip(self.tiles, carriers[0], strict=True)]
         stores = [buffer(outputs[i].element_type, c.layout) for i, c in zip(self.staged, carriers[1], strict=True)]
-        return Shared(loads, stores, small[1], small[0])
+        return Shared(loads, stores, small[1], small[0], small[2])
+
+    @property
+    def has_barriers(self):
+        """Whether there is anything to initialise."""
+        return bool(self.tiles) or self.exchange.words > 0
 
     def initialise(self, shared):
         """One thread: barriers that say a stage is full (one arrival and its bytes) and empty (one a warp)."""
         for i in range(budget.MATH_GROUPS * self.design.load_stages):
             cute.arch.mbarrier_init(shared.barriers + 2 * i, 1)
             cute.arch.mbarrier_init(shared.barriers + 2 * i + 1, WARP_GROUP // 32)
+        self.exchange.initialise(shared.heard)
 
     def _full(self, shared, group, slot):
         return shared.barriers + 2 * (group * self.design.load_stages + slot)
@@ -185,8 +215,13 @@ class Epilogue:
             place.n * self.across + right,
         )
 
+    @property
+    def brought(self):
+        """How many subtiles of a tile a producer warp brings: those of each walk that reads staged operands."""
+        return len(self.bringing) * self.subtiles
+
     def _walked(self, s):
-        """Where the walk over subtiles is at step `s`: along rows, so that half lines of memory meet soon.
+        """Where a walk over subtiles is at step `s`: along rows, so that half lines of memory meet soon.
 
         That is worth 4 % at 8192 x 8192 x 512. Reductions along columns walk down, and hold one column of subtiles.
         """
@@ -226,54 +261,143 @@ class Epilogue:
             for j in range(cute.size(held[i])):
                 buffer[j * WARP_GROUP + thread, group] = held[i][j]
 
-    def subtile(self, s, values, arrived, tile, team, given):
-        """Subtile `s`: walk the graph and store what leaves directly. Returns what is to leave by TMA, converted."""
-        down, right = self._walked(s)
-        place, tensors, numbers = tile.place, given.tensors, given.numbers
-        count = team.count
-        accum = cute.make_rmem_tensor(team.shape, Float32)
-        for i in range(count):
-            accum[i] = values[(down * self.across + right) * count + i].to(Float32)
-        x = accum.load()
-        rows = [self._row(down, team.places[i][0], place) for i in range(count)]
-        columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(count)]
-        loads = {node: i for i, (node, _) in enumerate(self.program.tensors)}
+    def reduce_rows(self, values, tile, team, given):
+        """Every walk but the last: what the last one reads of whole rows, into the tile's lines.
 
-        def leaf(node):
-            if node.op == "accum":
-                return x
-            if node.op == "index":
-                places = zip(rows, columns, [place.l] * count, strict=True)
-                return _fill(team.shape, Int32, [coordinate(node.attr, at, given.shape) for at in places])
-            kind = self.program.graph.types[node].kind
-            if node in self.program.numbers:
-                number = numbers[self.program.numbers.index(node)]
-                value = cute.full_like(x, number, HELD["float" if kind == "mask" else kind])
-                return value != 0.0 if kind == "mask" else value
-            i = loads[node]
+        `values` are the accumulator's, which the next walk's value replaces.
+        """
+        shape = given.shape
+        for number, walk_ in enumerate(self.walks[:-1]):
+            reductions = tuple(reduction(node, self.program.graph) for node in walk_.reductions)
+            partials = Partials(self.design, self.program, reductions)
+            kept = partials.begin(self.down)
+            arrived = team.arrived(number, 0)
+            # As a number of its own, lest comparisons with it are kept for the next walk.
+            columns = dm.disguised(Int32(shape[1]), number)
+            for s in range(self.subtiles):
+                coming = team.arrived(number, s + 1)
+                spot = self._spot(s, tile.place, team)
+                found = self._compute(number, spot, values, arrived, tile, team, given)
+                partials.add(kept, found, spot.down, spot.rows, spot.columns, (shape[0], columns, shape[2]))
+                held = self.walks[number + 1].held
+                if held is not walk_.held:
+                    self._replace(values, spot, found[held], team)
+                arrived = coming
+            self._complete(number, partials, kept, tile, team, given)
+        self._store_lines(tile, team, given)
+
+    def subtile(self, s, values, arrived, tile, team, given):
+        """Subtile `s` of the last walk: store what leaves directly. Returns what is to leave by TMA, converted."""
+        spot, place = self._spot(s, tile.place, team), tile.place
+        found = self._compute(len(self.walks) - 1, spot, values, arrived, tile, team, given)
+        results = [self._stored(i, found) for i in range(len(self.program.stores))]
+        team.store_direct(results, spot.rows, spot.columns, place, given)
+        self.partials.add(tile.kept, found, spot.down, spot.rows, spot.columns, given.shape)
+        if spot.down + 1 == self.down:
+            self.partials.leave_columns(tile.kept, spot.columns, place, self._part(place, team), given)
+        return [results[i] for i in self.staged]
+
+    def _spot(self, s, place, team):
+        down, right = self._walked(s)
+        rows = [self._row(down, team.places[i][0], place) for i in range(team.count)]
+        columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(team.count)]
+        return Spot(down, right, rows, columns)
+
+    def _first(self, spot, team):
+        """Where a subtile's values begin in the accumulator."""
+        return (spot.down * self.across + spot.right) * team.count
+
+    def _replace(self, values, spot, fragment, team):
+        for i in range(team.count):
+            values[self._first(spot, team) + i] = fragment[i]
+
+    def _compute(self, number, spot, values, arrived, tile, team, given):
+        """Walk the graph over one subtile."""
+        accum = cute.make_rmem_tensor(team.shape, Float32)
+        for i in range(team.count):
+            accum[i] = values[self._first(spot, team) + i].to(Float32)
+        # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
+        x = dm.each(lambda value: dm.disguised(value, number), accum.load()) if number > 0 else accum.load()
+        walk_ = self.walks[number]
+        known = {node: team.along(tile.lines[node], spot.down) for node in self.read_lines if node in tile.lines}
+
+        def loaded(i):
             way = self.tensors[i].way
             if way == "tile":
-                value = arrived[i]
-            elif way == "scalar":
-                value = cute.full_like(x, tile.held[i], self._held(i))
-            elif way == "direct":
-                value = team.load_direct(i, tensors[i], rows, columns, place.l, given.shape)
-            else:
-                value = team.vector(i, down, right)
-            return value != 0 if kind == "mask" else value
+                return arrived[i]
+            if way == "direct":
+                return team.load_direct(i, given.tensors[i], spot.rows, spot.columns, tile.place.l, given.shape)
+            return team.vector(i, spot.down, spot.right)
 
-        found = walk(self.program.graph, leaf, x, self.program.accuracies, self.nodes)
-        results = [self._stored(i, found) for i in range(len(self.program.stores))]
-        team.store_direct(results, rows, columns, place, given)
-        self.partials.add(tile.kept, found, down, rows, columns, given.shape)
-        if down + 1 == self.down:
-            self.partials.leave_columns(tile.kept, columns, place, self._part(place, team), given)
-        return [results[i] for i in self.staged]
+        def leaf(node):
+            return self._leaf(node, x, spot, tile, given, loaded)
+
+        return walk(self.program.graph, leaf, x, self.program.accuracies, walk_.nodes, {walk_.held: x, **known})
+
+    def _leaf(self, node, like, spot, tile, given, loaded):
+        """A coordinate, a number, a scalar, or the values of an operand that `loaded` gives."""
+        if node.op == "index":
+            places = ((row, column, tile.place.l) for row, column in zip(spot.rows, spot.columns, strict=True))
+            return _fill(like.shape, Int32, [coordinate(node.attr, at, given.shape) for at in places])
+        kind = self.program.graph.types[node].kind
+        if node in self.program.numbers:
+            number = given.numbers[self.program.numbers.index(node)]
+            value = cute.full_like(like, number, HELD["float" if kind == "mask" else kind])
+            return value != 0.0 if kind == "mask" else value
+        i = self.loads[node]
+        scalar = self.tensors[i].way == "scalar"
+        value = cute.full_like(like, tile.held[i], self._held(i)) if scalar else loaded(i)
+        return value != 0 if kind == "mask" else value
+
+    # Rows. A thread holds two rows of each subtile down: slot 2 * down + half.
+
+    def _complete(self, number, partials, kept, tile, team, given):
+        """What is computed once a row after walk `number`, its reductions complete."""
+        slots = range(2 * self.down)
+        partial = [
+            [across(row, each.take(slot), (1, 2)) for row, each in zip(partials.rows, kept, strict=True)]
+            for slot in slots
+        ]
+        at = (team.executed * (len(self.walks) - 1) + number, tile.place.n, [team.line(slot) for slot in slots])
+        whole = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
+        walk_ = self.walks[number]
+        shape = (len(slots),)
+        numbers = {
+            node: tuple(_fill(shape, type(xs[0]), xs) for xs in zip(*(whole[slot][i] for slot in slots), strict=True))
+            for i, node in enumerate(walk_.reductions)
+        }
+        like = cute.full(shape, 0.0, Float32)
+        rows = self._line_rows(tile.place, team)
+
+        def leaf(node):
+            if node.op == "reduce":
+                return finished(node, numbers[node], given.shape)
+            return self._leaf(node, like, Spot(0, 0, rows, rows), tile, given, team.column)
+
+        tile.lines.update(walk(self.program.graph, leaf, like, nodes=walk_.lines, known=tile.lines))
+
+    def _line_rows(self, place, team):
+        """Rows of the result, a slot each."""
+        return [self._row(slot // 2, team.places[2 * (slot % 2)][0], place) for slot in range(2 * self.down)]
+
+    def _store_lines(self, tile, team, given):
+        """Outputs that are one value a row: the CTA at the row's start stores them."""
+        for i in self.lines:
+            node, access = self.program.graph.outputs[i].node, self.program.stores[i]
+            value = stored(tile.lines[node], self.program.graph.types[node].kind, access.dtype)
+            fragment = cute.make_rmem_tensor((1, 2 * self.down), value.element_type)
+            fragment.store(value.reshape((1, 2 * self.down)))
+            # One lane of the four that share the row.
+            start = tile.place.n + cute.arch.lane_idx() % 4
+            for slot, row in enumerate(self._line_rows(tile.place, team)):
+                to = _at(given.outputs[i], access, row, 0, tile.place.l)
+                limits = [given.shape[0], 1, given.shape[2]]
+                _guarded_store(fragment[None, slot], to, (row, start, tile.place.l), limits)
 
     def _stored(self, i, found):
         """Output `i` in its dtype, in registers; nothing of what leaves once all tiles are done."""
         node, access = self.program.graph.outputs[i].node, self.program.stores[i]
-        if access.way == "finish":
+        if access.way in ("line", "finish"):
             return None
         value = stored(found[node], self.program.graph.types[node].kind, access.dtype)
         fragment = cute.make_rmem_tensor(value.shape, value.element_type)
@@ -283,7 +407,7 @@ class Epilogue:
     def leave(self, tile, carried, team, given):
         """After a tile: what its reductions left."""
         place = tile.place
-        rows = [self._row(step, team.places[2 * half][0], place) for step in range(self.down) for half in (0, 1)]
+        rows = self._line_rows(place, team)
         self.partials.leave(tile.kept, carried, rows, place, self._part(place, team), given)
 
     def _part(self, place, team):
@@ -334,14 +458,15 @@ class Team:
         mine = copy.get_slice(self.thread)
         return copy, cute.shape(mine.partition_S(buffer))[:3], mine.partition_D(buffer)
 
-    def arrived(self, s):
-        """Fragments of the staged operands of subtile `s`, if there is such a one; its stage is free again."""
+    def arrived(self, number, s):
+        """Fragments of the staged operands of subtile `s` of a walk, if it reads any; their stage is free again."""
         epilogue, stages = self.epilogue, self.epilogue.design.load_stages
-        if not epilogue.tiles or s == epilogue.subtiles:
+        if number not in epilogue.bringing or s == epilogue.subtiles:
             return {}
-        slot, rounds = s % stages, epilogue.subtiles // stages
+        step = epilogue.bringing.index(number) * epilogue.subtiles + s
+        slot, rounds = step % stages, epilogue.brought // stages
         full = epilogue._full(self.shared, self.group, slot)
-        cute.arch.mbarrier_wait(full, (self.executed * rounds + s // stages) & 1)
+        cute.arch.mbarrier_wait(full, (self.executed * rounds + step // stages) & 1)
         found = {}
         for i, buffer, (copy, shape, source) in zip(epilogue.tiles, self.shared.loads, self.from_shared, strict=True):
             fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
@@ -371,6 +496,25 @@ class Team:
             else:
                 out[v] = buffer[down * SUBTILE[0] + self.places[v][0], self.group]
         return out.load()
+
+    def line(self, slot):
+        """Which of the warp group's rows a slot is."""
+        return slot // 2 * SUBTILE[0] + self.places[2 * (slot % 2)][0]
+
+    def column(self, i):
+        """A column vector's values, a slot each."""
+        buffer = self.shared.vectors[self.epilogue.vectors.index(i)]
+        slots = 2 * self.epilogue.down
+        return _fill((slots,), buffer.element_type, [buffer[self.line(slot), self.group] for slot in range(slots)])
+
+    def along(self, value, down):
+        """A value of each slot as a fragment of a subtile: equal bit 1 shares a row."""
+        is_mask = value.element_type is Boolean
+        source = as_kind(value, "mask", "int32") if is_mask else value
+        out = cute.make_rmem_tensor(self.shape, source.element_type)
+        for v in range(self.count):
+            out[v] = source[2 * down + (v & 2) // 2]
+        return out.load() != 0 if is_mask else out.load()
 
     def stage(self, s, fragments):
         """Staged outputs of subtile `s` into shared memory."""

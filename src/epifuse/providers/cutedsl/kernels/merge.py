@@ -8,8 +8,9 @@ from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.epilogue import coordinate
-from epifuse.providers.cutedsl.kernels.reduce import INFINITY, ROWS, as_words, joined, neutral, plane_of
+from epifuse.providers.cutedsl.kernels.reduce import ROWS, as_words, finished, joined, neutral, plane_of
 from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.rows import finish_nodes
 from epifuse.providers.cutedsl.store_math import stored
 
 try:
@@ -35,7 +36,7 @@ class Finish:
             for i, (output, access) in enumerate(zip(graph.outputs, program.stores, strict=True))
             if access.way == "finish" and self._is_mine(graph.types[output.node].axes)
         ]
-        self.nodes = partials.finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
+        self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
         self.lanes = THREADS // self.elements
@@ -154,7 +155,7 @@ class Finish:
         def leaf(node):
             kind = graph.types[node].kind
             if node.op == "reduce":
-                return self.result(node, merged[node], like, shape)
+                return finished(node, tuple(cute.full_like(like, x, x.dtype) for x in merged[node]), shape)
             if node.op == "index":
                 return cute.full_like(like, coordinate(node.attr, (m, n, batch), shape), Int32)
             held = HELD["float" if kind == "mask" else kind]
@@ -167,27 +168,6 @@ class Finish:
         found = walk(graph, leaf, like, nodes=self.nodes)
         roots = [(graph.outputs[i].node, program.stores[i].dtype) for i in self.outputs]
         return [stored(found[node], graph.types[node].kind, dtype)[0] for node, dtype in roots]
-
-    def result(self, node, value, like, shape):
-        """A merged reduction as its kind's fragment."""
-        name = node.attr[0]
-        x = cute.full_like(like, value[0], value[0].dtype)
-        if name in ("any", "all"):
-            return x != 0.0
-        if name == "mean":
-            gone = {factor.axis for factor in node.attr[1]}
-            count = Float32(1.0)
-            for axis, extent in zip("mnl", shape, strict=True):
-                count = count * (Float32(extent) if axis in gone else Float32(1.0))
-            return x / cute.full_like(like, count)
-        if name == "norm":
-            return cute.math.sqrt(x)
-        if name == "logsumexp":
-            summed = cute.full_like(like, value[1])
-            finite = abs(x) < INFINITY
-            shift = cute.where(finite, x, cute.full_like(x, 0.0))
-            return cute.where(x == INFINITY, x, cute.math.log(summed) + shift)
-        return x
 
 
 def _numbers(buffer, column, lane) -> tuple:

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Int64
 
+from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.program import Design, Program
@@ -144,12 +145,30 @@ def as_words(reduction: Any, workspace: Any) -> Any:
     return workspace if reduction.kind == "float" else cute.recast_tensor(workspace, Int32)
 
 
-class Partials:
-    """What the main kernel does for the reductions of `program`: it holds, merges and leaves partial results."""
+def finished(node, values: tuple, shape):
+    """A complete reduction as its kind's fragment; `values` are fragments of its numbers, `shape` is (M, N, L)."""
+    name, x = node.attr[0], values[0]
+    if name in ("any", "all"):
+        return x != 0.0
+    if name == "mean":
+        gone = {factor.axis for factor in node.attr[1]}
+        count = Float32(1.0)
+        for axis, extent in zip("mnl", shape, strict=True):
+            count = count * (Float32(extent) if axis in gone else Float32(1.0))
+        return dm.divide(x, cute.full_like(x, count))
+    if name == "norm":
+        return dm.sqrt(x)
+    if name == "logsumexp":
+        shift = cute.where(abs(x) < INFINITY, x, cute.full_like(x, 0.0))
+        return cute.where(x == INFINITY, x, cute.math.log(values[1]) + shift)
+    return x
 
-    def __init__(self, design: Design, program: Program) -> None:
-        self.design, self.program = design, program
-        self.reductions = partials.reductions_of(program.graph)
+
+class Partials:
+    """What the main kernel does for `reductions`: it holds partial results, merges them, and leaves them."""
+
+    def __init__(self, design: Design, program: Program, reductions: tuple[partials.Reduction, ...]) -> None:
+        self.design, self.program, self.reductions = design, program, reductions
         self.rows = [ROWS[reduction.name] for reduction in self.reductions]
 
     def carry(self):
@@ -249,8 +268,14 @@ class Partials:
         xs = [fragment[i] for i in range(len(rows))]
         if not self.program.ragged:
             return xs
-        inside = [cute.elem_less((rows[i], columns[i]), (shape[0], shape[1])) for i in range(len(rows))]
-        return [cutlass.select_(ok, x, argument(reduction)) for ok, x in zip(inside, xs, strict=True)]
+        for places, end in _bounds(reduction.axis, rows, columns, shape):
+            xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
+        return xs
+
+
+def _bounds(axis, rows, columns, shape):
+    """Places along what is reduced, and where they end. What a row outside the result reduces to is never stored."""
+    return {"m": [(columns, shape[1])], "n": [(rows, shape[0])], "": [(rows, shape[0]), (columns, shape[1])]}[axis]
 
 
 class Held:

@@ -146,7 +146,7 @@ class Sm90Gemm:
             cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
             defer_sync=True,
         )
-        if const_expr(len(self.epilogue.tiles) > 0):
+        if const_expr(self.epilogue.has_barriers):
             if thread == 0:
                 self.epilogue.initialise(shared)
                 cute.arch.mbarrier_init_fence()
@@ -201,9 +201,11 @@ class Sm90Gemm:
                     arrivals = Int32(0)
                     while turn < total:
                         m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
-                        for s in cutlass.range(self.epilogue.subtiles, unroll=1):
+                        for s in cutlass.range(self.epilogue.brought, unroll=1):
                             at = Place(m, n, l, within)
-                            self.epilogue.bring(s, arrivals, at, served, shared, carriers, partitions)
+                            self.epilogue.bring(
+                                s % self.epilogue.subtiles, arrivals, at, served, shared, carriers, partitions
+                            )
                             arrivals += 1
                         turn += stride
         else:
@@ -268,11 +270,13 @@ class Sm90Gemm:
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.epilogue.deposit(held, shared, served, own)
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down))
-                arrived = copies.arrived(0)
+                tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
+                self.epilogue.reduce_rows(values, tile, copies, given)
+                last = len(self.epilogue.walks) - 1
+                arrived = copies.arrived(last, 0)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
-                        coming = copies.arrived(s + 1)
+                        coming = copies.arrived(last, s + 1)
                         leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
                         arrived = coming
                     # The subtile before leaves only now: this one's work hid its way into shared memory.

@@ -1,0 +1,105 @@
+"""What the CTAs of a cluster tell each other of the rows they share, through distributed shared memory.
+
+Each warp group of a CTA writes its partial results of its rows into the shared memory of every CTA of the cluster, its
+own too; each merges all of them in the order of the CTAs, so that all have the same bits. A barrier in shared memory
+counts the bytes that arrive. No CTA ends before it has heard all that is ever said to it, so none writes into the
+memory of one that is gone.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
+from epifuse.providers.cutedsl.program import Design
+
+WARPS = 4  # of a warp group; each says how many bytes are to come for its rows
+QUAD = 4  # lanes that share a row
+
+
+class Heard(NamedTuple):
+    """Shared memory: words by (row, word, CTA, warp group, slot), and the barriers by slot and warp group."""
+
+    words: Any
+    barriers: Any
+
+
+class Exchange:
+    """The exchange between the CTAs of a cluster of `design`; in a cluster of one the quads of lanes are enough."""
+
+    def __init__(self, design: Design) -> None:
+        self.ranks = design.cluster[1]
+        self.rows = budget.rows(design)
+        self.words = design.exchanged
+
+    def allocate(self, allocator):
+        """Every thread, before what needs wide alignment."""
+        if not self.words:
+            return None
+        shape = (self.rows, self.words, self.ranks, budget.MATH_GROUPS, budget.EXCHANGES)
+        heard = allocator.allocate_tensor(Int32, cute.make_layout(shape), 16)
+        return Heard(heard, allocator.allocate_array(Int64, budget.MATH_GROUPS * budget.EXCHANGES))
+
+    def initialise(self, heard):
+        """One thread."""
+        if heard is not None:
+            for i in range(budget.MATH_GROUPS * budget.EXCHANGES):
+                cute.arch.mbarrier_init(heard.barriers + i, WARPS)
+
+    def complete(self, merges, partial, at, team, heard):
+        """Partial results of whole rows: `partial` holds, for each slot of a thread's rows, a tuple for each reduction.
+
+        `merges` are the reductions' rows, `at` is (number of the exchange, this CTA's rank, the slots' rows).
+        """
+        if not self.words:
+            return partial
+        number, rank, rows = at
+        slot = number % budget.EXCHANGES
+        full = heard.barriers + slot * budget.MATH_GROUPS + team.group
+        count = len(_words(partial[0]))
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * self.rows * count * self.ranks // WARPS)
+        lane = cute.arch.lane_idx() % QUAD
+        for row, values in zip(rows, partial, strict=True):
+            for number_, word in enumerate(_words(values)):
+                place = self._place(heard, (row, number_, rank, team.group, slot))
+                for first in range(0, self.ranks, QUAD):
+                    _tell(place, word, full, first + lane, self.ranks)
+        cute.arch.mbarrier_wait(full, (number // budget.EXCHANGES) & 1)
+        return [
+            self._merged(merges, row, values, team.group, slot, heard)
+            for row, values in zip(rows, partial, strict=True)
+        ]
+
+    def _merged(self, merges, row, values, group, slot, heard):
+        count = len(_words(values))
+        said = [iter([heard.words[row, i, rank, group, slot] for i in range(count)]) for rank in range(self.ranks)]
+        return [
+            fold(merge, [tuple(_number(type(x), words_) for x in value) for words_ in said])
+            for merge, value in zip(merges, values, strict=True)
+        ]
+
+    def _place(self, heard, at):
+        return heard.words.iterator + cute.crd2idx(at, heard.words.layout)
+
+
+def _words(values):
+    """Partial results as 32-bit integers."""
+    found = [word for value in values for x in value for word in words(x)]
+    return [word.bitcast(Int32) if isinstance(word, Float32) else word for word in found]
+
+
+def _number(held, said):
+    """The next number of this type of what a CTA said."""
+    if held is Float32:
+        return next(said).bitcast(Float32)
+    return joined(held, [next(said) for _ in range(held.width // 32)])
+
+
+@cute.jit
+def _tell(place: cute.Pointer, value: Int32, barrier: cute.Pointer, rank: Int32, ranks: cutlass.Constexpr):
+    if rank < ranks:
+        cute.arch.store_async_dsmem(place, value, barrier, rank)

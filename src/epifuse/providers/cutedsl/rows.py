@@ -1,0 +1,158 @@
+"""The row stage: how often a tile's values are walked, and what is known of each row between. Imports no cutlass.
+
+A walk computes values from the accumulator, subtile by subtile, and reduces some of them along rows; a cluster holds
+whole rows, so that what they reduce to is known before the next walk. The last walk stores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from epifuse.ir import Graph, Node
+from epifuse.ir.graph import Output, topological
+from epifuse.passes.assign_stages import has_row_stage
+from epifuse.problem import Problem
+from epifuse.providers.cutedsl.program import Design
+
+MOST_COLUMNS = 2048
+"""Of 8 CTAs, the largest cluster that every GPU launches, of 256 columns each."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One walk over a tile.
+
+    `held` is the value in the accumulator's registers: what all later walks need instead of the product is kept there.
+    `nodes` are computed subtile by subtile, arguments first; `reductions` are along rows, and complete after the walk;
+    `lines` are then computed of them, once a row.
+    """
+
+    held: Node | None
+    nodes: tuple[Node, ...]
+    reductions: tuple[Node, ...] = ()
+    lines: tuple[Node, ...] = ()
+
+
+def walks(graph: Graph) -> tuple[Walk, ...]:
+    """The walks in order; one, without reductions, where no value needs its row."""
+    depth = _depths(graph)
+    read = read_lines(graph)
+    lines = finish_nodes(graph, [*read, *(output.node for output in graph.outputs if is_line(output, graph))])
+    reductions = [node for node in lines if node.op == "reduce"]
+    levels = range(1, max((depth[node] for node in reductions), default=0) + 1)
+    roots = [[node.args[0] for node in reductions if depth[node] == level] for level in levels]
+    roots.append(_last_roots(graph))
+    held = next((node for node in graph.nodes if node.op == "accum"), None)
+    made: list[Walk] = []
+    for level, tops in enumerate(roots, start=1):
+        nodes = topological(tops, known=(held, *read))
+        complete = tuple(node for node in reductions if depth[node] == level)
+        known = tuple(node for node in lines if max(depth[node], 1) == level)
+        made.append(Walk(held, nodes, complete, known))
+        held = _kept(graph, made[-1], [node for later in roots[level:] for node in later], read)
+    return tuple(made)
+
+
+def read_lines(graph: Graph) -> tuple[Node, ...]:
+    """What full-size values read of reductions along their own row."""
+    bulk = (node for node in graph.nodes if graph.stages[node].kind == "row")
+    return tuple(dict.fromkeys(arg for node in bulk for arg in node.args if graph.stages[arg].kind == "finish"))
+
+
+def is_line(output: Output, graph: Graph) -> bool:
+    """Whether a walk that is there for full-size values knows this output too: one value a row."""
+    if graph.stages[output.node].kind != "finish" or not has_row_stage(graph):
+        return False
+    reductions = [node for node in finish_nodes(graph, [output.node]) if node.op == "reduce"]
+    depth = _depths(graph)
+    known = max(depth[node] for node in read_lines(graph))
+    return all(_along_rows(node) and depth[node] <= known for node in reductions)
+
+
+def merged_reductions(graph: Graph) -> tuple[Node, ...]:
+    """Reductions that are finished after all tiles, arguments before users."""
+    found = finish_nodes(graph, [o.node for o in graph.outputs if _is_merged(o, graph)])
+    return tuple(node for node in found if node.op == "reduce")
+
+
+def finish_nodes(graph: Graph, outputs: Iterable[Node]) -> tuple[Node, ...]:
+    """What is computed of complete reductions to get `outputs`, those reductions first."""
+    return topological(outputs, known=Sources(graph))
+
+
+class Sources:
+    """Nodes that only reductions need, as a container: a walk of the graph stops at reductions."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = {node.args[0] for node in graph.nodes if node.op == "reduce"}
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.nodes
+
+
+def _is_merged(output: Output, graph: Graph) -> bool:
+    return graph.stages[output.node].kind == "finish" and not is_line(output, graph)
+
+
+def _last_roots(graph: Graph) -> list[Node]:
+    full = [output.node for output in graph.outputs if graph.stages[output.node].kind != "finish"]
+    return [*full, *(node.args[0] for node in merged_reductions(graph))]
+
+
+def _along_rows(node: Node) -> bool:
+    return all(factor.axis == "n" for factor in node.attr[1])
+
+
+def _depths(graph: Graph) -> Mapping[Node, int]:
+    """How many reductions along rows lie one below the other under each node."""
+    depth: dict[Node, int] = {}
+    for node in graph.nodes:
+        below = max((depth[arg] for arg in node.args), default=0)
+        depth[node] = below + (node.op == "reduce" and _along_rows(node))
+    return depth
+
+
+def _kept(graph: Graph, walk: Walk, later: list[Node], read: tuple[Node, ...]) -> Node | None:
+    """Which value the registers are to hold for the later walks: the one that leaves them the least to compute."""
+    held, computed = walk.held, walk.nodes
+
+    def rest(node: Node | None) -> int:
+        nodes = topological(later, known=(node, *read))
+        return len(graph.nodes) if node is not held and held in nodes else len(nodes)
+
+    full = (node for node in computed if graph.types[node].kind == "float" and {"m", "n"} <= graph.types[node].axes)
+    return min((held, *full), key=rest)
+
+
+# --- which designs hold whole rows -----------------------------------------------------------------------------------
+
+
+def columns(design: Design) -> int:
+    """Columns that one cluster holds of its rows."""
+    return design.tile[1] * design.cluster[1]
+
+
+def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
+    """Why a design cannot carry the row stage of this graph."""
+    n = problem.extents["n"]
+    if not has_row_stage(graph):
+        return None
+    if problem.accumulator != torch.float32:
+        return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
+    if n <= columns(design):
+        return None
+    if n <= MOST_COLUMNS:  # another design does
+        return f"N = {n} does not fit the {columns(design)} columns of its rows, and {_written(graph)} needs them whole"
+    return f"{_written(graph)} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
+
+
+def _written(graph: Graph) -> str:
+    """The function that makes a row reduction, as the user wrote it."""
+    node = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
+    loc = graph.loc(node)
+    call = None if loc is None else re.search(r"(\w+)\s*\(", loc.text[loc.column :])
+    return str(node.attr[0]) if call is None else call[1]
