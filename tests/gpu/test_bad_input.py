@@ -87,6 +87,10 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         ),
         "sum leaves a part of one that a reshape cut",
     ),
+    "the batches alone": (
+        lambda: described(matrix(3, 64, 64), matrix(3, 64, 64), "def epi(accum): D = sum(accum, dim=0); return D"),
+        "no sum over the batches alone",
+    ),
     "whole rows": (
         lambda: described(
             matrix(64, 64), matrix(64, 4096), "def epi(accum): D = accum / sum(accum, dim=1, keepdim=True); return D"

@@ -27,6 +27,7 @@ BODIES = {
         "hit = any(accum > 12.0, dim=-1, keepdim=True); low = amin(accum, dim=-1, keepdim=True); "
         "D = where(hit, accum - low, amax(accum, dim=-1, keepdim=True)); return D"
     ),
+    "counts": "hits = sum(accum > 4.0, dim=-1, keepdim=True); D = accum * hits; return D",
     "beside": "D = softmax(accum * 0.0625, dim=-1); sums = sum(D, dim=-2); total = sum(D * C); return D, sums, total",
 }
 COLUMNS = (8, 128, 136, 200, 256, 512, 1000, 1024, 2048)

@@ -143,6 +143,8 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
         return None
     if problem.accumulator != torch.float32:
         return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
+    if design.cluster[1] > 2 and 2 * n <= columns(design):
+        return f"half of its cluster holds rows of N = {n}"
     if n <= columns(design):
         return None
     if n <= MOST_COLUMNS:  # another design does
