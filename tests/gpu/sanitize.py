@@ -19,7 +19,16 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[2])]
 
 import torch  # noqa: E402 - found through the path above, as what follows
-from gpu import test_accesses, test_bad_input, test_reductions, test_repeat  # noqa: E402
+from gpu import (  # noqa: E402
+    test_accesses,
+    test_bad_input,
+    test_inputs,
+    test_recompute,
+    test_reductions,
+    test_repeat,
+    test_row_stage,
+    test_stores,
+)
 from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
 
 import epifuse as ef  # noqa: E402
@@ -79,6 +88,22 @@ def reductions(machine: Machine) -> None:
             test_reductions.test_every_kind_to_every_destination(destination, names, machine)
 
 
+def rows(machine: Machine) -> None:
+    """Values that need whole rows, in clusters of 1, 2, 4 and 8, and those that a second launch computes."""
+    for design in test_row_stage.HOLDERS[:: 1 if machine.gpu else 8]:
+        test_row_stage.test_every_design_holds_rows_as_wide_as_its_cluster("layer norm", design, machine)
+    test_recompute.test_beside_float64("a number", "ragged", machine)
+
+
+def inputs(machine: Machine) -> None:
+    """tf32, sums in float16, nothing to multiply, and outputs of other kinds than floats."""
+    test_inputs.test_tf32_of_any_numbers(machine)
+    test_inputs.test_a_float16_accumulator_holds_float16(machine)
+    test_inputs.test_reductions_of_no_product(machine)
+    for group in range(len(test_stores.GROUPS)):
+        test_stores.test_every_value_is_stored_by_the_rule(next(iter(test_stores.SOURCES)), group, machine)
+
+
 def extents(machine: Machine) -> None:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -86,7 +111,7 @@ def extents(machine: Machine) -> None:
 
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
-    function.__name__: function for function in (designs, accesses, reductions, extents)
+    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, extents)
 }
 
 
