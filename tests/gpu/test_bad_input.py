@@ -122,7 +122,7 @@ def test_nothing_is_launched_where_it_is_refused(name: str, hopper: Machine) -> 
     """On the device there is no other kernel, so the call says all reasons, and `out` keeps its contents."""
     meant = REFUSED[name][0]()
     a, b = (on_device(x) for x in (meant.A, meant.B))
-    given = {n: x.cuda() for n, x in meant.epilogue.tensors.items() if x is not None}
+    given = {n: on_device(x) for n, x in meant.epilogue.tensors.items() if x is not None}
     out = torch.full((*a.shape[:-1], b.shape[-1]), 7.0, device="cuda")
     options = {"accumulator_type": meant.accumulator_type, "precision": meant.problem.constraints.precision}
     with pytest.raises((ef.errors.UnsupportedError, ef.errors.ArgumentError)):

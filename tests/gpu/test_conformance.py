@@ -12,7 +12,6 @@ from gpu.harness import Machine, check, refusal
 
 import epifuse as ef
 from epifuse.arguments import Load, Store
-from tests import test_notebook
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 P1 = (256, 512, 128, 2)
@@ -227,18 +226,3 @@ def test_24_to_30_broadcasts(size: Size, machine: Machine) -> None:
     outputs |= {"D": "relu(alpha * accum + each)", "E": "alpha * accum + flat", "F": "accum + flat + each"}
     inputs: dict[str, Any] = {name: (shape, F16) for name, shape in shapes.items()}
     listed(machine, lines_of(outputs, *inputs, "alpha"), size, alpha=0.5, **inputs)
-
-
-# --- the notebook ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_the_notebook(hopper: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every cell on the GPU: those that succeed say nothing, and hold their own asserts."""
-    assert hopper.device == test_notebook.DEVICE
-    namespace: dict[str, Any] = {"__name__": "notebook"}
-    said = []
-    for number, cell in enumerate(test_notebook.cells(), 1):
-        test_notebook.run(cell, number, namespace)
-        said.append(capsys.readouterr().out)
-    assert [bool(text) for text in said] == [False] * 8 + [True] * 4

@@ -22,9 +22,15 @@ _SHIFT = 2.0**-24
 
 def sigmoid(x: Fragment) -> Fragment:
     """1 / (1 + exp(-x)), by exp(-|x|), which does not overflow."""
+    small, large = _sigmoids(x)
+    return cute.where(x < 0.0, small, large)
+
+
+def _sigmoids(x: Fragment) -> tuple[Fragment, Fragment]:
+    """sigmoid(-|x|) and sigmoid(|x|), both to a few ulp."""
     e = cute.math.exp(-abs(x))
-    above = rcp(e + 1.0)
-    return cute.where(x < 0.0, e * above, above)
+    large = rcp(e + 1.0)
+    return e * large, large
 
 
 def sigmoid_narrow(x: Fragment) -> Fragment:
@@ -64,15 +70,16 @@ def gelu_tanh(x: Fragment) -> Fragment:
 
 
 def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
-    """dy s (1 + 2 x h (1 - s)) with s = sigmoid(u), h = u' / 2: where s is small, nothing cancels.
+    """dy s (1 + 2 x h t) with s = sigmoid(u), t = sigmoid(-u), h = u' / 2: where s or t is small, nothing cancels.
 
-    h meets 1 - s first, which is zero where x h overflows; far below zero s is zero, and x need not count. h itself
+    h meets t first, which is zero where x h overflows; far below zero s is zero, and x need not count. h itself
     overflows where PyTorch's u' does, at 5e19.
     """
-    s = sigmoid(gelu_argument(x))
+    small, large = _sigmoids(gelu_argument(x))
+    s, t = cute.where(x < 0.0, small, large), cute.where(x < 0.0, large, small)
     h = fma(x * (3 * 0.7978845608028654 * 0.044715), x, 0.7978845608028654)
     bounded = cute.where(x < -16.0, like(x, 0.0), x)
-    return dy * (s * fma(h * (like(x, 1.0) - s), bounded + bounded, 1.0))
+    return dy * (s * fma(h * t, bounded + bounded, 1.0))
 
 
 _TAIL_POLE = 0.38
