@@ -176,19 +176,21 @@ START, END = "<!-- gemm_epilogue: written by benchmarks/gemm_epilogue.py -->", "
 
 
 def table(results: Results) -> str:
-    """The README's table: a row for each shape, a column for each case, epifuse's time and the best peer's."""
-    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in results["rows"]))
-    cases = [case for case in CASES if any(row["case"] == case.name for row in results["rows"])]
-    cells = {(tuple(row["shape"]), row["case"]): _cell(row) for row in results["rows"]}
-    lines = [
-        "| M x N x K | " + " | ".join(f"`{case.formula}`" for case in cases) + " |",
-        "|---|" + "---|" * len(cases),
-    ]
-    for shape in shapes:
-        found = " | ".join(cells.get((shape, case.name), "") for case in cases)
-        lines.append(f"| {' x '.join(map(str, shape))} | {found} |")
+    """The README's tables: a row for each case, a column for each shape, epifuse's time and the best peer's."""
     about = f"{results['device']}, {results['date']}, bfloat16, microseconds (medians of {results['rounds']} rounds): "
-    return about + "epifuse, and the best peer.\n\n" + "\n".join(lines)
+    cells = {(tuple(row["shape"]), row["case"]): _cell(row) for row in results["rows"]}
+    parts = [about + "epifuse, and the best peer."]
+    for shapes in dict.fromkeys(case.shapes for case in CASES):
+        measured = [shape for shape in shapes if any(shape == found for found, _ in cells)]
+        cases = [case for case in CASES if any((shape, case.name) in cells for shape in measured)]
+        lines = ["| M x N x K | " + " | ".join(" x ".join(map(str, shape)) for shape in measured) + " |"]
+        lines.append("|---|" + "---|" * len(measured))
+        for case in cases:
+            found = " | ".join(cells.get((shape, case.name), "") for shape in measured)
+            lines.append(f"| `{case.formula}` | {found} |")
+        if cases:
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def _cell(row: Row) -> str:

@@ -127,7 +127,8 @@ def measure_full(case: Case, kernel: Any, stride: int = STRIDE) -> Worst:
 def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor, by_binade: bool = False) -> Worst:
     """Stored in 16 bits: the correctly rounded value, a neighbour, or no further off than PyTorch's.
 
-    Than PyTorch's at the same operand or, `by_binade`, than its worst in the operand's binade.
+    Than PyTorch's at the same operand or, `by_binade`, than its worst in the operand's binade; where the result passes
+    through zero see `measure_full`.
     """
     inputs = operands(case, key)
     truth = case.truth(*(x.double() for x in inputs))
@@ -138,7 +139,7 @@ def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor
         theirs = _by_binade(key, _finite(theirs))
     beyond = torch.where(error <= theirs, torch.zeros_like(error), error)
     index = int(beyond.argmax())
-    kept = bool((beyond <= NEIGHBOUR_ULP).all())
+    kept = bool(((beyond <= NEIGHBOUR_ULP) | _kept_at_root(case, inputs, got, reference, truth)).all())
     return Worst(float(beyond[index]), tuple(float(x[index]) for x in inputs), float(_finite(theirs).max()), kept)
 
 
