@@ -16,8 +16,8 @@ _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor to be written whole. A large one on the CPU asks for huge pages."""
-    made = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if made.nbytes >= _LARGE and made.device.type == "cpu" and type(made) is torch.Tensor:
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu" and made.nbytes >= _LARGE and type(made) is torch.Tensor:
         _advise(made)
     return made
 

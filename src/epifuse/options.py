@@ -66,7 +66,7 @@ def given_by_name(
     parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any
 ) -> dict[str, Any]:
     """Operands and destinations by name. Raises `ArgumentError` for what the epilogue does not have."""
-    if not isinstance(operands, (Mapping, type(None))):
+    if operands is not None and not isinstance(operands, Mapping):
         raise fail("operand_names", None, type=kind_of(operands))
     names = parsed.output_names
     for name in parsed.parameters:

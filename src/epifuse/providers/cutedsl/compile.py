@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from functools import cache
 from typing import Any
 
 import cutlass.cute as cute
@@ -40,25 +41,17 @@ def compile_program(plan: Plan, program: Program, design: Design, extra_options:
         return _compiled[key]
 
 
-_resident: dict[tuple[torch.device, int], int] = {}
-
-
-def resident_clusters(device: torch.device, size: int) -> int:
+@cache
+def resident_clusters(device: int, size: int) -> int:
     """How many clusters of `size` CTAs run at once, where there is nothing else; asked of the driver once.
 
     A cluster lies within one group of multiprocessors: an H200 has 33 times four of them, and runs 32 such clusters. A
     cluster more would wait for all others to end.
     """
-    if (device, size) not in _resident:
-        _resident[device, size] = _ask_for_resident(device, size)
-    return _resident[device, size]
-
-
-def _ask_for_resident(device: torch.device, size: int) -> int:
     if size <= 2:  # multiprocessors come in pairs
         return torch.cuda.get_device_properties(device).multi_processor_count // size
     with _one_at_a_time, torch.cuda.device(device):
-        return int(HardwareInfo(torch.cuda.current_device()).get_max_active_clusters(size))
+        return int(HardwareInfo(device).get_max_active_clusters(size))
 
 
 def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:

@@ -61,20 +61,19 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
-        views = self.views
-        printed = {name: torch.empty(shape, dtype=dtype, device=a.device) for name, shape, dtype in views.printed}
-        outputs = {**outputs, **printed}
+        views, device, index = self.views, a.device, a.get_device()
+        printed = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in views.printed}
+        outputs = {**outputs, **printed} if printed else outputs
         product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
         arguments = (
             [_bytes(operands[name]).as_strided(*view) for name, view in views.operands],
             [operands[name] for name in self.numbers],
             [_bytes(outputs[name]).as_strided(*view) for name, view in views.outputs],
         )
-        clusters = resident_clusters(a.device, self.cluster_size)
+        clusters = resident_clusters(index, self.cluster_size)
         if self.workspace_bytes:
             clusters = min(clusters, MOST_CTAS // self.cluster_size)
-        function, index, device, elements = self.function, a.get_device(), a.device, self.workspace_bytes // 4
-        dtype = a.dtype
+        function, dtype, elements = self.function, a.dtype, self.workspace_bytes // 4
         given = operands.get(WORKSPACE)
         own = None if given is None else given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
 
