@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fuzzing.check import function_of
-from gpu.harness import Machine, check, exact_product, judge, place, refusal, run
+from gpu.harness import Machine, check, check_the_same_bits, exact_product, judge, refusal, run
 
 import epifuse as ef
 from epifuse.fusion.reduction import REDUCTIONS
@@ -148,27 +148,9 @@ def test_sums_beside_float64(machine: Machine) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [None, 0, 1])
 def test_the_same_bits_on_two_streams_at_once(dim: Any, hopper: Machine) -> None:
-    """100 runs, each onto poisoned results of its own."""
     a, b = hopper.normal(1000, 512, dtype=torch.bfloat16), hopper.normal(512, 1288, dtype=torch.bfloat16)
     function = function_of(source_of(("sum", "norm", "logsumexp", "mean", "amax"), dim), {})
-    operands = {"C": hopper.normal(1000, 1288)}
-    blank = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands)).allocate()
-    outputs = [{n: place(t.shape, t.dtype, "cuda") for n, t in blank.items()} for _ in range(100)]
-    runs = []
-    for made in outputs:
-        views = {name: one.view for name, one in made.items()}
-        runs.append(ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, **operands, **views)))
-    kernel = hopper.kernel(runs[0])
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for i, args in enumerate(runs):
-        kernel.run(args, stream=streams[i % 2])
-    torch.cuda.synchronize()
-    for made in outputs:
-        for name, one in made.items():
-            assert torch.equal(one.view, outputs[0][name].view), name
-            assert one.view.isfinite().all()
-            assert one.intact(), name
+    check_the_same_bits(hopper, function, a, b, {"C": hopper.normal(1000, 1288)})
 
 
 @pytest.mark.parametrize(

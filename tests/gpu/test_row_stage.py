@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fuzzing.check import function_of
-from gpu.harness import Machine, check, place, refusal
+from gpu.harness import Machine, check, check_the_same_bits, refusal
 
 import epifuse as ef
 from epifuse.problem import Constraints
@@ -123,29 +123,10 @@ def test_a_result_by_rows_needs_no_second_kernel(machine: Machine) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [256, 1000, 2048])
 def test_the_same_bits_on_two_streams_at_once(n: int, hopper: Machine) -> None:
-    """100 runs, each onto poisoned results of its own."""
-    function = function_of(source_of(BODIES["layer norm"]), {})
+    body = BODIES["layer norm"]
     a, b = hopper.normal(1000, 512, dtype=torch.bfloat16), hopper.normal(512, n, dtype=torch.bfloat16)
-    _, _, operands = inputs(hopper, BODIES["layer norm"], (0, 1000, 512), n)
-    blank = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands)).allocate()
-    outputs = [{name: place(t.shape, t.dtype, "cuda") for name, t in blank.items()} for _ in range(100)]
-    runs = [
-        ef.GemmArguments(
-            a, b, epilogue=ef.EpilogueArguments(function, **operands, **{name: one.view for name, one in made.items()})
-        )
-        for made in outputs
-    ]
-    kernel = hopper.kernel(runs[0])
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for i, args in enumerate(runs):
-        kernel.run(args, stream=streams[i % 2])
-    torch.cuda.synchronize()
-    for made in outputs:
-        for name, one in made.items():
-            assert torch.equal(one.view, outputs[0][name].view), name
-            assert one.view.isfinite().all()
-            assert one.intact(), name
+    _, _, operands = inputs(hopper, body, (0, 1000, 512), n)
+    check_the_same_bits(hopper, function_of(source_of(body), {}), a, b, operands)
 
 
 @pytest.mark.parametrize("n", [2056, 50264])
