@@ -80,16 +80,16 @@ def ex2(x: Fragment) -> Fragment:
 
 
 def maximum(x: Fragment, y: Fragment) -> Fragment:
-    """torch's: NaN wherever either is NaN."""
+    """torch's: NaN wherever either is NaN. One instruction; CuTe DSL's own on fragments compares and selects."""
     if x.element_type is Float32:
-        return cute.math.max(x, y, propagate_nan=True)
+        return each(lambda a, b: cute.arch.fmax(a, b, nan=True), x, y)
     return cute.where(x > y, x, y)
 
 
 def minimum(x: Fragment, y: Fragment) -> Fragment:
-    """torch's: NaN wherever either is NaN."""
+    """See `maximum`."""
     if x.element_type is Float32:
-        return cute.math.min(x, y, propagate_nan=True)
+        return each(lambda a, b: cute.arch.fmin(a, b, nan=True), x, y)
     return cute.where(x < y, x, y)
 
 
