@@ -359,3 +359,14 @@ def test_int64_labels_are_computed_in_int64():
     hopper_kernel(args).compile(args)
     args = arguments(shifted, labels=labels)
     hopper_kernel(args).compile(args)
+
+
+def test_a_maximum_is_one_instruction_for_each_value(tmp_path):
+    """CuTe DSL's maximum of fragments is a comparison and a choice: relu beside a residual took a quarter more code."""
+    from accuracy.probe import WIDTH, compiled
+
+    options = f" --keep-ptx --dump-dir={tmp_path}"
+    lines = compiled("clip(x, 0.5, 6.0)", (torch.float32,), torch.float32, options=options).__ptx__.splitlines()
+    assert sum("max.NaN.f32" in line for line in lines) == WIDTH
+    assert sum("min.NaN.f32" in line for line in lines) == WIDTH
+    assert not any("selp.f32" in line for line in lines)
