@@ -38,3 +38,19 @@ def test_results_are_copied(again: object) -> None:
     assert type(made) is ef.Results
     assert made.names == ("D", "count")
     assert torch.equal(made.count, A * 2)
+
+
+def test_results_are_read_as_a_mapping() -> None:
+    result = ef.gemm(A, B, epilogue="def epi(accum): D = accum; total = accum.sum(); return D, total")
+    assert dict(result.items()) == dict(zip(("D", "total"), result, strict=True))
+    assert (tuple(result.keys()), result.values()) == (("D", "total"), result)
+    assert "total" in result
+    assert "E" not in result
+    assert result.D in result
+    assert dict(**result).keys() == {"D", "total"}
+
+
+def test_an_output_may_be_called_items() -> None:
+    result = ef.gemm(A, B, epilogue="def epi(accum): items = accum; D = accum * 2; return items, D")
+    assert torch.equal(result.items, A)
+    assert tuple(result.keys()) == ("items", "D")

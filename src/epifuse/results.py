@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, KeysView, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from epifuse.errors import fail
 
 
 class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
-    """Outputs in the order of the return statement, also by name: `r.D`, `r["D"]`.
+    """Outputs in the order of the return statement, also by name: `r.D`, `r["D"]`, `r.items()`, `"D" in r`.
 
-    An output's name wins over what a tuple has, as `r.count`, and over `r.names`, the names in order.
+    A loop runs over the tensors, as a tuple's does. An output's name wins over what a tuple or a mapping has, as
+    `r.count` or `r.items`, and over `r.names`, the names in order.
     """
 
     __positions: dict[str, int]
@@ -31,9 +32,27 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
             raise fail("unknown_result", None, name=key, outputs=", ".join(self.__positions))
         return super().__getitem__(self.__positions[key])
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.__positions if isinstance(key, str) else super().__contains__(key)
+
+    def __named(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.__positions, self, strict=True))
+
+    def keys(self) -> KeysView[str]:
+        """The names, in order."""
+        return self.__named().keys()
+
+    def values(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in order: the tuple itself."""
+        return self
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        """Each name with its tensor, in order."""
+        return self.__named().items()
+
     def __getattr__(self, name: str) -> torch.Tensor:
         known = ", ".join(vars(self).get("_Results__positions", ()))
         raise AttributeError(f"no output named {name!r}; there are {known}")  # hasattr and pickle ask by this class
 
     def __getnewargs__(self) -> tuple[dict[str, torch.Tensor]]:
-        return (dict(zip(self.__positions, self, strict=True)),)
+        return (self.__named(),)
