@@ -205,7 +205,7 @@ def refusal(error: EpifuseError) -> str:
     return f"refused: {error.key}"
 
 
-_FAULT_OF_THE_CALL = {"missing_operand", "extra_operand", "integer_division"}
+_FAULT_OF_THE_CALL = {"operand_not_given", "extra_operand", "integer_division"}
 """Not in the source: operands that were not handed over, a divisor that holds a zero."""
 
 

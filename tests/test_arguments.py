@@ -101,7 +101,7 @@ def test_an_operand_of_the_wrong_kind(operand: Any, error: type[EpifuseError], m
 
 
 def test_names() -> None:
-    with pytest.raises(ArgumentError, match="Argument C is not provided"):
+    with pytest.raises(ArgumentError, match="Argument C is not provided, and the epilogue takes it"):
         ef.gemm(A, B, epilogue=epi)
     with pytest.raises(ArgumentError, match="Unexpected argument 'Q'"):
         ef.gemm(A, B, epilogue=epi, C=C, Q=C)

@@ -133,7 +133,7 @@ class EpilogueArguments:
         values = {**self.parsed.defaults, **given}
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
-                raise fail("missing_operand", None, name=name)
+                raise fail("operand_not_given" if allocate else "missing_operand", None, name=name)
         self.transports = {name: value for name, value in values.items() if isinstance(value, Hint)}
         self.tensors: dict[str, Any] = {n: v.tensor if isinstance(v, Hint) else v for n, v in values.items()}
         for name, hint in self.transports.items():

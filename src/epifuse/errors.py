@@ -68,6 +68,7 @@ CATALOGUE: dict[str, Sentence] = {
     "missing_operand": Sentence(
         _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "pass {name}=..."
     ),
+    "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
     "extra_operand": Sentence(
         _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
     ),

@@ -138,7 +138,7 @@ class Functor:
         given = {**parsed.defaults, **given}
         for name in parsed.parameters:
             if name not in given:
-                raise fail("missing_operand", None, name=name)
+                raise fail("operand_not_given", None, name=name)
         result = self._running(accum, **given, **{k: v for k, v in self._fixed.items() if k in self._names})
         if not isinstance(result, tuple):
             return result
