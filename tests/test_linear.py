@@ -51,3 +51,13 @@ def test_linear_of_wrong_shapes(x: torch.Tensor, weight: torch.Tensor) -> None:
 def test_linear_of_what_is_no_tensor() -> None:
     with pytest.raises(ArgumentTypeError, match=r"x must be a torch\.Tensor"):
         ef.linear([1.0], B)  # type: ignore[arg-type]
+
+
+def test_hints_of_transport_in_linear() -> None:
+    x, weight = torch.ones(2, 3, 4), torch.ones(5, 4)
+    D = torch.ones(2, 3, 5)
+    operands = {"residual": ef.Load(torch.full((2, 3, 5), 2.0))}
+    out = {"D": ef.Store(D, accumulate=True)}
+    result = ef.linear(x, weight, operands=operands, out=out, epilogue=lambda accum, residual: accum + residual)  # type: ignore[arg-type]
+    assert result is D
+    assert torch.equal(D, torch.full((2, 3, 5), 7.0))

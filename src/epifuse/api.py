@@ -30,6 +30,7 @@ from epifuse.results import Results
 from epifuse.runtime import cache, warm
 from epifuse.runtime.launch import Recipe, bind
 from epifuse.target import TARGETS
+from epifuse.transports import Hint
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
@@ -223,22 +224,27 @@ def linear(
         raise fail("linear_bias", None)
     written = parsed.output_names
     handed = given_by_name(parsed, by_name, operands, out)
-    given = {
-        name: _rows(name, value, lead) if name in written else _flat(f"operand '{name}'", value, lead)
-        for name, value in handed.items()
-    }
+    given = {name: _seen_flat(name, value, lead, written=name in written) for name, value in handed.items()}
     options = Options(
         accumulator_type, precision, deterministic, fast_math, allow_recompute, fallback, out_dtypes, accumulate
     )
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
     outputs, graph = run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
+    destinations = {name: value.tensor if isinstance(value, Hint) else value for name, value in handed.items()}
     shaped = {
-        o.name: handed[o.name]
-        if handed.get(o.name) is not None
+        o.name: destinations[o.name]
+        if destinations.get(o.name) is not None
         else outputs[o.name].view(_leading(o, outputs[o.name], lead))
         for o in graph.outputs
     }
     return next(iter(shaped.values())) if len(shaped) == 1 else Results(shaped)
+
+
+def _seen_flat(name: str, value: Any, lead: tuple[int, ...], *, written: bool) -> Any:
+    """An operand or a destination, in its hint where it has one, with leading dims that are x's made one."""
+    if isinstance(value, Hint):
+        return replace(value, tensor=_seen_flat(name, value.tensor, lead, written=written))
+    return _rows(name, value, lead) if written else _flat(f"operand '{name}'", value, lead)
 
 
 def _flat(name: str, value: Any, lead: tuple[int, ...]) -> Any:
