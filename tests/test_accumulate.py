@@ -129,6 +129,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
     "no destination": (lambda out: call({"D": out["D"]}, accumulate="dbias"), "no destination is given"),
     "no output": (lambda out: call(out, accumulate="bias"), "accumulate names 'bias', but the outputs are D, dbias"),
     "no name": (lambda out: call(out, accumulate=3), "accumulate must be names of outputs, got 3"),
+    "a mapping": (lambda out: call(out, accumulate={"dbias": False}), "accumulate must be names of outputs, got {"),
     "float64": (lambda out: call({**out, "dbias": out["dbias"].double()}, accumulate="dbias"), "added onto beside"),
     "another device": (lambda out: call({**out, "dbias": out["dbias"].to("meta")}, accumulate="dbias"), "on meta"),
     "one address": (lambda out: call({**out, "dbias": torch.ones(1).expand(N)}, accumulate="dbias"), "share one a"),

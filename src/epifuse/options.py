@@ -41,8 +41,9 @@ class Options(NamedTuple):
     @property
     def accumulated(self) -> tuple[str, ...]:
         """Names of the outputs that are added onto what their destinations hold. Raises `ArgumentError`."""
-        given = (self.accumulate,) if isinstance(self.accumulate, str) else self.accumulate
-        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        given: Any = self.accumulate
+        alone = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
+        names = (given,) if alone else tuple(given)
         if not all(isinstance(name, str) for name in names):
             raise fail("option", None, name="accumulate", want="names of outputs", value=self.accumulate)
         return names

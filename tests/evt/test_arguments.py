@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
+from epifuse.errors import ArgumentError
 from epifuse.evt import (
     EVT,
     AccFetch,
@@ -176,3 +177,25 @@ def test_the_size_of_the_workspace() -> None:
     tree = EVT(ScalarReduction("x"), AccFetch())
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(tree, x=torch.empty(())))
     assert tree.get_workspace_size(args) == ef.get_kernels(args)[0].get_workspace_size(args)
+
+
+def test_strides_leave_the_rest_of_a_hint_as_it_is() -> None:
+    aux, D = torch.ones(M, N), torch.empty(M, N)
+    tree = EVT(Compute(ef.relu), EVT(AuxStore("aux"), AccFetch()))
+    epilogue = ef.EpilogueArguments(tree, aux=ef.Store(aux, accumulate=True), dAux=(N, 1, 0), D=D)
+    args = ef.GemmArguments(torch.ones(M, 3), torch.ones(3, N), epilogue=epilogue)
+    ef.get_kernels(args)[0].run(args)
+    assert torch.equal(aux, torch.full((M, N), 4.0))
+
+
+def test_one_operand_has_one_tensor() -> None:
+    tree = alone(RowBroadcast("bias"))
+    with pytest.raises(ArgumentError, match="the argument 'bias' is given twice"):
+        ef.gemm(torch.ones(M, 3), torch.ones(3, N), epilogue=tree, bias=torch.ones(N), bias_ptr=torch.ones(N))
+
+
+@pytest.mark.parametrize("shape", [(1, M, 1), (1, 1, M, 1)])
+def test_a_batch_of_one_is_reduced_over_like_none(shape: tuple[int, ...]) -> None:
+    tree = EVT(ScalarReduction("total", fn.plus), alone(ColBroadcast("bias")))
+    total = ef.gemm(torch.ones(M, 3), torch.ones(3, N), epilogue=tree, bias=torch.ones(shape))
+    assert total.item() == 4 * M * N

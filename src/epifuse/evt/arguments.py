@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,6 +137,8 @@ def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, A
             if name in found or not any(key in rest for key in keys):
                 continue
             value, pointer, stride = (rest.pop(key, None) for key in keys)
+            if pointer is not None and isinstance(value, _POINTERS):
+                raise fail("tree_argument_twice", line.place, name=name)
             if pointer is None and value is not None and not isinstance(value, _POINTERS):
                 found[name] = value
             else:
@@ -168,8 +171,7 @@ def _pointer(line: Line, pointer: Any, stride: Any, default: float | None) -> An
     if stride is None:
         return pointer
     if isinstance(pointer, (Load, Store)):
-        tensor = _strided(line, pointer.tensor, stride)
-        return type(pointer)(tensor, pointer.via, pointer.num_bits_per_copy)
+        return replace(pointer, tensor=_strided(line, pointer.tensor, stride))
     return _strided(line, pointer, stride)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -232,7 +233,8 @@ class _Inference(Alignment):
     def tile_of(self, x: Typed) -> Typed:
         """A visitor tree's values are tiles: what does not vary over an axis of accum is the same all along it."""
         want = self.problem.accum_dims
-        if any(dim not in ((), want[-position]) for position, dim in enumerate(reversed(x.dims), 1)):
+        outwards = zip(reversed(x.dims), chain(reversed(want), repeat(())), strict=False)
+        if any(dim not in ((), own) for dim, own in outwards):
             raise self.fail("tree_reduced_dims", shape=shape_of(x.dims, self.extents))
         missing = tuple(f for f in factors_of(want) if f not in self.types[x.node].factors)
         if not missing:
