@@ -117,3 +117,24 @@ def test_mypy_agrees(tmp_path: Path) -> None:
     said = [line.partition("error: ")[2] for line in done.stdout.splitlines() if line.startswith(str(file))]
     wanted = [line.partition("# E: ")[2] for line in SNIPPET.splitlines() if "# E: " in line]
     assert [line.partition("  [")[0].partition(" in call")[0] for line in said] == wanted, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [
+        (ef, "get_operators", "write epifuse.get_kernels"),
+        (ef, "DenseGemmEFC", "write epifuse.DenseGemm"),
+        (ef.thread, "LinearCombinationGelu", "write epifuse.thread.LinearCombinationGELU"),
+        (ef.thread, "LinearCombinationPlanarComplex", "it needs two accumulators"),
+        (ef.thread, "LinearCombinationTanh", r"LinearCombinationGeneric\(activation=epifuse.tanh\)"),
+        (ef.evt, "Sm90ScalarReduction", "write epifuse.evt.ScalarReduction"),
+        (ef.evt, "Sm90TreeVisitor", "write epifuse.evt.EVT"),
+        (ef.evt.functional, "RELU", "write epifuse.evt.functional.relu"),
+        (ef.evt.fusion, "LinearCombinationGroupedWgrad", "there is none yet"),
+        (ef.evt.fusion, "LinCombBias", r"docs/cutlass_names.md"),
+    ],
+)
+def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=f"{module.__name__} has no '{name}'\n  hint: .*{hint}"):
+        getattr(module, name)
+    assert not hasattr(module, name)

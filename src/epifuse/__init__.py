@@ -6,6 +6,7 @@ from epifuse import errors, evt, thread, utils
 from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
 from epifuse.dense_gemm import DenseGemm
+from epifuse.frontend.hints import absent as _absent
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
 from epifuse.gemm_plan import Gemm, LayoutType, TileDescription, trace
 from epifuse.kernel import CompiledArtifact, Kernel, Status
@@ -24,6 +25,13 @@ if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: 
     from epifuse.fusion.forms import *  # noqa: F403
     from epifuse.fusion.primitives import *  # noqa: F403
     from epifuse.fusion.reduction import *  # noqa: F403
+else:
+    _INSTEAD = {
+        "DenseGemmEFC": "write epifuse.DenseGemm",
+        "PerformanceControls": "write epifuse.Constraints",
+        "get_operators": "write epifuse.get_kernels",
+    }
+    __getattr__ = _absent(globals(), _INSTEAD)
 
 __all__ = [
     "CompiledArtifact",

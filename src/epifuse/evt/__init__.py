@@ -1,5 +1,7 @@
 """Visitor trees: an epilogue as CUTLASS's people say it. A tree is read into the graph a Python function gives."""
 
+from typing import TYPE_CHECKING
+
 from epifuse.evt import functional, fusion
 from epifuse.evt.from_graph import to_tree
 from epifuse.evt.nodes import (
@@ -18,6 +20,7 @@ from epifuse.evt.nodes import (
 )
 from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
+from epifuse.frontend.hints import absent
 from epifuse.ir import Graph
 
 Graph.to_tree = to_tree
@@ -43,3 +46,6 @@ __all__ = [
     "fusion",
     "to_tree",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+    __getattr__ = absent(globals(), {"Sm90TreeVisitor": "write epifuse.evt.EVT"})

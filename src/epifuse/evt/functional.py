@@ -6,7 +6,9 @@ Each is a function for `Compute`, or for a reduction's register and global reduc
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
+from epifuse.frontend.hints import absent
 from epifuse.fusion.activation import (
     drelu,
     gelu_erf,
@@ -108,3 +110,6 @@ LowerBound = partial(lower_bound, lower="lower_bound")
 ThresholdReLU = partial(threshold_relu, threshold=("threshold", 0.0), upper_bound="upper_bound")
 ElementwiseFilter = partial(elementwise_filter, value_to_filter="value_to_filter", filtered_value="filtered_value")
 Snake = partial(snake, a=("snake_a", 1.0))
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+    __getattr__ = absent(globals(), {})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
+from epifuse.errors import fail
 from epifuse.fusion.vocabulary import METHODS, VOCABULARY
 
 _WORDS: dict[type[ast.AST], str] = {
@@ -94,6 +98,7 @@ _TURNED = "write permute(1, 0)"
 _ONE_BY_ONE = "give each result a name, and return several"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
+_ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
 
 _INSTEAD: dict[str, str] = {
@@ -107,7 +112,8 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),
     "squeeze": "a reduction drops its dim without keepdim=True; reshape drops others",
     **dict.fromkeys(("cat", "stack", "concat", "chunk", "split"), _ONE_BY_ONE),
-    **dict.fromkeys(("var", "std", "layer_norm", "batch_norm", "rms_norm"), _SPREAD),
+    **dict.fromkeys(("var", "std", "layer_norm", "batch_norm"), _SPREAD),
+    "rms_norm": _ROOT_MEAN_SQUARE,
     **dict.fromkeys(("ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "tensor"), _NUMBER),
     **dict.fromkeys(("int", "bool"), "write x.to(torch.int32) or a comparison; a host number needs no conversion"),
     "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",
@@ -131,6 +137,25 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "dropout"), "make the random numbers an operand"),
     **dict.fromkeys(("isinstance", "type", "getattr", "hasattr"), "decide outside the epilogue, and pass a number"),
 }
+_VERSION = re.compile(r"^Sm\d+")  # CUTLASS names its visitors by architecture
+
+
+def absent(namespace: Mapping[str, Any], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """A `__getattr__` for the module of this namespace: what to write for a name of CUTLASS that it lacks.
+
+    `instead` holds the hints that no likeness of names gives. It raises `AttributeError`, by which `hasattr` asks.
+    """
+
+    def __getattr__(name: str) -> NoReturn:  # noqa: N807 - the name it is called by
+        module, plain = str(namespace["__name__"]), _VERSION.sub("", name).lower()
+        alike = (f"write {module}.{own}" for own in namespace if own[0] != "_" and own.lower() == plain)
+        near = instead.get(name) or next(alike, "docs/cutlass_names.md has the names of CUTLASS beside ours")
+        said = fail("no_attribute", None, module=module, name=name, near=near)
+        raise AttributeError(str(said), name=name, obj=sys.modules.get(module))
+
+    return __getattr__
+
+
 _CLOSE = 0.75  # of two names, as difflib measures it
 _LONG_ENOUGH = 3  # letters: "os" is near "cos", and means something else
 _OURS = ("ef.", "epifuse.")
