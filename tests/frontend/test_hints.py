@@ -49,6 +49,8 @@ HINTS = {
     "accum.sigmod()": "did you mean .sigmoid",
     "accum.detach()": "leave it out",
     "accum.T": "write permute(1, 0)",
+    "F.rms_norm(accum, (16,))": "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight",
+    "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",
     "accum / accum.shape[0]": "an epilogue holds for every shape",
     "accum.masked_fill(C > 0, 0)": "write where(mask, value, x)",
     "float(accum)": "write x.float()",
