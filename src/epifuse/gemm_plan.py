@@ -291,8 +291,8 @@ class Gemm:
         )
 
     def _options(self, parsed: Parsed) -> Options:
-        outputs = [output.name for output in parsed.graph.outputs]
-        return self._only_d if outputs == ["D"] else self._with_d if "D" in outputs else self._without_d
+        outputs = parsed.output_names
+        return self._only_d if outputs == ("D",) else self._with_d if "D" in outputs else self._without_d
 
     def _described(
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
@@ -309,7 +309,7 @@ class Gemm:
             if name not in given:
                 raise fail("missing_parameter", None, function="Gemm.run", name=name)
         a, b = given.pop("A"), given.pop("B")
-        if not isinstance(visitor_args, (Mapping, type(None))):
+        if visitor_args is not None and not isinstance(visitor_args, Mapping):
             raise fail("option", None, name="visitor_args", want="a mapping of names", value=visitor_args)
         numbers = {"alpha": self.alpha, "beta": self.beta}
         numbers |= {name: value for name, value in scalars.items() if value is not None}
