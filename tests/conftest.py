@@ -39,8 +39,9 @@ def lacking() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # The only reason for which a test of the GPU does not run; the summary counts them. A refusal is a failure.
     if item.get_closest_marker("gpu") and (reason := lacking()) is not None:
+        # This machine cannot run the kernel: the only reason there is, and the summary counts it. What a Hopper GPU
+        # refuses or gets wrong is a failure.
         pytest.skip(reason)
 
 

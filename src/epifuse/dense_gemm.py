@@ -107,8 +107,8 @@ class DenseGemm:
 
     def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
         """A, B, the operands of `epilogue_operation` in order but those given by name, then all outputs or none."""
-        a, b, given = self._by_name(tensors, named)
-        epilogue = EpilogueArguments.partial(self.__epifuse__(), given)
+        a, b, parsed, given = self._by_name(tensors, named)
+        epilogue = EpilogueArguments.partial(parsed, given)
         return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
 
     @outside_graph
@@ -117,26 +117,26 @@ class DenseGemm:
 
         Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
         """
-        a, b, given = self._by_name(tensors, named)
-        outputs, _ = run(a, b, self.__epifuse__(), given, self._options)
+        a, b, parsed, given = self._by_name(tensors, named)
+        outputs, _ = run(a, b, parsed, given, self._options)
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_parsed": None}  # it knows where to read the numbers of this very object
 
-    def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        """A, B, and operands and outputs by name."""
+    def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:
+        """A, B, the epilogue, and its operands and outputs by name."""
         if "_options" not in vars(self):
             raise fail("not_constructed", None, name=type(self).__name__)
         parsed = self.__epifuse__()
         operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
-        outputs = [output.name for output in parsed.graph.outputs if output.name not in named]
+        outputs = [name for name in parsed.output_names if name not in named]
         count = len(tensors) - 2 - len(operands)
         if count not in (0, len(outputs)):
             want = f"{', '.join(('A', 'B', *operands))}, and then {' and '.join(outputs)} or nothing,"
             raise fail("positional", None, function=type(self).__name__, want=want, have=len(tensors))
         a, b, *rest = tensors
-        return a, b, dict(zip((*operands, *outputs), rest, strict=False)) | named
+        return a, b, parsed, dict(zip((*operands, *outputs), rest, strict=False)) | named
 
     @outside_graph
     def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:

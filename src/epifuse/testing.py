@@ -33,7 +33,6 @@ which is what the approximations that `providers.cutedsl.precision` admits sum u
 TF32_EPS = 2.0**-11
 """How much a float32 input may move, beside its size, before a tf32 product multiplies it: half a unit of the 10 bits
 of fraction it is rounded to."""
-_HALF_WIDTH = (torch.float16, torch.bfloat16)
 
 FLUSHED = 2.0**-120
 """So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
@@ -258,13 +257,18 @@ def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
     return _verdict(got, expected, _equal(got, expected), torch.ones(got.shape, dtype=torch.bool))
 
 
+def gpu_room(dtype: torch.dtype) -> float:
+    """The `room` of an output that a GPU stored as `dtype`."""
+    return NARROW_ROOM if dtype in (torch.float16, torch.bfloat16) else 0.0
+
+
 def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = None) -> Verdict:
     """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size.
 
     Without `room` a 16-bit output that lies on a GPU has `NARROW_ROOM`, any other none.
     """
     if room is None:
-        room = NARROW_ROOM if got.is_cuda and got.dtype in _HALF_WIDTH else 0.0
+        room = gpu_room(got.dtype) if got.is_cuda else 0.0
     got = got.cpu()
     value, bound = _plain(want), getattr(want, "bound", torch.zeros(want.shape, dtype=torch.float64))
     if room:

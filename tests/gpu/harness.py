@@ -16,11 +16,10 @@ from fuzzing.check import function_of
 import epifuse as ef
 from epifuse.kernel import Kernel
 from epifuse.problem import Constraints
-from epifuse.testing import NARROW_ROOM, TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded
+from epifuse.testing import TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
 
 _GUARD = 64  # elements before and after, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps
-_HALF_WIDTH = (torch.float16, torch.bfloat16)
 
 Shape = Sequence[int]
 
@@ -179,8 +178,7 @@ def judge(
 
 def judge_one(name: str, output: torch.Tensor, want: torch.Tensor) -> float:
     """One output beside the values it may have; the share that could be judged."""
-    room = NARROW_ROOM if output.dtype in _HALF_WIDTH else 0.0
-    verdict = compare_bounded(output, want.expand(output.shape).reshape(output.shape), room)
+    verdict = compare_bounded(output, want.expand(output.shape).reshape(output.shape), gpu_room(output.dtype))
     assert verdict.wrong == 0, f"{name}: {verdict.wrong} of {verdict.total} elements, {verdict.detail}"
     return verdict.judged / verdict.total
 
