@@ -325,7 +325,7 @@ class Gemm:
         for name, value in _UNLESS_GIVEN.items():
             if given[name] is None:
                 given[name] = value
-        if is_number(given["beta"]) and given["beta"] == 0:
+        if is_number(beta := given["beta"]) and beta == 0:
             return arguments.parsed(self._without), {k: v for k, v in given.items() if k not in ("beta", "C")}
         return arguments.parsed(self._with_source), given
 

@@ -185,7 +185,9 @@ class Scope:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             return Reader(id(cell), lambda: _cell(cell))
         namespace: Mapping[str, Any] = function.__globals__
-        return Reader((id(namespace), name), lambda: namespace.get(name, vars(builtins).get(name, _MISSING)))
+        return Reader(
+            (id(namespace), name), lambda: namespace[name] if name in namespace else vars(builtins).get(name, _MISSING)
+        )
 
 
 def _member(holder: Any, name: str) -> Any:

@@ -52,7 +52,7 @@ class Parsed:
         """False once a captured object that shaped the graph was replaced, or a captured number is none any more."""
         # A loop, because every launch asks: a generator would double the cost.
         for reader, seen in self.guards:
-            if (value := reader()) is not seen and not _same(value, seen):
+            if (value := reader.read()) is not seen and not _same(value, seen):
                 return False
         return not self.captures or all(is_number(reader()) for reader in self.captures.values())
 
