@@ -12,6 +12,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
+from epifuse.providers.cutedsl.heuristic import band
 from epifuse.providers.cutedsl.partials import is_ragged, reduction
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.prints import with_prints
@@ -33,7 +34,7 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     walked = walks(graph)
     in_tiles = {node for walk in walked for node in (*walk.nodes, *walk.lines)}
     exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
-    design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0)
+    design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
     loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
     while True:
         found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)

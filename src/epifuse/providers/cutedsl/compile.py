@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -28,13 +29,21 @@ _compiled: dict[tuple[object, ...], Any] = {}
 
 
 def compile_program(plan: Plan, program: Program, design: Design, extra_options: str = "") -> Any:
-    """The compiled function of a plan; needs no GPU. Extents, strides and numbers are run-time arguments.
+    """The compiled function of a plan; needs no GPU. Extents, strides, numbers and raster are run-time arguments.
 
     Plans that differ in nothing else share a function.
     """
     a, b = plan.problem.a, plan.problem.b
     majors = a.strides[-1] == 1, b.strides[-1] == 1
-    key = (program.structure(), design, a.dtype, b.dtype, plan.problem.accumulator, majors, extra_options)
+    key = (
+        program.structure(),
+        replace(design, raster=0),
+        a.dtype,
+        b.dtype,
+        plan.problem.accumulator,
+        majors,
+        extra_options,
+    )
     with _one_at_a_time:
         if key not in _compiled:
             _compiled[key] = _compile(plan, program, design, OPTIONS + extra_options)
@@ -75,7 +84,9 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         kernel = Sm90Gemm(design, program, DTYPES[problem.accumulator])
-        return cute.compile(kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), stream, options=options)
+        return cute.compile(
+            kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), stream, options=options
+        )
 
 
 def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_first: bool) -> Any:

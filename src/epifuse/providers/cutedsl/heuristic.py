@@ -54,6 +54,16 @@ def estimate(design: Design, problem: Problem, shares_rows: bool) -> float:
     return waves * work * alone * exchange * _CLUSTER_COST[design.cluster, rows] + tail
 
 
+def band(problem: Problem) -> int:
+    """Clusters along M in a raster band.
+
+    Eight share operands best. Where K is small it is outputs that count, and four leave longer lines of them: at K of
+    512 and 1024, 12 of 13 products are up to 2.5 % faster; at 4096 x 4096 x 4096 four are 1.5 % slower.
+    """
+    return 4 if problem.extents["k"] * problem.a.dtype.itemsize <= _SHORT_K else 8
+
+
+_SHORT_K = 2048  # bytes
 _LEAST_AREA = 64 * 128
 """Where most of a tile's rows are empty, memory is waited for, and a tile smaller than this gains nothing."""
 _CLUSTER_COST = {

@@ -51,7 +51,7 @@ class GpuKernel:
         self.prints = program.prints
         self.numbers = tuple(node.attr.name for node in program.numbers)
         self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
-        self.cluster_size = design.cluster[0] * design.cluster[1]
+        self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given_k else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
 
@@ -73,7 +73,7 @@ class GpuKernel:
         clusters = resident_clusters(index, self.cluster_size)
         if self.workspace_bytes:
             clusters = min(clusters, MOST_CTAS // self.cluster_size)
-        function, dtype, elements = self.function, a.dtype, self.workspace_bytes // 4
+        function, dtype, elements, band = self.function, a.dtype, self.workspace_bytes // 4, self.band
         given = operands.get(WORKSPACE)
         own = None if given is None else given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
 
@@ -88,10 +88,10 @@ class GpuKernel:
                 workspaces = [torch.empty(elements, dtype=torch.float32, device=device) if own is None else own]
             # A guard costs a microsecond, and the device is almost always the current one.
             if torch.cuda.current_device() == index:
-                function(*(product or nothing()), *arguments, workspaces, clusters)
+                function(*(product or nothing()), *arguments, workspaces, clusters, band)
             else:
                 with torch.cuda.device(index):
-                    function(*(product or nothing()), *arguments, workspaces, clusters)
+                    function(*(product or nothing()), *arguments, workspaces, clusters, band)
 
         return _printing(step, self.prints, printed) if self.prints else step
 

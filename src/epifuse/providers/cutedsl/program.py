@@ -46,7 +46,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Design:
-    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters of m in a raster band.
+    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters along M in a raster band.
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
     beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
@@ -62,7 +62,7 @@ class Design:
     load_stages: int = 0
     store_stages: int = 0
     exchanged: int = 0
-    raster: int = 8
+    raster: int = 0
 
     @property
     def schedule(self) -> str:

@@ -33,12 +33,13 @@ def quotient(n, by: Divisor):
 
 
 class Raster(NamedTuple):
-    """Clusters along m and n, and how to find the one whose turn it is."""
+    """Clusters along m and n, and how to find the one whose turn it is: `height` and `last` are those of bands."""
 
     total: Any
     across_m: Any
     each: Divisor
     band: Divisor
+    height: Divisor
     last: Divisor
 
 
@@ -48,17 +49,19 @@ def raster(shape, step, height) -> Raster:
     each = across_m * across_n
     rest = across_m % height
     last = cutlass.select_(rest == 0, Int32(height), rest)
-    return Raster(each * shape[2], across_m, divisor(each), divisor(across_n * height), divisor(last))
+    return Raster(each * shape[2], across_m, divisor(each), divisor(across_n * height), divisor(height), divisor(last))
 
 
-def tile_of(turn, order: Raster, height, cluster, place):
+def tile_of(turn, order: Raster, cluster, place):
     """Coordinates (m, n, l) of a CTA's tile in its cluster's `turn`."""
     l = quotient(turn, order.each)
     rest = turn - l * order.each.value
     band = quotient(rest, order.band)
     within = rest - band * order.band.value
+    first = band * order.height.value
     # Only the last band is lower than the others.
-    full = band * height + height <= order.across_m
-    column = cutlass.select_(full, within // height, quotient(within, order.last))
-    row = band * height + within - column * cutlass.select_(full, Int32(height), order.last.value)
+    full = first + order.height.value <= order.across_m
+    height = Divisor(*(cutlass.select_(full, *pair) for pair in zip(order.height, order.last, strict=True)))
+    column = quotient(within, height)
+    row = first + within - column * height.value
     return row * cluster[0] + place[0], column * cluster[1] + place[1], l

@@ -11,7 +11,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, const_expr, pipeline
+from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
@@ -63,6 +63,7 @@ class Sm90Gemm:
         outputs: tuple,
         workspaces: tuple,
         clusters: Int32,
+        band: Int32,
         stream: Any,
     ):
         tensors, outputs = self.epilogue.whole(tensors, outputs)
@@ -84,11 +85,12 @@ class Sm90Gemm:
             b.element_type, cute.slice_(smem_b, first)
         )
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
-        order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), self.design.raster)
+        order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), band)
+        policy = self.epilogue.store_policy(shape)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
         self.kernel(
-            loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order
+            loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order, policy
         ).launch(
             grid=(*self.cluster, clusters),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
@@ -114,6 +116,7 @@ class Sm90Gemm:
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
         order: Raster,
+        policy: Int64,
     ):
         tma_a, tensor_a, tma_b, tensor_b = loads
         bm, bn, bk = self.tile
@@ -171,7 +174,7 @@ class Sm90Gemm:
                 to_b, from_b = _partition(tma_b, place[0], self.cluster[0], buffer_b, tiles_b)
                 state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
                 while turn < total:
-                    m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
+                    m, n, l = tile_of(turn, order, self.cluster, place)
                     for k in cutlass.range(k_tiles, unroll=1):
                         pipe.producer_acquire(state)
                         barrier = pipe.producer_get_barrier(state)
@@ -200,7 +203,7 @@ class Sm90Gemm:
                     partitions = self.epilogue.load_partitions(shared, carriers)
                     arrivals = Int32(0)
                     while turn < total:
-                        m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
+                        m, n, l = tile_of(turn, order, self.cluster, place)
                         for s in cutlass.range(self.epilogue.brought, unroll=1):
                             at = Place(m, n, l, within)
                             self.epilogue.bring(
@@ -219,7 +222,10 @@ class Sm90Gemm:
             registers = accumulator_registers(cute.size(mma.partition_shape_C((bm, bn))), self.accumulator)
             accum = as_accumulators(registers, mma.partition_shape_C((bm, bn)), self.accumulator)
             store_partitions = self.epilogue.store_partitions(shared, carriers)
-            sender = cute.arch.make_warp_uniform(own // 32) == 0
+            alone = self.epilogue.senders > 1
+            warp_of_group = cute.arch.make_warp_uniform(own // 32)
+            sends = alone or warp_of_group == 0
+            sender = warp_of_group if const_expr(alone) else 0
             read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
@@ -234,7 +240,7 @@ class Sm90Gemm:
                     free.advance(k_tiles)
                     cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
             while turn < total:
-                m, n, l = tile_of(turn, order, self.design.raster, self.cluster, place)
+                m, n, l = tile_of(turn, order, self.cluster, place)
                 at = Place(m, n, l, within)
                 held = self.epilogue.fetch(at, own, given)
                 if const_expr(self.pingpong):
@@ -265,7 +271,7 @@ class Sm90Gemm:
                 values = sums(registers, self.accumulator)
                 copies = Team(self.epilogue, atom, own, served, executed, shared, given)
                 if const_expr(len(self.epilogue.vectors) > 0):
-                    if const_expr(len(self.epilogue.staged) == 0):
+                    if const_expr(alone or len(self.epilogue.staged) == 0):
                         # Else the last subtile's barrier says that the vectors before were read.
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.epilogue.deposit(held, shared, served, own)
@@ -283,11 +289,14 @@ class Sm90Gemm:
                     if const_expr(s > 0 and len(self.epilogue.staged) > 0):
                         cute.arch.fence_proxy("async.shared", space="cta")
                         # The slot of this subtile is free once all stores but the newest were read.
-                        if sender:
+                        if sends:
                             cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
-                        cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                        if sender:
-                            self.epilogue.send(s - 1, at, served, carriers, store_partitions)
+                        if const_expr(alone):
+                            cute.arch.sync_warp()
+                        else:
+                            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
+                        if sends:
+                            self.epilogue.send(s - 1, at, served, sender, policy, carriers, store_partitions)
                     if const_expr(s < self.epilogue.subtiles):
                         copies.stage(s, leaving)
                 self.epilogue.leave(tile, carried, copies, given)
@@ -297,7 +306,7 @@ class Sm90Gemm:
                 self.epilogue.partials.leave_carried(carried, self.warp_of_all(served, own), given)
             if const_expr(len(self.merging) > 0):
                 cute.arch.griddepcontrol_launch_dependents()
-            if sender:
+            if sends:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def warp_of_all(self, served, own):
