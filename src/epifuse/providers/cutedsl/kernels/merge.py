@@ -19,6 +19,8 @@ except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import SmemAllocator
 
 THREADS = 1024
+AT_ONCE = 4
+"""Parts that a thread loads before it waits: gelu and its column sums take 0.6 % longer one after the other."""
 ELEMENTS = 32  # results of a block, where there is more than one
 
 
@@ -81,9 +83,9 @@ class Finish:
                 origin = base + Int64(batch) * kept * length + at
                 plane = plane_of(self.reductions[number], self.design, shape)
                 one, two = self.start(number)
-                for k in cutlass.range((rounds - lane + (self.lanes - 1)) // self.lanes, unroll=8):
-                    index = origin + Int64(lane + k * self.lanes) * length
-                    one, two = self.read(number, one, two, workspace, index, plane)
+                for first in cutlass.range(lane, rounds, AT_ONCE * self.lanes, unroll=1):
+                    parts = [first + k * self.lanes for k in range(AT_ONCE)]
+                    one, two = self.read(number, one, two, workspace, (origin, parts, length, rounds), plane)
                 self.keep(number, buffer, column, lane, one, two)
                 cute.arch.sync_threads()
                 for level in cutlass.range_constexpr(self.lanes.bit_length() - 1):
@@ -116,15 +118,22 @@ class Finish:
             return ctas * partials.MATH_WARPS
         return kept if reduction.batched else kept * shape[2]
 
-    def read(self, number, one, two, workspace, index, plane):
-        """Merge one part of the workspace."""
+    def read(self, number, one, two, workspace, where, plane):
+        """Merge some parts of the workspace, all loaded before the first is waited for; those beyond it are neutral."""
         reduction = self.reductions[number]
+        origin, parts, length, rounds = where
         values = as_words(reduction, workspace)
-        found = [values[index + word * plane] for word in range(reduction.words)]
+        found = []
+        for part in parts:
+            index = origin + Int64(cutlass.min(part, rounds - 1)) * length
+            found.append([values[index + word * plane] for word in range(reduction.words)])
         merge = ROWS[reduction.name].merge
-        if reduction.name in partials.NUMBERS:
-            return merge((one, two), tuple(found))
-        return merge((one,), (joined(HELD[reduction.kind], found),))[0], two
+        for part, words in zip(parts, found, strict=True):
+            numbers = words if reduction.name in partials.NUMBERS else [joined(HELD[reduction.kind], words)]
+            pairs = zip(numbers, neutral(reduction), strict=True)
+            inside = tuple(cutlass.select_(part < rounds, number, nothing) for number, nothing in pairs)
+            one, two = (*merge((one, two)[: len(inside)], inside), two)[:2]
+        return one, two
 
     def keep(self, number, buffer, column, lane, one, two):
         """This thread's partial result into shared memory."""
