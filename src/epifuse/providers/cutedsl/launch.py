@@ -33,6 +33,11 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor so; a mask as the bytes 0 and 1 that the kernel reads and writes."""
+        seen = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+        return seen.as_strided(self.shape, self.strides)
+
 
 class GpuKernel:
     """One plan, ready to launch on torch's current stream."""
@@ -61,39 +66,48 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
-        views, device, index = self.views, a.device, a.get_device()
-        printed = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in views.printed}
-        outputs = {**outputs, **printed} if printed else outputs
+        views, index = self.views, a.get_device()
+        printed: dict[str, torch.Tensor] = {}
+        if self.prints:
+            printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in views.printed}
+            outputs = {**outputs, **printed}
         product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
         arguments = (
-            [_bytes(operands[name]).as_strided(*view) for name, view in views.operands],
-            [operands[name] for name in self.numbers],
-            [_bytes(outputs[name]).as_strided(*view) for name, view in views.outputs],
+            [view.of(operands[name]) for name, view in views.operands] if views.operands else [],
+            [operands[name] for name in self.numbers] if self.numbers else [],
+            [view.of(outputs[name]) for name, view in views.outputs],
         )
-        clusters = resident_clusters(index, self.cluster_size)
+        function, clusters, band = self.function, resident_clusters(index, self.cluster_size), self.band
+        workspaces = self._workspaces(a.device, operands) if self.workspace_bytes else list
         if self.workspace_bytes:
             clusters = min(clusters, MOST_CTAS // self.cluster_size)
-        function, dtype, elements, band = self.function, a.dtype, self.workspace_bytes // 4, self.band
-        given = operands.get(WORKSPACE)
-        own = None if given is None else given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
-
-        def nothing() -> tuple[torch.Tensor, torch.Tensor]:
-            zeros = torch.zeros(self.zeros, dtype=dtype, device=device)
-            return zeros.as_strided(*views.a), zeros.as_strided(*views.b)
 
         def step() -> None:
-            # Its own for each launch: two streams may run the same step at once, and a captured graph keeps it.
-            workspaces = []
-            if elements:
-                workspaces = [torch.empty(elements, dtype=torch.float32, device=device) if own is None else own]
+            matrices = product or self._nothing(a)
             # A guard costs a microsecond, and the device is almost always the current one.
             if torch.cuda.current_device() == index:
-                function(*(product or nothing()), *arguments, workspaces, clusters, band)
+                function(*matrices, *arguments, workspaces(), clusters, band)
             else:
                 with torch.cuda.device(index):
-                    function(*(product or nothing()), *arguments, workspaces, clusters, band)
+                    function(*matrices, *arguments, workspaces(), clusters, band)
 
         return _printing(step, self.prints, printed) if self.prints else step
+
+    def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B where K = 0."""
+        zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
+        return zeros.as_strided(*self.views.a), zeros.as_strided(*self.views.b)
+
+    def _workspaces(self, device: torch.device, operands: Mapping[str, Any]) -> Callable[[], list[torch.Tensor]]:
+        """A function of the workspace a launch is given: the caller's, or one of its own.
+
+        Two streams may run the same step at once, and a captured graph keeps its own.
+        """
+        elements, given = self.workspace_bytes // 4, operands.get(WORKSPACE)
+        if given is None:
+            return lambda: [torch.empty(elements, dtype=torch.float32, device=device)]
+        own = given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
+        return lambda: [own]
 
 
 def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.Tensor]) -> Step:
@@ -128,11 +142,6 @@ def _on_the_host(
             tensor.copy_(found[name])
 
     return step
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Masks as the bytes 0 and 1 that the kernel reads and writes."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _nothing() -> None:
