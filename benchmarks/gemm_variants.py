@@ -39,7 +39,7 @@ def build(
     torch._dynamo.reset()  # a function is compiled for eight shapes only, then torch.compile gives up on it
     made = Variants()
     want = reference(case, sets[0])
-    _add(made, EPIFUSE, partial(_fused, case, sets, made.kernel), case, sets[0], want)
+    _add(made, EPIFUSE, partial(fused, case, sets, made.kernel), case, sets[0], want)
     for name, peer in case.peers.items():
         if wanted is None or name in wanted:
             _add(made, name, partial(_direct, peer, sets), case, sets[0], want, peer)
@@ -54,7 +54,7 @@ def build(
     if case.epilogue is not None:
         plain = CASES[0]
         product = reference(plain, sets[0])
-        _add(made, OWN_PLAIN, partial(_fused, plain, sets, {}), plain, sets[0], product)
+        _add(made, OWN_PLAIN, partial(fused, plain, sets, {}), plain, sets[0], product)
         _add(made, CUBLAS_PLAIN, partial(_direct, Peer(cublas), sets), plain, sets[0], product)
     return made
 
@@ -80,14 +80,14 @@ def _add(
         calls = prepare()
         got = calls[0]()
         torch.cuda.synchronize()
-        made.errors[name] = [round(e, 6) for e in _compare(peer.finish(got) if peer else got, want)]
+        made.errors[name] = [round(e, 6) for e in compare(peer.finish(got) if peer else got, want)]
     except Exception as error:  # peers may be missing, or fail in ways of their own
         made.skipped[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         return
     made.calls[name] = calls
 
 
-def _compare(got: Outputs, want: Outputs) -> list[float]:
+def compare(got: Outputs, want: Outputs) -> list[float]:
     errors = [float((g.float() - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
     # A step between two bfloat16 numbers: rounding once costs a fifth of it in this norm, eager rounds thrice, and what
     # a peer reduces was rounded too.
@@ -96,7 +96,7 @@ def _compare(got: Outputs, want: Outputs) -> list[float]:
     return errors
 
 
-def _fused(case: Case, sets: Sequence[Operands], kernel: dict[str, Any]) -> Calls:
+def fused(case: Case, sets: Sequence[Operands], kernel: dict[str, Any]) -> Calls:
     arguments = [case.arguments(x) for x in sets]
     found = ef.get_kernels(arguments[0], limit=1)
     if not found:

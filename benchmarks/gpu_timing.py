@@ -45,13 +45,13 @@ class Backlog:
 
 def interleave(variants: Mapping[str, Calls], rounds: int, backlog: Backlog, warmup: int = 2) -> dict[str, list[float]]:
     """Seconds of a call of each variant in each round, by CUDA events."""
-    host = {name: _host_seconds(calls, backlog) for name, calls in variants.items()}
-    once = {name: _sample(calls, 3, backlog, host[name]) for name, calls in variants.items()}
+    host = {name: host_seconds_of(calls, backlog) for name, calls in variants.items()}
+    once = {name: sample(calls, 3, backlog, host[name]) for name, calls in variants.items()}
     repeats = repeats_for(min(once.values()))
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for round_ in range(warmup + rounds):
         for name, calls in variants.items():
-            measured = _sample(calls, repeats, backlog, host[name])
+            measured = sample(calls, repeats, backlog, host[name])
             if round_ >= warmup:
                 seconds[name].append(measured)
     return seconds
@@ -62,7 +62,7 @@ def repeats_for(seconds: float) -> int:
     return min(max(math.ceil(_SAMPLE / max(seconds, 1e-9)), 2), _MOST_REPEATS)
 
 
-def _host_seconds(calls: Calls, backlog: Backlog) -> float:
+def host_seconds_of(calls: Calls, backlog: Backlog) -> float:
     """What the host needs for one call; the median, for the first calls build things."""
     taken = []
     for call in [*calls, *calls, *calls, *calls][:12]:
@@ -74,7 +74,7 @@ def _host_seconds(calls: Calls, backlog: Backlog) -> float:
     return statistics.median(taken[len(taken) // 2 :])
 
 
-def _sample(calls: Calls, repeats: int, backlog: Backlog, host_seconds: float) -> float:
+def sample(calls: Calls, repeats: int, backlog: Backlog, host_seconds: float) -> float:
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     backlog.queue(backlog.times(repeats * host_seconds))
     start.record()

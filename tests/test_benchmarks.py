@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import compare_trees
 import gemm_cases
 import gemm_epilogue
 import gemm_report
@@ -335,3 +336,46 @@ def test_passes_and_front_ends_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split()[0] for line in printed.splitlines()[1:]] == list(passes.CASES)
     front_ends.main(["--device", "cuda", "--rounds", "3"])
     assert capsys.readouterr().out.count(" us a call, ") == 5
+
+
+# --- source trees beside each other ------------------------------------------------------------------------------
+
+
+def test_trees_take_turns_and_are_compared_within_a_round() -> None:
+    """A GPU that slows down from round to round moves no ratio."""
+    asked = []
+
+    def tree(name, factor):
+        def sample():
+            asked.append(name)
+            return factor * (1 + len(asked) // 2)
+
+        return sample
+
+    found = compare_trees.compare({"before": tree("before", 1.0), "after": tree("after", 0.5)}, rounds=5, warmup=1)
+    assert asked == ["before", "after"] * 6
+    assert found["ratios"]["before"] == [1.0, 1.0, 1.0]
+    assert all(0.5 <= ratio < 0.8 for ratio in found["ratios"]["after"])
+
+
+@pytest.mark.parametrize("trees", [[], ["src"], ["a=src", "a=src"], ["a=docs"]], ids=str)
+def test_a_tree_has_a_name_of_its_own_and_holds_the_library(trees, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        compare_trees.main(trees)
+    assert "each tree needs its own name and a folder that holds epifuse/" in capsys.readouterr().err
+
+
+def test_a_tree_without_a_kernel_says_why(capsys) -> None:
+    assert compare_trees.main([f"now={ROOT / 'src'}", "--cases", "no such case", "--shapes", "64x64x64"]) == 1
+    assert "failed: StopIteration" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_a_tree_beside_itself(tmp_path) -> None:
+    src, saved = ROOT / "src", tmp_path / "found.json"
+    options = ["--cases", "gelu", "--shapes", "512x512x128", "--rounds", "5", "--save", str(saved)]
+    assert compare_trees.main([f"one={src}", f"other={src}", *options]) == 0
+    (row,) = json.loads(saved.read_text())["rows"]
+    assert row["kernels"]["one"] == row["kernels"]["other"]
+    assert 0.5 < row["ratios"]["other"][0] < 2.0

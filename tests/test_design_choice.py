@@ -87,3 +87,15 @@ def test_the_cycles_of_an_epilogue_are_those_measured() -> None:
     busy = [round(kernels[name]["tensor_pipe_percent_of_active"]) for name in ("epifuse, A @ B", gelu)]
     assert f"busy {busy[0]} % of the plain product and {busy[1]} % of gelu" in PAGE
     assert f"gelu took {data['before'][gelu]['cycles'] / 1000:.0f}." in PAGE
+
+
+VARIANTS = json.loads((ROOT / "benchmarks/results/kernel_variants.json").read_text())["experiments"]
+
+
+@pytest.mark.parametrize("experiment", [each for each in VARIANTS if "kept" in each], ids=lambda each: each["kept"])
+def test_the_variant_of_the_kernel_that_was_kept_is_the_fastest_of_those_measured(experiment) -> None:
+    kept, cases = experiment["kept"], experiment.get("kept_of")
+    rows = [row["microseconds"] for row in experiment["rows"] if cases is None or row["case"] in cases]
+    for other in {name for row in rows for name in row} - {kept, "QuACK"}:
+        ratios = [math.log(row[other] / row[kept]) for row in rows if other in row]
+        assert sum(ratios) > 0, other

@@ -102,6 +102,7 @@ up to 16 in magnitude, where the result is a normal number:
 
 def write(data: Mapping[str, Any], folder: Path) -> None:
     """Both files."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "accuracy.json").write_text(json.dumps(data, indent=1) + "\n")
     (folder / "accuracy.md").write_text(render(data))
 

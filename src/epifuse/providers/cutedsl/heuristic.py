@@ -57,8 +57,9 @@ def estimate(design: Design, problem: Problem, shares_rows: bool) -> float:
 def band(problem: Problem) -> int:
     """Clusters along M in a raster band.
 
-    Eight share operands best. Where K is small it is outputs that count, and four leave longer lines of them: at K of
-    512 and 1024, 12 of 13 products are up to 2.5 % faster; at 4096 x 4096 x 4096 four are 1.5 % slower.
+    Eight share operands best: at 4096 x 4096 x 4096 four are 1.5 % slower. Where K is small it is outputs that count,
+    and four leave longer lines of them: 22 of 23 products with K of 512 and 1024 are faster, by up to 2.5 %. Two are
+    another 0.7 % faster on nine of these, and not tried on the rest (benchmarks/results/kernel_variants.json).
     """
     return 4 if problem.extents["k"] * problem.a.dtype.itemsize <= _SHORT_K else 8
 
