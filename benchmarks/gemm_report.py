@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemm_cases import CASES, SHAPES
+from gemm_cases import CASES, ROW_SHAPES, SHAPES
 
 EPIFUSE, OWN_PLAIN = "epifuse", "epifuse plain"
 
@@ -131,8 +131,14 @@ def _reduced(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["case"] in _REDUCED and row["shape"][0] >= 1024]
 
 
+def _whole_rows(rows: list[Row], multiprocessors: int) -> Verdict:
+    whole = [row for row in rows if row["case"] in _ROWS]
+    return _worst("whole rows: time of torch.compile", whole, lambda row: "torch.compile", 1.01)
+
+
 _ELEMENTWISE = {case.name for case in CASES if case.epilogue is not None and not case.reduces and case.shapes == SHAPES}
 _REDUCED = {case.name for case in CASES if case.reduces}
+_ROWS = {case.name for case in CASES if case.shapes == ROW_SHAPES}
 
 
 _CHECKS = (
@@ -143,6 +149,7 @@ _CHECKS = (
     _fused_single_wave,
     _reduced_peers,
     _reduced_own,
+    _whole_rows,
 )
 
 HOST_LIMITS = {"kernel.run": 1.3, "ef.gemm": 2.5, "bound": 1.0}
