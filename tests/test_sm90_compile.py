@@ -1,5 +1,6 @@
 """The Hopper kernel without a GPU: planned, cross-compiled for sm_90a, free of spills, refused with reasons."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,18 @@ def hopper_kernel(args):
     return kernels[0]
 
 
+def built(args, folder, design=None):
+    """Program, design with its stages, and compiled function of one design's kernel, or of the best; with a report."""
+    from epifuse.providers.cutedsl.compile import compile_program
+
+    plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
+    plan = next(plan for plan in plans if design in (None, dict(plan.spec.design)["design"]))
+    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
+    assert found is not None
+    options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
+    return *found, compile_program(plan, *found, extra_options=options)
+
+
 CASES = {
     "plain": arguments(lambda accum: accum),
     "b by columns": arguments(lambda accum: accum, b_transposed=False),
@@ -71,13 +84,7 @@ INSTRUCTIONS = {
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_every_design_is_the_machine_code_it_is_meant_to_be(design, capfd, tmp_path):
-    from epifuse.providers.cutedsl.compile import compile_program
-
-    args = CASES["bias gelu"]
-    plan = next(k.plan for k in ef.get_kernels(args, cc=90) if dict(k.spec.design)["design"] == design)
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design)
-    assert found is not None
-    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
+    ptx = built(CASES["bias gelu"], tmp_path, design)[2].__ptx__
     missing = [name for name, instruction in INSTRUCTIONS.items() if instruction not in ptx]
     assert missing == []
     assert (".multicast::cluster" in ptx) == (design.cluster != (1, 1))
@@ -95,20 +102,17 @@ INPUTS = {
 @pytest.mark.parametrize("tile", [(128, 256), (256, 128), (128, 192)], ids=str)
 @pytest.mark.parametrize("name", INPUTS)
 def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tmp_path):
-    from epifuse.providers.cutedsl.compile import compile_program
-
     dtype, accumulator, instruction = INPUTS[name]
     a, b = torch.empty(512, 256, dtype=dtype), torch.empty(512, 256, dtype=dtype).t()
     epilogue = ef.EpilogueArguments.partial(bias_relu, {"bias": torch.empty(512, dtype=dtype)})
     tf32 = Constraints(precision="tf32", tile=tile)
-    plan = hopper_kernel(ef.GemmArguments(a, b, None, accumulator, epilogue, constraints=tf32)).plan
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
-    assert found is not None
-    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
+    args = ef.GemmArguments(a, b, None, accumulator, epilogue, constraints=tf32)
+    _, design, function = built(args, tmp_path)
+    ptx = function.__ptx__
     lines = [line.split()[0] for line in ptx.splitlines() if line.startswith("wgmma.mma_async")]
     assert set(lines) == {instruction.format(n=tile[1])}
     # K of a stage is 128 bytes for every dtype, 32 for one instruction, for each 64 of a warp group's rows.
-    assert len(lines) == 4 * tile[0] // (64 if found[1].pingpong else 128)
+    assert len(lines) == 4 * tile[0] // (64 if design.pingpong else 128)
     report = capfd.readouterr().err
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     # Either would say that multiplications do not overlap.
@@ -229,17 +233,12 @@ ROW_CASES = [*ROW_DESIGNS, *(d for d in DESIGNS if d.cluster[0] == 1 and d.tile 
 @pytest.mark.parametrize("design", ROW_CASES, ids=str)
 def test_whole_rows_cross_compile_without_spills(design, epilogue, capfd, tmp_path):
     """Ragged rows, which take a comparison an element. The CTAs of a cluster tell each other by asynchronous stores."""
-    from epifuse.providers.cutedsl.compile import compile_program
-
     n = rows.columns(design) - 8
     vectors = dict.fromkeys(("weight", "bias"), torch.empty(n)) | {"C": torch.empty(500, n, dtype=BF16)}
     args = arguments(epilogue, m=500, n=n, **(vectors if epilogue is layer_norm else {}))
-    plan = next(k.plan for k in ef.get_kernels(args, cc=90) if dict(k.spec.design)["design"] == design)
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, design)
-    assert found is not None
-    assert budget.shared_bytes(found[1], [a for _, a in found[0].loads], found[0].stores) <= TARGETS[90].shared_memory
-    ptx = compile_program(plan, *found, extra_options=f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}").__ptx__
-    assert ("st.async" in ptx) == (design.cluster != (1, 1))
+    program, staged, function = built(args, tmp_path, design)
+    assert budget.shared_bytes(staged, [a for _, a in program.loads], program.stores) <= TARGETS[90].shared_memory
+    assert ("st.async" in function.__ptx__) == (design.cluster != (1, 1))
     report = capfd.readouterr().err
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     assert "serialized" not in report
@@ -370,3 +369,20 @@ def test_a_maximum_is_one_instruction_for_each_value(tmp_path):
     assert sum("max.NaN.f32" in line for line in lines) == WIDTH
     assert sum("min.NaN.f32" in line for line in lines) == WIDTH
     assert not any("selp.f32" in line for line in lines)
+
+
+def test_short_and_long_k_share_a_function_whatever_their_raster(tmp_path):
+    both = (arguments(bias_relu, k=k, bias=torch.empty(512)) for k in (256, 4096))
+    (_, short, one), (_, long, other) = (built(args, tmp_path, SCHEDULES[128, 128]) for args in both)
+    assert (short.raster, long.raster) == (4, 8)
+    assert one is other
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_warps_wait_for_each_other_in_the_epilogue_only_where_an_output_lies_by_columns(by_rows, tmp_path):
+    """A barrier for each subtile then; else a warp sends its own rows, and the only barrier is the turn to multiply."""
+    accum = torch.empty(512, 512, dtype=BF16)
+    args = arguments(lambda accum: accum, accum=accum if by_rows else accum.t())
+    _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
+    waits = len(re.findall(r"\bbar(?:rier)?(?:\.cta)?\.sync", function.__ptx__))
+    assert waits == 1 + (0 if by_rows else budget.subtiles(design))
