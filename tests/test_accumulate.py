@@ -189,3 +189,43 @@ def test_sums_of_integers_say_what_they_are_computed_in() -> None:
     ef.get_kernels(args)[0].run(args)
     assert out["s"] == torch.iinfo(torch.int32).max
     assert ef.gemm(a, b, epilogue=source) == M * N * K * 127 * 127 * 3300
+
+
+AGAIN = {
+    "over the batches": ("def f(accum): D = accum.sum(dim=0); return D", lambda a, b, row, C: (a @ b).sum(0)),
+    "a row": ("def f(accum, row): D = row * 2; s = accum.sum(); return D, s", lambda a, b, row, C: row * 2),
+    "the same in every batch": ("def f(accum, C): D = C * 2; s = accum.sum(); return D, s", lambda a, b, row, C: C * 2),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_several_tiles_write_is_added_once(name: str) -> None:
+    """Each batch, or each row of tiles, computes it anew: they must not read what the one before wrote."""
+    epilogue, meaning = AGAIN[name]
+    a, b, row, C = whole(2, 300, K), whole(2, K, N), whole(N), whole(300, N)
+    want = meaning(a, b, row, C)
+    given = {"row": row} if name == "a row" else {"C": C} if "C" in epilogue else {}
+    out = torch.ones_like(want)
+    for _ in range(3):
+        ef.gemm(a, b, epilogue=epilogue, operands=given, out={"D": out}, accumulate="D")
+    assert torch.equal(out, 1 + 3 * want)
+    tensors = {**given, "D": ef.Store(out, accumulate=True)}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, tensors))
+    launch = ef.get_kernels(args)[0].bind(args)
+    launch()
+    launch()
+    assert torch.equal(out, 1 + 5 * want)
+
+
+def test_a_dim_may_be_kept_where_it_has_one_element_from_the_start() -> None:
+    """A reduction along one element is none by the time destinations are looked at."""
+    C, s = whole(M, 1), torch.empty(M, 1)
+    source = "def f(accum, C): D = accum; s = C.sum(dim=-1); return D, s"
+    ef.gemm(whole(M, K), whole(K, 1), epilogue=source, C=C, out={"s": s})
+    assert torch.equal(s, C)
+
+
+def test_the_absolute_value_of_the_least_integer_is_torchs() -> None:
+    x = torch.full((M, N), torch.iinfo(torch.int32).min, dtype=torch.int32)
+    source = "def f(accum, x): s = ef.absmax(x); return s"
+    assert ef.gemm(whole(M, K), whole(K, N), epilogue=source, x=x) == x.abs().max()

@@ -61,3 +61,15 @@ def test_hints_of_transport_in_linear() -> None:
     result = ef.linear(x, weight, operands=operands, out=out, epilogue=lambda accum, residual: accum + residual)  # type: ignore[arg-type]
     assert result is D
     assert torch.equal(D, torch.full((2, 3, 5), 7.0))
+
+
+def test_what_linear_returned_is_a_destination() -> None:
+    """One number a row of x has x's leading dims; it can be written and added onto."""
+    x, weight = torch.randn(2, 3, 4), torch.randn(5, 4)
+    source = "def f(accum): s = accum.sum(dim=-1); return s"
+    s = ef.linear(x, weight, epilogue=source)
+    again = torch.zeros_like(s)
+    assert ef.linear(x, weight, epilogue=source, out=again) is again
+    assert torch.equal(again, s)
+    ef.linear(x, weight, epilogue=source, out=again, accumulate="s")
+    torch.testing.assert_close(again, 2 * s)

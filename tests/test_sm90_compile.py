@@ -278,32 +278,6 @@ def test_what_would_spill_beside_the_widest_accumulator_is_refused_there(case):
     assert "sm90_gemm_128x128_pingpong_2x1" not in refusals
 
 
-def test_a_kernel_for_another_target_is_not_run():
-    args = CASES["plain"]
-    with pytest.raises(ef.errors.ArgumentError, match="built for sm_90a"):
-        hopper_kernel(args).run(args)
-
-
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
-        (arguments(lambda accum: accum, dtype=torch.float32), "only where that is allowed: precision='tf32'"),
-        (arguments(lambda accum: accum, dtype=torch.float64), "it multiplies float16, bfloat16 and float32 as tf32"),
-        (
-            arguments(lambda accum: ef.softmax(accum)),
-            "N = 512 does not fit the 256 columns of its rows, and softmax needs them whole",
-        ),
-        (arguments(lambda accum: accum / ef.norm(accum)), "a second launch recomputes the product, 2.0 x"),
-        (arguments(lambda accum: ef.sum(accum, dim=0).reshape(1, 512) * ef.sum(accum)), "does not mix reductions"),
-        (arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)), "leaves a part of one that a reshape cut"),
-    ],
-)
-def test_refusals_name_the_reason(args, reason):
-    refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
-    assert reason in refusals["sm90_gemm_128x256_cooperative_2x1"]
-
-
 def test_the_fast_forms_known_to_planning_are_the_table():
     from epifuse.providers.cutedsl.primitives import FAST
 

@@ -262,7 +262,7 @@ def _rows(name: str, value: Any, lead: tuple[int, ...]) -> Any:
         return value
     if not lead:
         return value.unsqueeze(0)
-    flat = _flat(f"output '{name}'", value, lead)
+    flat = value.reshape(-1) if tuple(value.shape) == lead else _flat(f"output '{name}'", value, lead)
     if flat is not value and flat.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
         raise fail("linear_out", None, name=name, shape=tuple(value.shape), strides=value.stride())
     return flat

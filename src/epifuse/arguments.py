@@ -28,7 +28,7 @@ from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
-from epifuse.ir.types import shape_of
+from epifuse.ir.types import factors_of, shape_of
 from epifuse.memory import empty
 from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
 from epifuse.target import CPU, TARGETS, Target
@@ -311,11 +311,28 @@ class GemmArguments:
 
 
 def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What outputs are added onto, as operands: their destinations, without the ones of a shape that keeps dims."""
-    dims = {output.name: output.dims or () for output in graph.outputs}
-    return {
-        old_content(name): outputs[name].view(shape_of(dims[name], problem.extents)) for name, _ in problem.accumulated
-    }
+    """What outputs are added onto, as operands: their destinations, without the ones of a shape that keeps dims.
+
+    A copy where `is_written_again` says that the destination itself does not keep it.
+    """
+    found = {}
+    for output in graph.outputs:
+        if output.name in dict(problem.accumulated):
+            held = outputs[output.name].view(shape_of(output.dims or (), problem.extents))
+            again = is_written_again(output, graph, problem)
+            found[old_content(output.name)] = held.clone(memory_format=torch.contiguous_format) if again else held
+    return found
+
+
+def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
+    """Whether each row, column or batch of tiles writes the output anew, so that a later one reads what it wrote.
+
+    A graph without stages has no tiles.
+    """
+    axes = {factor.axis for factor in factors_of(output.dims or ())}
+    long = {axis for axis in "lmn" if problem.extents[axis] > 1}
+    stage = graph.stages.get(output.node)
+    return stage is not None and stage.kind != "finish" and not long <= axes
 
 
 @lru_cache(maxsize=1024)

@@ -176,9 +176,10 @@ def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: 
     """torch's shape; for a reduction also the keepdim shape, without leading ones, or (1,) for one number."""
     if shape == want:
         return True
-    if graph.stages[output.node].kind != "finish":
-        return False
     present = {axis for dim in output.dims or () for axis in (factor.axis for factor in dim)}
+    # A reduction along one element is none by now.
+    if graph.stages[output.node].kind != "finish" and any(problem.extents[a] != 1 for a in {*"lmn"} - present):
+        return False
     kept = tuple(problem.extents[axis] if axis in present else 1 for axis in ("lmn" if problem.batched else "mn"))
     if len(factors_of(output.dims or ())) != len(present):
         return False

@@ -47,7 +47,8 @@ class Options(NamedTuple):
         alone = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
         names = (given,) if alone else tuple(given)
         if not all(isinstance(name, str) for name in names):
-            raise fail("option", None, name="accumulate", want="names of outputs", value=self.accumulate)
+            shown = kind_of(given) if isinstance(given, Mapping) else given  # a mapping would show whole tensors
+            raise fail("option", None, name="accumulate", want="names of outputs", value=shown)
         return names
 
     @property

@@ -244,6 +244,7 @@ def test_a_helper_made_by_exec_has_no_source() -> None:
         "ef.relu(accum) + ef.multiply_add(accum, C, row) + ef.index_m(accum) * ef.index_n(accum)",
         "torch.add(input=accum, other=C) - torch.pow(accum, exponent=2)",
         "any(accum > 0) & all(accum < 1)",
+        "accum.norm(2, dim=-1, keepdim=True) + torch.norm(accum, p=2, dim=0) + accum.norm(dim=1)[:, None]",
     ],
 )
 def test_calls(expression: str) -> None:

@@ -169,3 +169,10 @@ def test_no_product_in_a_captured_graph(hopper: Machine) -> None:
         torch.cuda.synchronize()
         assert torch.equal(out, c)
         del junk
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(130, 1, 64), (1, 1, 72), (64, 8, 1), (200, 1, 1)])
+def test_one_column_that_is_contiguous_both_ways(m: int, n: int, k: int, machine: Machine) -> None:
+    """PyTorch gives both its strides as 1; TMA sees it along its length."""
+    a, b = machine.whole(m, k).contiguous(), machine.whole(k, n).contiguous()
+    check(machine, "def epi(accum): D = accum; return D", a, b, {})

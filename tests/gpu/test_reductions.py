@@ -219,3 +219,12 @@ def test_reductions_of_nothing(l: int, m: int, n: int, machine: Machine) -> None
     assert found["mean_"].isnan()
     assert (found["rows"] == 0).all()
     assert not found["columns"].any()
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 264), (130, 1), (1, 1)])
+def test_an_operand_is_reduced_where_the_result_is_thin(m: int, n: int, machine: Machine) -> None:
+    """Beside M = 1 a (1, N) operand is a row to the kernel, and a mask of it is reduced like any full value."""
+    a, b, C = machine.whole(m, 64), machine.whole(n, 64).t(), machine.whole(m, n)
+    mean = "sum(where(C > 0, accum, 0.0)) / (sum(C > 0) + 1)"
+    source = f"def epi(accum, C): mean = {mean}; total = sum(C); return mean, total"
+    check(machine, source, a, b, {"C": C}, exact=False)

@@ -75,8 +75,8 @@ def bound(
     """Arguments of torch's function or method by our parameter names, checked."""
     if entry.name in ("max", "min") and _is_pair(positional, named):
         raise context.fail("max_pair", at, function=spelled, name=entry.name)
-    if entry.name == "norm" and len(positional) > 1:
-        raise context.fail("norm_order", at)
+    if entry.name == "norm":
+        positional, named = _without_order(context, positional, named, at)
     theirs = _names(entry)
     parameters = [p.replace(name=theirs[p.name]) for p in entry.signature.parameters.values()]
     if spelled == ".where":
@@ -97,6 +97,16 @@ def bound(
     _check_shape(context, entry, spelled, arguments, at)
     ours = {name: arguments[theirs[name]] for name in entry.signature.parameters}
     return _with_rules(context, asks, spelled, ours, at)
+
+
+def _without_order(
+    context: Context, positional: list[Any], named: dict[str, Any], at: ast.AST
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a norm that says which it is, as in norm(2, dim=-1); there is one."""
+    orders = [*positional[1:2], *([named["p"]] if "p" in named else [])]
+    if not all(isinstance(order, Node) and order.op == "const" and order.attr == 2 for order in orders):
+        raise context.fail("norm_order", at)
+    return positional[:1] + positional[2:], {name: value for name, value in named.items() if name != "p"}
 
 
 def _names(entry: Entry) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from epifuse.arguments import GemmArguments, old_contents
+from epifuse.arguments import GemmArguments, is_written_again, old_contents
 from epifuse.errors import EpifuseError, Loc, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
@@ -110,9 +110,16 @@ class Recipe:
     ) -> Step:
         """A function that only launches."""
         operands = {**tensors, **_numbers(self.plan.graph, self.kinds, numbers)} if self.kinds else tensors
-        if self.plan.problem.accumulated:
-            operands = {**operands, **old_contents(self.plan.graph, self.plan.problem, outputs)}
-        return _explained(self.runner(a, b, operands, outputs), self.plan)
+        if not self.plan.problem.accumulated:
+            return _explained(self.runner(a, b, operands, outputs), self.plan)
+        graph, problem = self.plan.graph, self.plan.problem
+
+        def onto_old() -> Step:
+            return self.runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
+
+        if any(is_written_again(o, graph, problem) for o in graph.outputs if o.name in dict(problem.accumulated)):
+            return _explained(lambda: onto_old()(), self.plan)  # each launch copies what it is to be added onto
+        return _explained(onto_old(), self.plan)
 
 
 def require_data(named: Iterable[tuple[str, Any]]) -> None:

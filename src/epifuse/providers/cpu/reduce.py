@@ -34,7 +34,7 @@ class Accumulator:
             self.largest = torch.full(shape, -torch.inf, dtype=compute, device="cpu")
         else:
             dtype = compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32
-            self.value = torch.full(shape, _identity(name, dtype), dtype=dtype, device="cpu")
+            self.value = torch.full(shape, _identity(name, dtype, count), dtype=dtype, device="cpu")
 
     def add(self, x: torch.Tensor, dims: list[int], index: tuple[slice, ...]) -> None:
         """Merge one tile of the reduced value."""
@@ -64,11 +64,12 @@ class Accumulator:
         return value.to(self.compute) if self.kind == "float" else value
 
 
-def _identity(name: str, dtype: torch.dtype) -> float | int:
-    if name == "absmax":
+def _identity(name: str, dtype: torch.dtype, count: int) -> float | int:
+    # torch's absolute value of the least integer is that integer, and less than 0.
+    if name == "absmax" and (dtype.is_floating_point or count == 0):
         return 0
     low, high = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    return low if name == "amax" else high
+    return high if name == "amin" else low
 
 
 def _add_sum(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:

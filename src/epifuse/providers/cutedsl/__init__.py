@@ -121,8 +121,17 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
         cost=estimate(design, problem, has_row_stage(walked)),
         workspace_bytes=partials.workspace_bytes(walked, design, problem),
         transports=tuple(_transports(program)),
-        notes=(f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",),
+        notes=(
+            f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+            *_looser(problem),
+        ),
     )
+
+
+def _looser(problem: Problem) -> list[str]:
+    """What was allowed that makes results less exact."""
+    found = ["A and B are multiplied as tf32, with 10 bits of fraction"] if problem.a.dtype == torch.float32 else []
+    return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
 
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
@@ -154,7 +163,9 @@ def _not_asked_for(design: Design, problem: Problem) -> str | None:
     for field in ("tile", "cluster", "schedule"):
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
-            return f"its {field} is {own}, not the one asked for"
+            there = dict.fromkeys(str(getattr(one, field)) for one in (*DESIGNS, *ROW_DESIGNS))
+            known = "" if str(asked) in there else f"; there are {', '.join(there)}"
+            return f"its {field} is {own}, not the one asked for{known}"
     return None
 
 

@@ -21,7 +21,7 @@ _SOME_K = 8  # elements: 16 bytes of the narrowest input
 def filled(problem: Problem) -> Problem:
     """The problem as the kernel sees it: where K = 0, A and B have no element to address, and zeros stand in."""
     if problem.extents["k"]:
-        return problem
+        return replace(problem, a=_along_its_length(problem.a), b=_along_its_length(problem.b))
     a, b, k = problem.a, problem.b, _SOME_K
     m, n = a.shape[-2], b.shape[-1]
     by_rows, by_columns = (m * k, k, 1), (n * k, 1, k)
@@ -32,9 +32,22 @@ def filled(problem: Problem) -> Problem:
     )
 
 
+def _along_its_length(info: TensorInfo) -> TensorInfo:
+    """A single column whose strides are both 1 as contiguous along its length, which TMA can address."""
+    if info.shape[-1] != 1 or info.strides[-2:] != (1, 1):
+        return info
+    return replace(info, strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
+
+
+_MOST = (1 << 31) - 1  # of extents and of tiles: both are counted in 32 bits
+_LEAST_TILE = 64
+
+
 def refused(problem: Problem) -> str | None:
     """Why A and B, filled, cannot be multiplied, or None."""
-    a, b = problem.a, problem.b
+    a, b, e = problem.a, problem.b, problem.extents
+    if max(e.values()) > _MOST or e["l"] * (e["m"] // _LEAST_TILE + 8) * (e["n"] // _LEAST_TILE + 8) > _MOST:
+        return f"it counts rows, columns and tiles up to {_MOST}"
     if a.dtype not in ACCUMULATORS or b.dtype != a.dtype:
         return f"it multiplies float16, bfloat16 and float32 as tf32, and A is {a.dtype}"
     if problem.accumulator not in ACCUMULATORS[a.dtype]:
@@ -64,6 +77,8 @@ def _unaddressable(name: str, info: TensorInfo) -> str | None:
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
         return f"{name} has no contiguous rows or columns"
+    if len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0:
+        return f"{name} is the same matrix for every batch: pass it without the batches, as a 2-D tensor"
     for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
         size = stride * info.dtype.itemsize
         if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):

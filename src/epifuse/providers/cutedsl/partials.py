@@ -130,7 +130,11 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     source = graph.types[node.args[0]]
     if name not in REDUCTIONS:
         return f"it has no {name} yet"
-    if graph.stages[node.args[0]].kind == "finish" or not {"m", "n"} <= source.axes:
+    # Along an axis of one element every value is full-size: a (1, N) operand beside M = 1.
+    full = {axis for axis in "mn" if problem.extents[axis] != 1}
+    if graph.stages[node.args[0]].kind == "finish":
+        return f"it reduces what is reduced no further, as {name} would: store its argument and reduce that in PyTorch"
+    if not full <= source.axes:
         return f"it reduces full-size values only, and {name} has another argument"
     if {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
         return f"it reduces whole axes only, and {name} leaves a part of one that a reshape cut"
@@ -144,5 +148,5 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
 def _mixed(output: Node, graph: Graph) -> str | None:
     found = {graph.types[n].axes for n in finish_nodes(graph, [output]) if n.op == "reduce"}
     if found != {graph.types[output].axes}:
-        return "it does not mix reductions of different extents in one output"
+        return "it does not mix reductions of different extents in one output: store each, and combine them in PyTorch"
     return None

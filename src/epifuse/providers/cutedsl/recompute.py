@@ -32,7 +32,7 @@ def supports(spec: KernelSpec, graph: Graph, problem: Problem, one_launch: Suppo
     # Whole rows first: what a tile can hold needs no launch of its own.
     for whole_rows in (True, False) if has_row_stage(graph) else (True,):
         parts = _split(graph, problem, whole_rows=whole_rows)
-        if len(parts) == 1:
+        if len(parts) < 2:  # none where no value varies over rows and columns
             continue
         several = _several(spec, parts, problem, one_launch)
         if isinstance(several, Allocation):

@@ -1,0 +1,75 @@
+"""What the Hopper kernel plans and refuses, on any machine: the reason names what stands in the way."""
+
+import pytest
+import torch
+
+import epifuse as ef
+from tests.test_sm90_compile import BF16, CASES, arguments, hopper_kernel
+
+
+def test_a_kernel_for_another_target_is_not_run():
+    args = CASES["plain"]
+    with pytest.raises(ef.errors.ArgumentError, match="built for sm_90a"):
+        hopper_kernel(args).run(args)
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (arguments(lambda accum: accum, k=100), "stride of 200 bytes"),
+        (arguments(lambda accum: accum, dtype=torch.float32), "only where that is allowed: precision='tf32'"),
+        (arguments(lambda accum: accum, dtype=torch.float64), "it multiplies float16, bfloat16 and float32 as tf32"),
+        (
+            arguments(lambda accum: ef.softmax(accum)),
+            "N = 512 does not fit the 256 columns of its rows, and softmax needs them whole",
+        ),
+        (arguments(lambda accum: accum / ef.norm(accum)), "a second launch recomputes the product, 2.0 x"),
+        (arguments(lambda accum: ef.sum(accum, dim=0).reshape(1, 512) * ef.sum(accum)), "does not mix reductions"),
+        (arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)), "leaves a part of one that a reshape cut"),
+        (
+            arguments(lambda accum: ef.mean(ef.logsumexp(accum, dim=-1))),
+            "it reduces what is reduced no further, as mean",
+        ),
+    ],
+)
+def test_refusals_name_the_reason(args, reason):
+    refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
+    assert reason in refusals["sm90_gemm_128x256_cooperative_2x1"]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "m", "shape"),
+    [
+        ("def f(accum, C): D = C * 2; return D", 512, (512,)),
+        ("def f(accum, C): E = C / 2; s = sum(E); return E, s", 1, (1, 512)),
+        ("def f(accum, C): s = sum(where(C > 0, accum, 0.0)) / sum(C > 0); return s", 1, (1, 512)),
+    ],
+)
+def test_values_that_vary_over_one_axis_alone_are_planned(epilogue, m, shape):
+    args = arguments(epilogue, m=m, C=torch.empty(shape, dtype=BF16))
+    assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
+
+
+def test_what_makes_results_less_exact_is_in_the_plan():
+    a, b = torch.empty(128, 64), torch.empty(64, 64).t()
+    loose = ef.Constraints(precision="tf32", fast_math=True)
+    text = str(ef.explain(ef.GemmArguments(a, b, constraints=loose), cc=90))
+    assert "note     A and B are multiplied as tf32, with 10 bits of fraction" in text
+    assert "note     fast_math: every function by approximate instructions" in text
+    assert not any(word in str(ef.explain(CASES["plain"], cc=90)) for word in ("as tf32,", "fast_math:"))
+
+
+@pytest.mark.parametrize("shapes", [((128, 64), (64, 1)), ((128, 1), (1, 64))], ids=str)
+def test_one_contiguous_column_is_addressable(shapes):
+    args = ef.GemmArguments(*(torch.empty(shape, dtype=BF16) for shape in shapes))
+    hopper_kernel(args).compile(args)
+
+
+@pytest.mark.parametrize(("m", "n"), [(2**31, 8), (2**32, 2**31), (2**20, 2**30)])
+def test_what_32_bits_do_not_count_is_refused(m, n):
+    a, b = (torch.empty(extent, 8, dtype=BF16, device="meta") for extent in (m, n))
+    explanation = ef.explain(ef.GemmArguments(a, b.t()), cc=90)
+    assert explanation.plan is None
+    assert any(
+        "it counts rows, columns and tiles up to 2147483647" in reason for reason in explanation.selection.reasons
+    )
