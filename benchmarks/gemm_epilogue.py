@@ -123,10 +123,24 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         "versions": {name: _version(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "quack-kernels")},
         "cuda": torch.version.cuda,
         "import_seconds": _import_seconds(),  # once a process, and no part of a kernel's compilation
-        "command": " ".join(["python", "benchmarks/gemm_epilogue.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/gemm_epilogue.py", *_what_was_asked(sys.argv[1:])]),
         "rounds": options.rounds,
         "rows": [],
     }
+
+
+def _what_was_asked(words: Sequence[str]) -> list[str]:
+    """A command line without where its results go, which is nobody else's matter."""
+    kept, destination = [], False
+    for word in words:
+        option, _, value = word.partition("=")
+        if not destination and option not in _DESTINATIONS:
+            kept.append(word)
+        destination = option in _DESTINATIONS and not value
+    return kept
+
+
+_DESTINATIONS = ("--save", "--chart")
 
 
 def _version(name: str) -> str | None:

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -381,3 +382,13 @@ def test_a_tree_beside_itself(tmp_path) -> None:
     (row,) = json.loads(saved.read_text())["rows"]
     assert row["kernels"]["one"] == row["kernels"]["other"]
     assert 0.5 < row["ratios"]["other"][0] < 2.0
+
+
+@pytest.mark.parametrize("words", ["--save /home/x/a.json --host --chart=b.png", "--host --chart b.png --save=c.json"])
+def test_a_saved_command_names_no_folder_of_whoever_ran_it(words: str) -> None:
+    assert gemm_epilogue._what_was_asked(words.split()) == ["--host"]
+
+
+def test_no_result_names_a_folder_of_whoever_ran_it() -> None:
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert re.findall(r"/(?:root|home|tmp|Users)/[^\"]*", path.read_text()) == [], path.name
