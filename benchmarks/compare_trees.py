@@ -21,6 +21,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import gemm_variants
+import torch
+from gemm_cases import CASES, Operands, shapes
+from gpu_timing import Backlog, host_seconds_of, repeats_for, sample
+from timing import machine, paired_ratio, save
+
+import epifuse as ef
+
 HOME = Path(__file__).parent
 Shape = tuple[int, int, int]
 Ask = Callable[[str, Shape], Any]
@@ -31,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print, save; the exit status is not 0 where a tree has no kernel for a case."""
     options = _options(argv)
     if options.serve:
-        return _serve()
+        return _serve(options.serve)
     work = [(case, shape) for shape in options.shapes for case in options.cases]
     processes = {name: _process(source) for name, source in options.trees.items()}
     trees = {name: _asking(process) for name, process in processes.items()}
@@ -50,20 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             process.kill()
             process.communicate()
     if options.save:
-        from timing import machine, save
-
         save(options.save, {**machine("cuda"), "rounds": options.rounds, "trees": list(options.trees), "rows": rows})
     return int(any("seconds" not in row for row in rows))
 
 
 def compare(trees: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 2) -> dict[str, Any]:
     """Median seconds of each tree, and ratios to the first tree's with their intervals; the trees take turns."""
-    from timing import paired_ratio
-
     seconds: dict[str, list[float]] = {name: [] for name in trees}
     for round_ in range(warmup + rounds):
-        for name, sample in trees.items():
-            taken = sample()
+        for name, ask in trees.items():
+            taken = ask()
             if round_ >= warmup:
                 seconds[name].append(taken)
     first = next(iter(trees))
@@ -85,10 +89,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs="*", metavar="NAME=SRC", help="a name, and the folder that holds epifuse/")
     parser.add_argument("--cases", type=lambda text: tuple(text.split(",")), default=("plain", "gelu"))
-    parser.add_argument("--shapes", type=_shapes, default=((8192, 8192, 512), (4096, 4096, 4096)))
+    parser.add_argument("--shapes", type=shapes, default=((8192, 8192, 512), (4096, 4096, 4096)))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--save", type=Path)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     pairs = [text.partition("=") for text in options.trees]
     options.trees = {name: Path(source) for name, _, source in pairs}
@@ -100,21 +104,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    found = tuple(tuple(map(int, shape.split("x"))) for shape in text.split(","))
-    if any(len(shape) != 3 for shape in found):
-        raise argparse.ArgumentTypeError("a shape is MxNxK")
-    return found  # type: ignore[return-value]  # each has three by now
-
-
 # --- a tree's process -------------------------------------------------------------------------------------------
 
 
 def _process(source: Path) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(source.resolve()), str(HOME), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HOME / "compare_trees.py"), "--serve"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)  # type: ignore[no-any-return,call-overload]  # pipes
+    path = os.pathsep.join([str(source.resolve()), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HOME / "compare_trees.py"), "--serve", str(source.resolve())]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _asking(process: subprocess.Popen[str]) -> Ask:
@@ -128,8 +125,9 @@ def _asking(process: subprocess.Popen[str]) -> Ask:
     return ask
 
 
-def _serve() -> int:
+def _serve(source: Path) -> int:
     """Answer each line of the input. What libraries print must not lie between the answers."""
+    assert Path(ef.__file__).is_relative_to(source), f"{ef.__file__} is not of {source}"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     known: dict[str, Callable[[], float]] = {}
@@ -141,13 +139,11 @@ def _serve() -> int:
     return 0
 
 
+_BACKLOG = cache(Backlog)
+
+
 def _prepared(known: dict[str, Callable[[], float]], line: str, name: str, shape: list[int]) -> str:
     """Build one case, check what it computes, and keep how to time it. The kernel's name, or why there is none."""
-    import gemm_variants
-    import torch
-    from gemm_cases import CASES, Operands
-    from gpu_timing import host_seconds_of, repeats_for, sample
-
     torch.manual_seed(0)
     built: dict[str, Any] = {}
     try:
@@ -157,18 +153,11 @@ def _prepared(known: dict[str, Callable[[], float]], line: str, name: str, shape
         gemm_variants.compare(calls[0](), gemm_variants.reference(case, sets[0]))
     except Exception as error:
         return f"failed: {type(error).__name__}: {error}"
-    backlog = _backlog()
+    backlog = _BACKLOG()
     host = host_seconds_of(calls, backlog)
     repeats = repeats_for(sample(calls, 3, backlog, host))
     known[line] = lambda: sample(calls, repeats, backlog, host)
     return str(built["name"])
-
-
-@cache
-def _backlog() -> Any:
-    from gpu_timing import Backlog
-
-    return Backlog()
 
 
 if __name__ == "__main__":

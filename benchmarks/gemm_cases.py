@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,19 @@ SHAPES = (
 """M, N, K."""
 ROW_SHAPES = tuple((16384, n, 4096) for n in (128, 256, 512, 1024))
 """Of values that need whole rows."""
+
+
+def shapes(text: str) -> tuple[tuple[int, int, int], ...]:
+    """Shapes of a command line, as in 4096x4096x4096,64x14336x4096."""
+    found = []
+    for shape in text.split(","):
+        try:
+            m, n, k = map(int, shape.split("x"))
+        except ValueError:
+            raise argparse.ArgumentTypeError("a shape is MxNxK") from None
+        found.append((m, n, k))
+    return tuple(found)
+
 
 ALPHA, BETA = 1.25, 0.5
 EPS = 1e-5

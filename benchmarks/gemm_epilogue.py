@@ -23,7 +23,7 @@ from typing import Any
 
 import gemm_report
 import torch
-from gemm_cases import CASES, COMPILED, Case, Operands
+from gemm_cases import CASES, COMPILED, Case, Operands, shapes
 from timing import machine, paired_ratio, save
 
 HOME = Path(__file__).parent
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--shapes", type=_shapes, default=None, help="as in 4096x4096x4096,64x14336x4096")
+    parser.add_argument("--shapes", type=shapes, default=None, help="as in 4096x4096x4096,64x14336x4096")
     parser.add_argument("--cases", type=_among(case.name for case in CASES), default=None)
     parser.add_argument("--peers", type=_among(PEERS), default=None, help=f"of {', '.join(PEERS)}; none: --peers=")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds after which max-autotune is left out")
@@ -64,13 +64,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", type=Path, nargs="?", const=RESULTS)
     parser.add_argument("--publish", type=Path, nargs="?", const=RESULTS)
     return parser.parse_args(argv)
-
-
-def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    shapes = tuple(tuple(int(extent) for extent in shape.split("x")) for shape in text.split(","))
-    if any(len(shape) != 3 for shape in shapes):
-        raise argparse.ArgumentTypeError("a shape is MxNxK")
-    return shapes
 
 
 def _among(known: Any) -> Callable[[str], tuple[str, ...]]:

@@ -88,6 +88,7 @@ def _add(
 
 
 def compare(got: Outputs, want: Outputs) -> list[float]:
+    """The relative error of each output. Raises `WrongResultError` where one is too large."""
     errors = [float((g.float() - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
     # A step between two bfloat16 numbers: rounding once costs a fifth of it in this norm, eager rounds thrice, and what
     # a peer reduces was rounded too.
@@ -97,6 +98,7 @@ def compare(got: Outputs, want: Outputs) -> list[float]:
 
 
 def fused(case: Case, sets: Sequence[Operands], kernel: dict[str, Any]) -> Calls:
+    """epifuse's calls, compiled; what is known of the kernel goes into `kernel`. Raises where there is none."""
     arguments = [case.arguments(x) for x in sets]
     found = ef.get_kernels(arguments[0], limit=1)
     if not found:

@@ -75,6 +75,7 @@ def host_seconds_of(calls: Calls, backlog: Backlog) -> float:
 
 
 def sample(calls: Calls, repeats: int, backlog: Backlog, host_seconds: float) -> float:
+    """Seconds of a call, of so many in a row; `host_seconds` is what the host needs for one."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     backlog.queue(backlog.times(repeats * host_seconds))
     start.record()

@@ -22,13 +22,14 @@ from epifuse.checks import (
     check_product,
     check_tensor,
     host_number,
+    is_written_once,
 )
 from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
-from epifuse.ir.types import factors_of, shape_of
+from epifuse.ir.types import shape_of
 from epifuse.memory import empty
 from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
 from epifuse.target import CPU, TARGETS, Target
@@ -329,10 +330,8 @@ def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
 
     A graph without stages has no tiles.
     """
-    axes = {factor.axis for factor in factors_of(output.dims or ())}
-    long = {axis for axis in "lmn" if problem.extents[axis] > 1}
     stage = graph.stages.get(output.node)
-    return stage is not None and stage.kind != "finish" and not long <= axes
+    return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
 
 
 @lru_cache(maxsize=1024)

@@ -243,11 +243,16 @@ def _same_elements(
         _geometry(tensor) == _geometry(value)
         # A value that is the same for every row, column or batch is read again after it was written.
         and (
-            {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
+            is_written_once(output, problem)
             or (graph.stages[output.node].kind == "finish" and not _read_by_others(other, output, graph))
         )
         and all(long(load.dims) == long(output.dims) and not load.views for load in loads)
     )
+
+
+def is_written_once(output: Output, problem: Problem) -> bool:
+    """Whether no tile writes what another one wrote: the output varies over every axis of several elements."""
+    return {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -125,8 +125,6 @@ class Recipe:
 def require_data(named: Iterable[tuple[str, Any]]) -> None:
     """Raise `ArgumentError` for a tensor that only describes one."""
     for name, value in named:
-        if type(value) is torch.Tensor and not value.is_meta:
-            continue
         if isinstance(value, torch.Tensor) and (value.is_meta or type(value).__name__ == "FakeTensor"):
             raise fail("no_data", None, name=name)
 

@@ -19,7 +19,10 @@ _SOME_K = 8  # elements: 16 bytes of the narrowest input
 
 
 def filled(problem: Problem) -> Problem:
-    """The problem as the kernel sees it: where K = 0, A and B have no element to address, and zeros stand in."""
+    """The problem as the kernel sees it: where K = 0, A and B have no element to address, and zeros stand in.
+
+    A single column lies along its length.
+    """
     if problem.extents["k"]:
         return replace(problem, a=_along_its_length(problem.a), b=_along_its_length(problem.b))
     a, b, k = problem.a, problem.b, _SOME_K
@@ -41,12 +44,14 @@ def _along_its_length(info: TensorInfo) -> TensorInfo:
 
 _MOST = (1 << 31) - 1  # of extents and of tiles: both are counted in 32 bits
 _LEAST_TILE = 64
+_STEP = 1024  # more than the clusters at once: so far beyond the last tile a count may go
 
 
 def refused(problem: Problem) -> str | None:
     """Why A and B, filled, cannot be multiplied, or None."""
     a, b, e = problem.a, problem.b, problem.extents
-    if max(e.values()) > _MOST or e["l"] * (e["m"] // _LEAST_TILE + 8) * (e["n"] // _LEAST_TILE + 8) > _MOST:
+    tiles = e["l"] * -(-e["m"] // _LEAST_TILE) * -(-e["n"] // _LEAST_TILE)
+    if max(e.values()) > _MOST or tiles > _MOST - _STEP:
         return f"it counts rows, columns and tiles up to {_MOST}"
     if a.dtype not in ACCUMULATORS or b.dtype != a.dtype:
         return f"it multiplies float16, bfloat16 and float32 as tf32, and A is {a.dtype}"
