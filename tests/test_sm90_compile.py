@@ -173,6 +173,30 @@ def test_reductions_cross_compile_without_spills(args, tile, capfd, monkeypatch)
     assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") >= 2
 
 
+def row_squares(accum, C):
+    D = accum + C
+    squares = ef.sum_of_squares(D, dim=-1)
+    return D, squares
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        arguments(column_sums, k=1024, bias=torch.empty(512)),
+        arguments(row_squares, k=1024, C=torch.empty(512, 512, dtype=BF16)),
+        arguments(lambda accum: ef.absmax(accum), k=512),
+    ],
+    ids=["columns", "rows", "scalar"],
+)
+def test_reductions_fit_beside_the_widest_accumulator(args, capfd, tmp_path):
+    """N = 512 ends within a tile of 192 columns."""
+    wide = next(design for design in DESIGNS if design.tile == (128, 192) and design.cluster == (2, 1))
+    program, _, _ = built(args, tmp_path, wide)
+    assert program.edges == ("nothing", "subtiles")
+    report = capfd.readouterr().err
+    assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") >= 2
+
+
 def normalised(accum, row):
     c = accum - ef.mean(accum, dim=-1, keepdim=True)
     D = c * ef.rsqrt(ef.mean(c * c, dim=-1, keepdim=True) + 1e-5) * row
@@ -266,7 +290,8 @@ def test_a_result_without_elements_needs_no_compilation(extents, monkeypatch):
 CROWDED = {
     "residual": CASES["residual"],
     "sine": arguments(lambda accum: ef.sin(accum)),
-    "gelu in float32": arguments(bias_gelu, bias=torch.empty(512, dtype=BF16), D=torch.empty(512, 512)),
+    "a sum that ends within a subtile": arguments(lambda accum: ef.sum(accum), n=520, k=1024),
+    "sums where K is short": arguments(lambda accum: ef.sum(accum, dim=0), k=512),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fuzzing.check import function_of
 from gpu.harness import Machine, check, check_the_same_bits, exact_product, judge, refusal, run
 
@@ -18,6 +19,8 @@ SHAPES = {
     "matrix": (0, 257, 136, 64),
     "one tile": (0, 64, 128, 64),
     "thin": (0, 1, 8, 64),
+    "whole subtiles": (0, 320, 352, 64),
+    "whole subtiles of rows": (2, 192, 280, 64),
 }
 KINDS = (("sum", "mean", "amax", "amin", "any"), ("absmax", "sum_of_squares", "norm", "all", "logsumexp"))
 DESTINATIONS: dict[str, tuple[str, Any]] = {
@@ -34,6 +37,10 @@ DESTINATIONS: dict[str, tuple[str, Any]] = {
     "per column of one tile": ("one tile", 0),
     "per row of a thin matrix": ("thin", 1),
     "per column of a thin matrix": ("thin", 0),
+    "a number of whole subtiles": ("whole subtiles", None),
+    "per row of whole subtiles": ("whole subtiles", 1),
+    "per column of whole subtiles": ("whole subtiles", 0),
+    "per batch of whole subtiles of rows": ("whole subtiles of rows", (1, 2)),
 }
 SUM_ERROR = 1e-6
 """Of the sum of magnitudes, against float64: the promise of docs/numerics.md for sums of 16384 x 16384 elements."""
@@ -74,9 +81,10 @@ def test_every_kind_to_every_destination(destination: str, names: tuple[str, ...
 
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("dim", [None, 0, 1])
-def test_lanes_outside_the_result_never_count(dim: Any, sign: int, machine: Machine) -> None:
+@pytest.mark.parametrize("shape", ["matrix", "whole subtiles"])
+def test_lanes_outside_the_result_never_count(shape: str, dim: Any, sign: int, machine: Machine) -> None:
     """Data of one sign, far from zero: a zero or a poisoned lane would win."""
-    a, b, operands = inputs(machine, "matrix")
+    a, b, operands = inputs(machine, shape)
     value = f"accum * 0.25 + C + ({sign} * 1000.0)"
     names = ("amax", "amin", "absmax", "mean", "all")
     found = check(machine, source_of(names, dim, value), a, b, operands)
@@ -143,6 +151,46 @@ def test_sums_beside_float64(machine: Machine) -> None:
     ):
         error = (found[name].double() - value.sum(dims)).abs() / value.abs().sum(dims)
         assert error.max() <= SUM_ERROR, f"{name}: {error.max():.1e} of the sum of magnitudes"
+
+
+LOGARITHMS = {
+    "softplus": ("softplus(x)", lambda x, C: x.relu()),
+    "logsigmoid": ("-logsigmoid(x)", lambda x, C: (-x).relu()),
+    "a loss": ("softplus(x) - x * C", lambda x, C: x.relu() - x * C),
+}
+
+
+@pytest.mark.parametrize("shift", [0.0, -6.0, -20.0, -60.0, 20.0, 60.0])
+@pytest.mark.parametrize("name", LOGARITHMS)
+def test_sums_of_logarithms_beside_float64(name: str, shift: float, machine: Machine) -> None:
+    """Terms of every size, the targets cancelling all else; the sum of tiny ones is as exact as that of large ones."""
+    text, linear = LOGARITHMS[name]
+    for shape in ("matrix", "whole subtiles"):
+        a, b, _ = inputs(machine, shape)
+        x = (a.double() @ b.double()).cpu() * 2.0**-6 + shift
+        C = (x > 0).float()
+        source = f"""def epi(accum, C, shift):
+    x = accum * {2.0**-6} + shift
+    t = {text}
+    total, average, rows, columns = sum(t), mean(t), sum(t, dim=1), mean(t, dim=0)
+    return total, average, rows, columns"""
+        found = run(machine, source, a, b, {"C": machine.laid_out(C), "shift": shift})
+        t = linear(x, C.double()) + (-x.abs()).exp().log1p()
+        # The CPU takes float32 values from one another, and what is left is as exact as they were.
+        size = t if machine.gpu or name != "a loss" else t + x.abs()
+        for got, dims in (("total", (0, 1)), ("average", (0, 1)), ("rows", 1), ("columns", 0)):
+            reduce = torch.mean if got in ("average", "columns") else torch.sum
+            error = (found[got].double() - reduce(t, dims)).abs() / reduce(size, dims)
+            assert error.max() <= SUM_ERROR, f"{got}: {error.max():.1e} of the sum of magnitudes"
+
+
+@pytest.mark.parametrize("broken", [torch.nan, -torch.inf, torch.inf], ids=str)
+def test_sums_of_logarithms_of_what_is_not_finite(broken: float, machine: Machine) -> None:
+    a, b, operands = inputs(machine, "matrix")
+    operands["C"][3] = broken
+    found = run(machine, "def epi(accum, C): rows = sum(softplus(accum + C), dim=1); return rows", a, b, operands)
+    want = F.softplus(a.double() @ b.double() + operands["C"].double()).sum(1)
+    torch.testing.assert_close(found["rows"].double(), want.cpu(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.gpu

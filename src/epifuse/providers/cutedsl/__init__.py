@@ -18,7 +18,8 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded
-from epifuse.providers.cutedsl.heuristic import estimate
+from epifuse.providers.cutedsl.heuristic import estimate, k_bytes
+from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
 NATIVE = frozenset(
@@ -62,6 +63,9 @@ ROW_DESIGNS = tuple(
     for cluster in ((1, 4), (1, 8))
 )
 """Further candidates where values need whole rows, which only a cluster holds."""
+
+
+_SHORT_K = 2048  # bytes: an epilogue that reduces takes longer than a main loop over less
 
 
 def _spec(design: Design) -> KernelSpec:
@@ -136,7 +140,8 @@ def _looser(problem: Problem) -> list[str]:
 
 def lowered(graph: Graph, problem: Problem) -> Graph:
     """The graph as the kernel walks it."""
-    return assign_stages(canonicalise(lower(split_operators(graph, problem), NATIVE), problem), problem)
+    opened = canonicalise(lower(split_operators(graph, problem), NATIVE), problem)
+    return assign_stages(split_log_sums(opened), problem)
 
 
 def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program, Design] | str:
@@ -156,7 +161,7 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
-    return crowded(*found) or found
+    return crowded(*found, short=k_bytes(problem) < _SHORT_K) or found
 
 
 def _not_asked_for(design: Design, problem: Problem) -> str | None:

@@ -13,10 +13,10 @@ from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
 from epifuse.providers.cutedsl.heuristic import band
-from epifuse.providers.cutedsl.partials import is_ragged, reduction
+from epifuse.providers.cutedsl.partials import edges, reduction
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.prints import with_prints
-from epifuse.providers.cutedsl.program import Access, Design, Program, Way
+from epifuse.providers.cutedsl.program import NO_EDGES, Access, Design, Program, Way
 from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
@@ -42,8 +42,8 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.
             reduces = any(node.op == "reduce" for node in graph.nodes)
-            ragged = reduces and is_ragged(design, problem.extents["m"], problem.extents["n"])
-            return Program(graph, tuple(loads), tuple(stores), exactness, ragged, prints), found
+            cut = edges(design, problem.extents["m"], problem.extents["n"]) if reduces else NO_EDGES
+            return Program(graph, tuple(loads), tuple(stores), exactness, cut, prints), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 
 MATH_GROUPS = 2
-SUBTILE = (64, 32)
-"""What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
 _WARP_GROUP = 128
 _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
@@ -29,31 +27,35 @@ def rows(design: Design) -> int:
 _WIDE = 128 * 160
 """Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
 _ROOM = 4
-_HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full", "narrow"), "gelu_tanh": ("full",)}
+_HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full", "narrow")}
 """Functions that spill there, and how exactly they are computed when they do."""
 
 
-def crowded(program: Program, design: Design) -> str | None:
+def crowded(program: Program, design: Design, short: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
-    A staged operand is held twice, as this subtile's and the next one's; an output until it leaves. Seen with CuTe DSL
-    4.8.1 on 128 x 192: four such fragments of 16 bits a value do not spill, six do, and so do an exact sine and a gelu
-    stored as float32.
+    Counted in fragments of 16 bits a value. A staged operand is held twice, as this subtile's and the next one's; an
+    output until it leaves; a sum down columns needs as much as an operand. Seen with CuTe DSL 4.8.1 on 128 x 192: four
+    such fragments do not spill or up to 100 bytes, which costs nothing; six do, and so do an exact sine and comparisons
+    with M and N for each value that is reduced. Where K is `short`, it is the epilogue that is waited for: with K of
+    512 bce takes 137 us, and 124 in 128 x 128; with K of 1024, 202 and 211 (benchmarks/results/kernel_variants.json).
 
-    Epilogues of whole rows are not refused for it: where x = accum + C is stored beside its weighted layer
-    normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread, but rows of more than 1024 columns
-    fit nothing smaller.
+    Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
+    weighted layer normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread.
     """
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
         return None
     leaving = [access for access in program.stores if access.way in ("tile", "direct")]
     fragments = sum(access.dtype.itemsize for access in leaving) // 2
     fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
+    reductions = [node for node in program.graph.nodes if node.op == "reduce"]
+    fragments += 2 * sum("n" in program.graph.types[node].axes for node in reductions)
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"
-    if any(node.op == "reduce" for node in program.graph.nodes):
-        # 4 to 200 bytes spill, and 128 x 128 is ahead: a column sum of gelu at 8192 x 8192 x 512 159 us, not 192.
-        return "its accumulator leaves too few registers for reductions"
+    if reductions and "values" in program.edges:
+        return "its accumulator leaves too few registers for reductions that end within 64 rows or 32 columns"
+    if reductions and short and fragments > 1:
+        return "its accumulator leaves too few registers for reductions where K is short"
     named = ((str(node.attr) if node.op == "call" else node.op, how) for node, how in program.accuracies.items())
     hungry = next((name for name, how in named if how in _HUNGRY.get(name, ())), None)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None

@@ -12,13 +12,16 @@ from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
 from epifuse.problem import Problem
-from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.log_sums import APART
+from epifuse.providers.cutedsl.program import SUBTILE, Design, Edge
 from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions
 
 WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
 MATH_WARPS = 8  # of a CTA
 MOST_CTAS = 132  # at once: an H100 or H200 has so many multiprocessors
-REDUCTIONS = frozenset({"sum", "mean", "sum_of_squares", "norm", "amax", "amin", "absmax", "any", "all", "logsumexp"})
+REDUCTIONS = frozenset(
+    {"sum", "mean", "sum_of_squares", "norm", "amax", "amin", "absmax", "any", "all", "logsumexp", *APART.values()}
+)
 """What the device has a row for; a test compares this with the table, which needs cutlass to be imported."""
 NUMBERS = {"logsumexp": 2}
 """Numbers a partial result consists of, where it is not one: the largest value and the sum of exponentials over it."""
@@ -77,10 +80,16 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
     return (warps * across, m // m) if reduction.batched else (MOST_CTAS * MATH_WARPS, m // m)
 
 
-def is_ragged(design: Design, m: int, n: int) -> bool:
-    """Whether some tile holds places outside the result, which reductions must leave out."""
-    (bm, bn), (cm, cn) = design.tile, design.cluster
-    return bool(m % (bm * cm) or n % (bn * cn))
+def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:
+    """What of the tiles lies beyond M and beyond N, where reductions must leave it out."""
+    steps = (design.tile[0] * design.cluster[0], design.tile[1] * design.cluster[1])
+    return _edge(m, steps[0], SUBTILE[0]), _edge(n, steps[1], SUBTILE[1])
+
+
+def _edge(extent: int, step: int, subtile: int) -> Edge:
+    if extent % step == 0:
+        return "nothing"
+    return "values" if extent % subtile else "subtiles"
 
 
 def _up(value: Any, step: int) -> Any:

@@ -21,6 +21,12 @@ line: once a row, by the CTA that holds where it starts. finish: once all tiles 
 reductions.
 """
 
+SUBTILE = (64, 32)
+"""What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
+Edge = Literal["nothing", "subtiles", "values"]
+"""What of the last tiles lies outside the result. Whole subtiles are left out at the cost of one choice for each."""
+NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")
+
 
 @dataclass(frozen=True)
 class Access:
@@ -76,13 +82,13 @@ class Design:
 @dataclass(frozen=True, eq=False)
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
-    value is computed. `prints` are the outputs that are printed after the launch."""
+    value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch."""
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
     stores: tuple[Access, ...]
     accuracies: Mapping[Node, Accuracy] = field(default_factory=dict)
-    ragged: bool = False
+    edges: tuple[Edge, Edge] = NO_EDGES
     prints: tuple[Print, ...] = ()
 
     @property
@@ -114,7 +120,7 @@ class Program:
         )
         loads = tuple((numbers[node], _nameless(access)) for node, access in self.loads)
         stores = tuple(_nameless(access) for access in self.stores)
-        return self.ragged, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
+        return self.edges, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
 
 
 def _nameless(access: Access) -> Access:

@@ -23,11 +23,15 @@ INFINITY = float("inf")
 
 
 class Row(NamedTuple):
-    """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing."""
+    """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing.
+
+    `gather` is the partial result of several arguments, where there is a cheaper way than to lift and merge each.
+    """
 
     neutral: float
     lift: Callable[[Any], Any]
     merge: Callable[[Any, Any], Any]
+    gather: Callable[[list], Any] | None = None
 
 
 def _largest(x, y):
@@ -49,7 +53,32 @@ def _online(x: tuple, y: tuple) -> tuple:
     return largest, x[1] * cute.math.exp(x[0] - shift) + y[1] * cute.math.exp(y[0] - shift)
 
 
+def _online_of(xs: list) -> tuple:
+    largest = fold(ROWS["amax"], [(x,) for x in xs])[0]
+    shift = cutlass.select_(cute.arch.fmax(largest, -largest) < INFINITY, largest, Float32(0.0))
+    return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
+
+
+def _log_of_product(xs: list) -> tuple:
+    """The sum of log1p(exp(x)) over sixteen x <= 0 at most: the product of 1 + exp(x) is within 2^16.
+
+    Held as what it exceeds one by, it is as exact as its smallest term: nothing cancels.
+    """
+    product = Row(0.0, lambda x: (_exp_below_one(x),), _by(lambda p, q: cute.math.fma(p, q, p) + q))
+    return (cute.math.log1p(gather(product, xs)[0]),)
+
+
+def _exp_below_one(x):
+    """exp(x) of x <= 0 in five instructions, to 6 ulp; 0 where it is subnormal, which a sum does not see."""
+    x = cute.arch.fmax(x, Float32(-100.0), nan=True)  # of -infinity the remainder would be NaN
+    power = x * dm.LOG2_E
+    remainder = cute.math.fma(power, Float32(-dm.LN_2), x)
+    e = cute.math.exp2(power, fastmath=True)
+    return cute.math.fma(e, remainder, e)
+
+
 _SUM = _by(lambda x, y: x + y)
+_LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, _log_of_product)
 ROWS: dict[str, Row] = {
     "sum": Row(0.0, lambda x: (x,), _SUM),
     "mean": Row(0.0, lambda x: (x,), _SUM),
@@ -60,7 +89,9 @@ ROWS: dict[str, Row] = {
     "absmax": Row(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
     "any": Row(0.0, lambda x: (x,), _by(_largest)),
     "all": Row(1.0, lambda x: (x,), _by(_smallest)),
-    "logsumexp": Row(-INFINITY, lambda x: (x, Float32(1.0)), _online),
+    "logsumexp": Row(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of),
+    "sum_log1p_exp": _LOG1P_EXP,
+    "mean_log1p_exp": _LOG1P_EXP,
 }
 
 
@@ -74,11 +105,7 @@ def fold(row: Row, values: list) -> Any:
 
 def gather(row: Row, xs: list) -> Any:
     """The partial result of several values of one thread."""
-    if row.merge is not _online:
-        return fold(row, [row.lift(x) for x in xs])
-    largest = fold(ROWS["amax"], [(x,) for x in xs])[0]
-    shift = cutlass.select_(cute.arch.fmax(largest, -largest) < INFINITY, largest, Float32(0.0))
-    return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
+    return fold(row, [row.lift(x) for x in xs]) if row.gather is None else row.gather(xs)
 
 
 def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> Any:
@@ -150,7 +177,7 @@ def finished(node, values: tuple, shape):
     name, x = node.attr[0], values[0]
     if name in ("any", "all"):
         return x != 0.0
-    if name == "mean":
+    if name in ("mean", "mean_log1p_exp"):
         gone = {factor.axis for factor in node.attr[1]}
         count = Float32(1.0)
         for axis, extent in zip("mnl", shape, strict=True):
@@ -195,16 +222,21 @@ class Partials:
     def add(self, held, found, step, rows, columns, shape):
         """Merge a subtile, the `step`-th down. Values i and i ^ 2 share a column."""
         for reduction, row, kept in zip(self.reductions, self.rows, held, strict=True):
-            xs = self._values(reduction, found[reduction.source], rows, columns, shape)
+            bounds = self._bounds(reduction.axis, rows, columns, shape)
+            xs = self._values(reduction, found[reduction.source], bounds)
             if reduction.axis == "":
-                kept.merge(0, row, gather(row, xs))
+                parts = {0: xs}
             elif reduction.axis == "m":
-                for half in (0, 1):
-                    kept.merge(2 * step + half, row, gather(row, [x for v, x in enumerate(xs) if v & 2 == 2 * half]))
+                parts = {2 * step + half: [x for v, x in enumerate(xs) if v & 2 == 2 * half] for half in (0, 1)}
             else:
                 firsts = [v for v in range(len(xs)) if v & 2 == 0]
-                for place, v in enumerate(firsts):
-                    kept.merge(place, row, gather(row, [xs[v], xs[v | 2]]))
+                parts = {place: [xs[v], xs[v | 2]] for place, v in enumerate(firsts)}
+            for slot, values in parts.items():
+                value = gather(row, values)
+                for places, end, edge in bounds:
+                    if edge == "subtiles":
+                        value = _select(places[0] < end, value, neutral(reduction))
+                kept.merge(slot, row, value)
 
     def leave_columns(self, held, columns, place, warp_part, given):
         """After the last rows of a column of subtiles: its partial results go to the workspace."""
@@ -259,23 +291,25 @@ class Partials:
         for number, word in enumerate([word for x in value for word in words(x)]):
             _put_if(workspace, index + number * plane, word, wanted, at < limit)
 
-    def _values(self, reduction, fragment, rows, columns, shape):
+    def _bounds(self, axis, rows, columns, shape):
+        """Places along what is reduced, where they end, and what lies beyond.
+
+        What a row outside the result reduces to is never stored.
+        """
+        m, n = zip((rows, columns), shape[:2], self.program.edges, strict=True)
+        return {"m": [n], "n": [m], "": [m, n]}[axis]
+
+    def _values(self, reduction, fragment, bounds):
         """Values of a fragment as they are merged; those outside the result are neutral."""
         kind = self.program.graph.types[reduction.source].kind
         if reduction.name in ("any", "all") and kind != "mask":
             fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
         fragment = as_kind(fragment, kind, reduction.kind)
-        xs = [fragment[i] for i in range(len(rows))]
-        if not self.program.ragged:
-            return xs
-        for places, end in _bounds(reduction.axis, rows, columns, shape):
-            xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
+        xs = [fragment[i] for i in range(cute.size(fragment.shape))]
+        for places, end, edge in bounds:
+            if edge == "values":
+                xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
         return xs
-
-
-def _bounds(axis, rows, columns, shape):
-    """Places along what is reduced, and where they end. What a row outside the result reduces to is never stored."""
-    return {"m": [(columns, shape[1])], "n": [(rows, shape[0])], "": [(rows, shape[0]), (columns, shape[1])]}[axis]
 
 
 class Held:

@@ -1,0 +1,116 @@
+"""Sums of softplus and logsigmoid with their logarithms apart: a sum of logarithms is the logarithm of a product.
+
+softplus(x) is max(x, 0) + log1p(exp(-|x|)), and logsigmoid(x) is min(x, 0) less the same. Where nothing but a sum or a
+mean reads one, the logarithms are summed apart (`kernels.reduce`): two instructions for each value and one logarithm
+for sixteen, where a logarithm for each is a polynomial of ten terms. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from epifuse.ir import Builder, Graph, Node, Type, rewrite
+from epifuse.ir.graph import keep
+from epifuse.passes.canonicalise import typed
+
+APART = {"sum": "sum_log1p_exp", "mean": "mean_log1p_exp"}
+_BENT = {"softplus": ("maximum", "add"), "logsigmoid": ("minimum", "sub")}
+"""What an activation is beside its logarithm, and how the two are joined."""
+_OPPOSITE = {"add": "sub", "sub": "add"}
+
+
+class _Parts(NamedTuple):
+    """A value as `bare`, which is None where there is nothing else, plus or minus (`join`) log1p(exp(`exponent`))."""
+
+    bare: Node | None
+    join: str
+    exponent: Node
+
+
+def split_log_sums(graph: Graph) -> Graph:
+    """The graph with the logarithms in its sums reduced apart; of each sum the first."""
+    ways = _ways(graph)
+    sums = {n for n in graph.nodes if n.op == "reduce" and n.attr[0] in APART and n.args[0] in ways}
+    if not sums:
+        return graph
+    parts: dict[Node, _Parts] = {}
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        if old in ways:
+            parts[old] = _apart(old, args, ways[old], parts, builder)
+        return _two_sums(old, graph, parts[old.args[0]], builder) if old in sums else keep(old, args, builder)
+
+    return rewrite(graph, rule)
+
+
+def _ways(graph: Graph) -> dict[Node, int]:
+    """Values that a logarithm is added to or taken from, with the argument where it is; -1 where it is made.
+
+    Only values that are used once: what else reads an activation needs the whole of it.
+    """
+    uses = Counter(arg for node in graph.nodes for arg in node.args)
+    uses.update(graph.roots)
+    ways: dict[Node, int] = {}
+    for node in graph.nodes:
+        if uses[node] != 1:
+            continue
+        if _is_by_logarithm(node):
+            ways[node] = -1
+        elif node.op in ("add", "sub", "neg"):
+            alike = (
+                i
+                for i, arg in enumerate(node.args)
+                if arg in ways and graph.types[arg].factors == graph.types[node].factors
+            )
+            if (way := next(alike, None)) is not None:
+                ways[node] = way
+    return ways
+
+
+def _is_by_logarithm(node: Node) -> bool:
+    match node:
+        case Node("log1p", (Node("exp", (Node("neg", (Node("abs"),)),)),)):
+            return True
+    if node.op != "call" or node.attr not in _BENT:
+        return False
+    if node.attr == "logsigmoid":
+        return True
+    # With another beta it is divided; with a low threshold it is x itself where the logarithm still counts.
+    _, beta, threshold = (arg.attr if arg.op == "const" else None for arg in node.args)
+    return beta in (1, 1.0) and threshold is not None and threshold >= 15
+
+
+def _apart(old: Node, args: tuple[Node, ...], way: int, parts: dict[Node, _Parts], builder: Builder) -> _Parts:
+    if old.op == "log1p":
+        return _Parts(None, "add", args[0].args[0])
+    if way < 0:
+        bent, join = _BENT[str(old.attr)]
+        zero = builder.node("const", attr=0.0)
+        builder.types[zero] = Type("float")
+        exponent = typed(builder, "neg", (typed(builder, "abs", args[:1]),))
+        return _Parts(typed(builder, bent, (args[0], zero)), join, exponent)
+    below = parts[old.args[way]]
+    taken = old.op == "neg" or (old.op == "sub" and way == 1)
+    others = (*args[:way], *args[way + 1 :])
+    if below.bare is not None:
+        bare: Node | None = typed(builder, old.op, (*args[:way], below.bare, *args[way + 1 :]))
+    elif others and old.op == "sub" and way == 0:
+        bare = typed(builder, "neg", others)
+    else:
+        bare = others[0] if others else None
+    return below._replace(bare=bare, join=_OPPOSITE[below.join] if taken else below.join)
+
+
+def _two_sums(old: Node, graph: Graph, parts: _Parts, builder: Builder) -> Node:
+    name, gone = old.attr
+
+    def reduced(name: str, value: Node) -> Node:
+        node = builder.node("reduce", value, attr=(name, gone), locs=graph.locs.get(old, ()))
+        builder.types[node] = graph.types[old]
+        return node
+
+    logarithms = reduced(APART[name], parts.exponent)
+    if parts.bare is not None:
+        return typed(builder, parts.join, (reduced(name, parts.bare), logarithms))
+    return logarithms if parts.join == "add" else typed(builder, "neg", (logarithms,))
