@@ -8,8 +8,6 @@ from accuracy.cases import CASES
 
 DATA = json.loads((table.DOCS / "accuracy.json").read_text())
 ROWS = {row["name"]: row for row in DATA["rows"]}
-# Measured by an earlier rule, which compared errors beside a root in units of a place that depends on the sample alone.
-CHANGED = ("dgelu_tanh",)
 
 
 def test_the_page_is_generated_from_the_data():
@@ -21,9 +19,7 @@ def test_what_was_measured_exists():
     assert list(ROWS) == [case.name for case in CASES if case.name in ROWS]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.xfail] if name in CHANGED else []) for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_what_was_measured_is_within_what_is_promised(name):
     row = ROWS[name]
     figures = [value for value in row.values() if isinstance(value, dict) and "kept" in value]

@@ -24,7 +24,7 @@ def chosen(product: str) -> str:
 
 def theirs(product: str) -> str | None:
     """The first of NVIDIA's list that is a design of ours; it names no schedule."""
-    for (m, n), (cm, cn) in PRODUCTS[product]["theirs"]:
+    for (m, n), (cm, cn) in PRODUCTS[product].get("theirs", ()):
         name = f"sm90_gemm_{m}x{n}_{'cooperative' if m * n == 32768 else 'pingpong'}_{cm}x{cn}"
         if name in PRODUCTS[product]["microseconds"]:
             return name
@@ -43,17 +43,15 @@ def summary(ratios: list[float]) -> tuple[float, float]:
 
 def test_our_choice_is_near_the_best_of_our_designs() -> None:
     mean, worst = summary([beside_the_best(product, chosen(product)) for product in PRODUCTS])
-    assert len(PRODUCTS) == 34
-    assert mean <= 1.007
-    assert worst <= 1.036
-    assert "takes 0.7 % more than the best of our designs on average and 3.5 % at most" in PAGE
+    assert (len(PRODUCTS), round(mean, 3), round(worst, 3)) == (51, 1.005, 1.047)
+    assert "takes 0.5 % more than the best of our designs on average and 4.7 % at most" in PAGE
 
 
 def test_theirs_is_further_from_it() -> None:
     named = {product: name for product in PRODUCTS if (name := theirs(product)) is not None}
     mean, worst = summary([beside_the_best(product, name) for product, name in named.items()])
-    assert (len(named), round(mean, 2), round(worst, 2)) == (27, 1.13, 1.73)
-    assert "(there is one for 27 products) takes 13 % more, and 73 % at most" in PAGE
+    assert (len(named), round(mean, 2), round(worst, 2)) == (27, 1.12, 1.72)
+    assert "(there is one for 27 products) takes 12 % more, and 72 % at most" in PAGE
 
 
 @pytest.mark.parametrize("product", [p for p in PRODUCTS if f"| {p.replace('x', ' x ')} |" in PAGE])

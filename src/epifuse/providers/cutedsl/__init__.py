@@ -18,7 +18,7 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded
-from epifuse.providers.cutedsl.heuristic import estimate, k_bytes
+from epifuse.providers.cutedsl.heuristic import estimate, is_short
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
@@ -63,9 +63,6 @@ ROW_DESIGNS = tuple(
     for cluster in ((1, 4), (1, 8))
 )
 """Further candidates where values need whole rows, which only a cluster holds."""
-
-
-_SHORT_K = 2048  # bytes: an epilogue that reduces takes longer than a main loop over less
 
 
 def _spec(design: Design) -> KernelSpec:
@@ -161,7 +158,7 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
-    return crowded(*found, short=k_bytes(problem) < _SHORT_K) or found
+    return crowded(*found, short=is_short(problem)) or found
 
 
 def _not_asked_for(design: Design, problem: Problem) -> str | None:

@@ -12,7 +12,7 @@ from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.addresses import Mode, modes
 from epifuse.providers.cutedsl.budget import fit
-from epifuse.providers.cutedsl.heuristic import band
+from epifuse.providers.cutedsl.heuristic import band, is_short
 from epifuse.providers.cutedsl.partials import edges, reduction
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.prints import with_prints
@@ -21,6 +21,9 @@ from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
+_ENOUGH_STAGES = 4  # of A and B; from there on room serves the epilogue's tiles first
+_MANY_STAGES = 6
+"""The same where values are reduced: `budget.ahead` needs them, and row squares take 0.2 to 1.5 % less for it."""
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
@@ -35,13 +38,14 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     in_tiles = {node for walk in walked for node in (*walk.nodes, *walk.lines)}
     exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
     design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
+    reduces = any(node.op == "reduce" for node in graph.nodes)
+    enough = _MANY_STAGES if reduces and not is_short(problem) else _ENOUGH_STAGES
     loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
     while True:
-        found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory)
+        found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory, enough)
         if found is not None:
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.
-            reduces = any(node.op == "reduce" for node in graph.nodes)
             cut = edges(design, problem.extents["m"], problem.extents["n"]) if reduces else NO_EDGES
             return Program(graph, tuple(loads), tuple(stores), exactness, cut, prints), found
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]

@@ -14,6 +14,21 @@ _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
 _MOST_STAGES = 12
 
 
+_AHEAD_STAGES = 6
+
+
+def ahead(design: Design, program: Program) -> int:
+    """Blocks of K whose multiplications are under way while the stage of the one before is given back.
+
+    One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
+    next is not always issued within them. Two take a stage from the loads: of five that costs 7 % (relu(accum + C) at
+    4096 x 4096 x 4096), of six it gives bce and column sums of gelu 1 %, and nothing where no reduction is.
+    """
+    short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
+    reduces = any(node.op == "reduce" for node in program.graph.nodes)
+    return 2 if design.pingpong and short and reduces and design.stages >= _AHEAD_STAGES else 1
+
+
 def subtiles(design: Design) -> int:
     """Subtiles of one warp group in one tile."""
     return rows(design) // SUBTILE[0] * (design.tile[1] // SUBTILE[1])
@@ -97,13 +112,15 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     return head + design.stages * (m + n) * design.spans * K_SPAN + MATH_GROUPS * tiles
 
 
-def fit(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> Design | None:
+def fit(
+    design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int, enough: int
+) -> Design | None:
     """The design with the stages that fit it best, or None if too few do.
 
-    First four stages for A and B; then three or four rather than two for operands: with two, relu(accum + C) takes 11 %
-    longer at 8192 x 8192 x 512. Two for outputs that leave by rows, warp by warp: four are 1 to 2 % slower for plain
-    products, and a stage more of A and B makes gelu and its argument 2 % faster at 16384 x 4096 x 1024. Three or four
-    where a warp group sends together, and waits together: two cost gelu a quarter. Only divisors of the number of
+    First `enough` stages for A and B; then three or four rather than two for operands: with two, relu(accum + C) takes
+    11 % longer at 8192 x 8192 x 512. Two for outputs that leave by rows, warp by warp: four are 1 to 2 % slower for
+    plain products, and a stage more of A and B makes gelu and its argument 2 % faster at 16384 x 4096 x 1024. Three or
+    four where a warp group sends together, and waits together: two cost gelu a quarter. Only divisors of the number of
     subtiles: a slot is then known while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if subtiles(design) % stages == 0][:2]
@@ -115,7 +132,7 @@ def fit(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], c
         for store_stages in storing:
             made = replace(design, load_stages=load_stages, store_stages=store_stages)
             found.append(replace(made, stages=_stages(made, loads, stores, capacity)))
-    best = max(found, key=lambda made: (min(made.stages, 4), made.load_stages, made.store_stages))
+    best = max(found, key=lambda made: (min(made.stages, enough), made.load_stages, made.store_stages))
     return best if best.stages >= _FEWEST_STAGES else None
 
 

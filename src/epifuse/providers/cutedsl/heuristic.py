@@ -61,11 +61,15 @@ def band(problem: Problem) -> int:
     and four leave longer lines of them: 22 of 23 products with K of 512 and 1024 are faster, by up to 2.5 %. Two are
     another 0.7 % faster on nine of these, and not tried on the rest (benchmarks/results/kernel_variants.json).
     """
-    return 4 if k_bytes(problem) <= _SHORT_K else 8
+    return 4 if _k_bytes(problem) <= _SHORT_K else 8
 
 
-def k_bytes(problem: Problem) -> int:
-    """Bytes of a row of A."""
+def is_short(problem: Problem) -> bool:
+    """Whether K is so short that an epilogue that reduces takes longer than the main loop of a tile."""
+    return _k_bytes(problem) < _SHORT_K
+
+
+def _k_bytes(problem: Problem) -> int:
     return problem.extents["k"] * problem.a.dtype.itemsize
 
 

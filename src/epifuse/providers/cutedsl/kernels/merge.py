@@ -2,13 +2,22 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.epilogue import coordinate
-from epifuse.providers.cutedsl.kernels.reduce import ROWS, as_words, finished, joined, neutral, plane_of
+from epifuse.providers.cutedsl.kernels.reduce import (
+    ROWS,
+    across,
+    as_tuple,
+    as_words,
+    finished,
+    joined,
+    neutral,
+    plane_of,
+)
 from epifuse.providers.cutedsl.program import Design, Program
 from epifuse.providers.cutedsl.rows import finish_nodes
 from epifuse.providers.cutedsl.store_math import stored
@@ -21,13 +30,15 @@ except ImportError:  # its home in CuTe DSL 4.7
 THREADS = 1024
 AT_ONCE = 4
 """Parts that a thread loads before it waits: gelu and its column sums take 0.6 % longer one after the other."""
-ELEMENTS = 32  # results of a block, where there is more than one
+WARP = 32
+LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
+ELEMENTS = WARP  # results of a block, where there is more than one
 
 
 class Finish:
     """The merging kernel of the outputs that run along one axis: a block of threads for some results.
 
-    Threads merge every n-th part each, then each other's results in a fixed tree.
+    Threads merge every n-th part each, then lanes and warps each other's results in a fixed order.
     """
 
     def __init__(self, design: Design, program: Program, axis: str, batched: bool) -> None:
@@ -42,6 +53,7 @@ class Finish:
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
         self.lanes = THREADS // self.elements
+        self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
 
     def _is_mine(self, axes):
         return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
@@ -70,46 +82,50 @@ class Finish:
         cute.arch.griddepcontrol_wait()
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        column, lane = thread % self.elements, thread // self.elements
-        element = cutlass.min(block * self.elements + column, total - 1)
-        batch, at = element // length, element % length
-        merged = []
-        base = Int64(0)
-        for number in cutlass.range_constexpr(len(self.reductions)):
-            if const_expr(self.is_needed(number)):
-                buffer = self.buffer(number)
-                kept, _ = partials.parts(self.reductions[number], self.design, shape[0], shape[1])
-                rounds = self.rounds(number, kept, shape, ctas)
-                origin = base + Int64(batch) * kept * length + at
-                plane = plane_of(self.reductions[number], self.design, shape)
-                one, two = self.start(number)
-                for first in cutlass.range(lane, rounds, AT_ONCE * self.lanes, unroll=1):
-                    parts = [first + k * self.lanes for k in range(AT_ONCE)]
-                    one, two = self.read(number, one, two, workspace, (origin, parts, length, rounds), plane)
-                self.keep(number, buffer, column, lane, one, two)
-                cute.arch.sync_threads()
-                for level in cutlass.range_constexpr(self.lanes.bit_length() - 1):
-                    if lane < self.lanes >> (level + 1):
-                        self.merge_lanes(number, buffer, column, lane, self.lanes >> (level + 1))
-                    cute.arch.sync_threads()
-                merged.append(buffer)
-            base = base + plane_of(self.reductions[number], self.design, shape) * self.reductions[number].words
-        if block * self.elements + column < total and lane == 0:
-            self.store(merged, column, tensors, numbers, outputs, at, batch, shape)
+        warp, lane = thread // WARP, thread % WARP
+        element = cutlass.min(block * self.elements + thread % self.elements, total - 1)
+        rounds, where = self.parts(element, length, shape, ctas)
+        held = [self.start(number) for number in self.needed]
+        for first in cutlass.range(thread // self.elements, rounds, AT_ONCE * self.lanes, unroll=1):
+            self.read(held, workspace, [first + k * self.lanes for k in range(AT_ONCE)], rounds, where)
+        buffers = [self.buffer(number) for number in self.needed]
+        self.keep(held, buffers, thread)
+        cute.arch.sync_threads()
+        # A warp an element: its lanes hold what the warps kept of it.
+        if warp < self.elements:
+            values = self.merged(buffers, warp, lane)
+            mine = block * self.elements + warp
+            if mine < total and lane == 0:
+                self.store(values, tensors, numbers, outputs, mine % length, mine // length, shape)
 
-    def is_needed(self, number):
-        """Whether one of this kernel's outputs reads the reduction."""
-        return self.reductions[number].node in self.nodes
+    def parts(self, element, length, shape, ctas):
+        """How many parts there are to merge, and of each reduction where an element's first lies, and the next ones.
+
+        All that one kernel merges run along the same axes, and so have as many.
+        """
+        batch, at = element // length, element % length
+        rounds, where, base = Int32(0), {}, Int64(0)
+        for number, reduction in enumerate(self.reductions):
+            plane = plane_of(reduction, self.design, shape)
+            if number in self.needed:
+                kept, _ = partials.parts(reduction, self.design, shape[0], shape[1])
+                rounds = self.rounds(number, kept, shape, ctas)
+                where[number] = (base + Int64(batch) * kept * length + at, length, plane)
+            base = base + plane * reduction.words
+        return rounds, where
 
     def buffer(self, number):
-        """Shared memory for each thread's partial result."""
-        reduction = self.reductions[number]
-        shape = (self.elements, self.lanes, partials.NUMBERS.get(reduction.name, 1))
-        return SmemAllocator().allocate_tensor(HELD[reduction.kind], cute.make_layout(shape), 16)
+        """Shared memory for the partial results of warps, an element's in different banks."""
+        numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
+        layout = cute.make_layout((self.elements, THREADS // WARP, numbers), stride=(WARP + 1, 1, (WARP + 1) * WARP))
+        return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
     def start(self, number):
-        """What merging starts from; the second number counts only where there are two."""
-        return (*neutral(self.reductions[number]), Float32(0.0))[:2]
+        """What merging starts from, in registers."""
+        values = neutral(self.reductions[number])
+        held = cute.make_rmem_tensor(len(values), HELD[self.reductions[number].kind])
+        _put(held, values)
+        return held
 
     def rounds(self, number, kept, shape, ctas):
         """How many parts there are to merge; batches that are merged too are only more parts."""
@@ -118,38 +134,43 @@ class Finish:
             return ctas * partials.MATH_WARPS
         return kept if reduction.batched else kept * shape[2]
 
-    def read(self, number, one, two, workspace, where, plane):
+    def read(self, held, workspace, parts, rounds, where):
         """Merge some parts of the workspace, all loaded before the first is waited for; those beyond it are neutral."""
-        reduction = self.reductions[number]
-        origin, parts, length, rounds = where
-        values = as_words(reduction, workspace)
-        found = []
-        for part in parts:
-            index = origin + Int64(cutlass.min(part, rounds - 1)) * length
-            found.append([values[index + word * plane] for word in range(reduction.words)])
-        merge = ROWS[reduction.name].merge
-        for part, words in zip(parts, found, strict=True):
-            numbers = words if reduction.name in partials.NUMBERS else [joined(HELD[reduction.kind], words)]
-            pairs = zip(numbers, neutral(reduction), strict=True)
-            inside = tuple(cutlass.select_(part < rounds, number, nothing) for number, nothing in pairs)
-            one, two = (*merge((one, two)[: len(inside)], inside), two)[:2]
-        return one, two
+        loaded = []
+        for number in self.needed:
+            reduction, (origin, length, plane) = self.reductions[number], where[number]
+            values = as_words(reduction, workspace)
+            starts = [origin + Int64(cutlass.min(part, rounds - 1)) * length for part in parts]
+            loaded.append([[values[start + word * plane] for word in range(reduction.words)] for start in starts])
+        for number, kept, found in zip(self.needed, held, loaded, strict=True):
+            reduction = self.reductions[number]
+            for part, words in zip(parts, found, strict=True):
+                numbers = words if reduction.name in partials.NUMBERS else [joined(HELD[reduction.kind], words)]
+                pairs = zip(numbers, neutral(reduction), strict=True)
+                inside = tuple(cutlass.select_(part < rounds, number, nothing) for number, nothing in pairs)
+                _put(kept, ROWS[reduction.name].merge(as_tuple(kept), inside))
 
-    def keep(self, number, buffer, column, lane, one, two):
-        """This thread's partial result into shared memory."""
-        for i in range(cute.size(buffer, mode=[2])):
-            buffer[column, lane, i] = (one, two)[i]
+    def keep(self, held, buffers, thread):
+        """Each warp's partial results into shared memory; where all its threads have one element, merged before."""
+        warp, lane = thread // WARP, thread % WARP
+        for number, kept, buffer in zip(self.needed, held, buffers, strict=True):
+            if self.elements == 1:
+                _put(kept, across(ROWS[self.reductions[number].name], as_tuple(kept), LANES))
+                _put_first(buffer[0, warp, None], kept, lane)
+            else:
+                _put(buffer[thread % self.elements, warp, None], as_tuple(kept))
 
-    def merge_lanes(self, number, buffer, column, lane, distance):
-        """Merge the partial result of the lane at a distance into this lane's."""
-        mine, other = _numbers(buffer, column, lane), _numbers(buffer, column, lane + distance)
-        for i, value in enumerate(ROWS[self.reductions[number].name].merge(mine, other)):
-            buffer[column, lane, i] = value
+    def merged(self, buffers, element, lane):
+        """One warp: an element's complete reductions."""
+        return {
+            self.reductions[number].node: across(
+                ROWS[self.reductions[number].name], as_tuple(buffer[element, lane, None]), LANES
+            )
+            for number, buffer in zip(self.needed, buffers, strict=True)
+        }
 
-    def store(self, merged, column, tensors, numbers, outputs, at, batch, shape):
-        """One thread an element: compute the outputs and write them."""
-        needed = [r for number, r in enumerate(self.reductions) if self.is_needed(number)]
-        values = {reduction.node: _numbers(buffer, column, 0) for reduction, buffer in zip(needed, merged, strict=True)}
+    def store(self, values, tensors, numbers, outputs, at, batch, shape):
+        """One thread: compute the outputs of an element and write them."""
         m = at if self.axis == "m" else Int32(0)
         n = at if self.axis == "n" else Int32(0)
         for i, value in zip(self.outputs, self.finished(values, tensors, numbers, m, n, batch, shape), strict=True):
@@ -179,8 +200,15 @@ class Finish:
         return [stored(found[node], graph.types[node].kind, dtype)[0] for node, dtype in roots]
 
 
-def _numbers(buffer, column, lane) -> tuple:
-    return tuple(buffer[column, lane, i] for i in range(cute.size(buffer, mode=[2])))
+def _put(values, numbers) -> None:
+    for i, number in enumerate(numbers):
+        values[i] = number
+
+
+@cute.jit
+def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32):
+    if lane == 0:
+        _put(to, as_tuple(values))
 
 
 def merging_kernels(design: Design, program: Program) -> list[Finish]:

@@ -252,7 +252,7 @@ class Partials:
         """After the last tile: one partial result a warp."""
         for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
             if number in carried:
-                value = across(row, _all(carried[number]), (1, 2, 4, 8, 16))
+                value = across(row, as_tuple(carried[number]), (1, 2, 4, 8, 16))
                 first = cute.arch.lane_idx() == 0
                 self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
@@ -261,7 +261,7 @@ class Partials:
         lane, shape = cute.arch.lane_idx(), given.shape
         for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
             if number in carried:
-                for i, value in enumerate(row.merge(_all(carried[number]), kept.take(0))):
+                for i, value in enumerate(row.merge(as_tuple(carried[number]), kept.take(0))):
                     carried[number][i] = value
             elif reduction.axis == "m":
                 for slot in range(len(row_numbers)):
@@ -327,7 +327,7 @@ class Held:
         return value
 
 
-def _all(values) -> tuple:
+def as_tuple(values) -> tuple:
     return tuple(values[i] for i in range(cute.size(values)))
 
 

@@ -50,6 +50,7 @@ class Sm90Gemm:
         self.pingpong = design.pingpong
         self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
         self.stages = design.stages
+        self.ahead = budget.ahead(design, program)
         self.epilogue = Epilogue(design, program)
         self.merging = merging_kernels(design, program)
 
@@ -259,15 +260,16 @@ class Sm90Gemm:
                         mma.set(warpgroup.Field.ACCUMULATE, True)
                     warpgroup.commit_group()
                     read.advance()
-                    if k > 0:
-                        warpgroup.wait_group(1)
+                    if k >= self.ahead:
+                        warpgroup.wait_group(self.ahead)
                         pipe.consumer_release(free)
                         free.advance()
                 if const_expr(self.pingpong):
                     cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
                 warpgroup.wait_group(0)
-                pipe.consumer_release(free)
-                free.advance()
+                for _ in cutlass.range(cutlass.min(k_tiles, self.ahead), unroll=1):
+                    pipe.consumer_release(free)
+                    free.advance()
                 if const_expr(self.pingpong):
                     read.advance(k_tiles)
                     free.advance(k_tiles)
