@@ -88,6 +88,7 @@ def reductions(machine: Machine) -> None:
     for destination in test_reductions.DESTINATIONS:
         for names in test_reductions.KINDS:
             test_reductions.test_every_kind_to_every_destination(destination, names, machine)
+    test_reductions.test_sums_of_logarithms_beside_float64("a loss", 0.0, machine)
 
 
 def rows(machine: Machine) -> None:

@@ -227,8 +227,24 @@ def test_numbers_and_extents_never_compile_anew(name: str, compilations: list[An
     assert compilations
 
 
-def test_reductions_compile_once_for_whole_tiles_and_once_for_ragged_ones(compilations: list[Any]) -> None:
-    for shape in ((256, 256, 64), (128, 512, 72), (250, 264, 72), (3, 8, 8), (4096, 512, 1024), (129, 136, 264)):
+ENDS = {
+    "a tile": ((256, 256, 64), (128, 512, 72), (4096, 512, 264)),
+    "a subtile": ((192, 160, 64), (64, 32, 72), (320, 352, 520)),
+    "within a subtile": ((250, 264, 72), (3, 8, 8), (129, 136, 264)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_reductions_compile_once_for_each_way_results_end(end: str, compilations: list[Any]) -> None:
+    for shape in ENDS[end]:
         args = sized(reducing, 0, *shape)
         ef.get_kernels(args, cc=90, limit=1)[0].compile(args)
-    assert 1 <= len(compilations) <= 2, [plan.problem.describe() for plan in compilations]
+    assert len(compilations) == 1, [plan.problem.describe() for plan in compilations]
+
+
+def test_reductions_have_further_stages_where_k_is_long(compilations: list[Any]) -> None:
+    """One kernel below 1024 bfloat16 of K, one from there on."""
+    for k in (512, 520, 1016, 1024, 4096, 14336):
+        args = sized(reducing, 0, 256, 256, k)
+        ef.get_kernels(args, cc=90, limit=1)[0].compile(args)
+    assert len(compilations) == 2, [plan.problem.describe() for plan in compilations]
