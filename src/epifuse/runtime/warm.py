@@ -36,7 +36,10 @@ class Call(NamedTuple):
     def launch(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
         outputs = recipe.destinations(self.tensors, self.a.device)
-        require_data(outputs.items())  # the inputs have some, as those of the first call had
+        # Tensors that were handed in have data, as those of the first call had; new ones have none in a mode of torch.
+        for name, tensor in outputs.items():
+            if type(tensor) not in _PLAIN:
+                require_data(((name, tensor),))
         recipe.bind(self.a, self.b, self.tensors, self.numbers, outputs)()
         return outputs
 

@@ -84,8 +84,9 @@ class GpuKernel:
 
         def step() -> None:
             matrices = product or self._nothing(a)
-            # A guard costs a microsecond, and the device is almost always the current one.
-            if torch.cuda.current_device() == index:
+            # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
+            # CUDA is initialised, which torch.cuda.current_device() would ask.
+            if torch._C._cuda_getDevice() == index:
                 function(*matrices, *arguments, workspaces(), clusters, band)
             else:
                 with torch.cuda.device(index):
