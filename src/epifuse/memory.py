@@ -17,7 +17,7 @@ _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor to be written whole. A large one on the CPU asks for huge pages."""
     made = torch.empty(shape, dtype=dtype, device=device)
-    if device.type == "cpu" and made.nbytes >= _LARGE and type(made) is torch.Tensor:
+    if made.is_cpu and made.nbytes >= _LARGE and type(made) is torch.Tensor:
         _advise(made)
     return made
 

@@ -58,14 +58,14 @@ def describe(
     grad = torch.is_grad_enabled()
     key: list[Any] = [parsed, options, a.dtype == torch.float32 and tf32_allowed(), *given]
     addresses: list[int] = []
+    strided = torch.strided
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
     # One loop without calls: this is what a launch costs the host.
     for name, value in (("", a), ("", b), *given.items()):
         # A tensor of one element on the CPU is a number, but where it is written.
         if type(value) in _PLAIN and (value.dim() or not value.is_cpu or name in parsed.output_names):
-            plain = value.layout is torch.strided and not (value.is_nested or value.is_neg())
-            if not plain or (grad and value.requires_grad):
+            if value.layout is not strided or value.is_nested or value.is_neg() or (grad and value.requires_grad):
                 return None
             address = value.data_ptr()
             key.append((value.shape, value.stride(), value.dtype, value.device, address % _ALIGNMENT == 0))
