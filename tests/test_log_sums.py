@@ -13,8 +13,8 @@ M, N = 64, 32
 
 
 def graph_of(body, outputs="loss"):
-    source = f"def epilogue(accum, C, row, beta):\n    {body}\n    return {outputs}\n"
-    operands = {"C": torch.empty(M, N), "row": torch.empty(N), "beta": 1.0}
+    source = f"def epilogue(accum, C, row, beta, I):\n    {body}\n    return {outputs}\n"
+    operands = {"C": torch.empty(M, N), "row": torch.empty(N), "beta": 1.0, "I": torch.empty(M, N, dtype=torch.int32)}
     a = torch.empty(M, 64, dtype=torch.bfloat16)
     b = torch.empty(64, N, dtype=torch.bfloat16)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, operands))
@@ -68,6 +68,8 @@ SPLIT = {
     "loss = sum(-log1p(exp(-abs(accum))))": 1,
     "loss = sum(log1p(exp(-abs(accum))) - C)": 1,
     "loss = mean(C - log1p(exp(-abs(accum))))": 1,
+    "loss = sum(C + (row - log1p(exp(-abs(accum)))))": 0,
+    "loss = sum(softplus(accum) + row)": 1,
 }
 
 
@@ -99,6 +101,14 @@ def test_a_logarithm_that_only_a_sum_reads_is_summed_apart(body):
         "t = softplus(accum); loss = sum(t) + amax(t)",
         "loss = sum(mish(accum))",
         "loss = sum(log1p(exp(accum)))",
+        "loss = sum(log1p(exp(-abs(accum))) + row)",
+        "loss = sum(log1p(exp(-abs(accum))) + 1.0)",
+        "loss = mean(beta - log1p(exp(-abs(accum))))",
+        "loss = sum(log1p(exp(-abs(accum))) + I + I)",
+        "loss = sum(I - log1p(exp(-abs(accum))))",
+        "loss = sum(log1p(exp(-abs(accum))) + (C > 0) + (accum > 0))",
+        "loss = sum(-(log1p(exp(-abs(accum))) + (C > 0)))",
+        "loss = sum(logsigmoid(I))",
         "loss = sum(log1p(exp(abs(accum))))",
     ],
 )
@@ -109,6 +119,20 @@ def test_others_are_not(body):
 def test_a_value_that_is_stored_too_is_summed_as_it_is_stored():
     graph = graph_of("D = softplus(accum) - C; loss = sum(D)", "D, loss")
     assert reduced(graph) == ["sum"]
+
+
+@pytest.mark.parametrize("m", [1, 64])
+@pytest.mark.parametrize(
+    "body", ["loss = sum({L} + row, dim=0) * row", "loss = sum({L} + beta)", "loss = sum({L} - C)"]
+)
+def test_what_lies_beside_a_lone_logarithm_costs_no_kernel(body, m):
+    """It would be the source of a reduction: of one that is not full-size, or that the finish reads too."""
+    source = f"def epilogue(accum, C, row, beta):\n    {body.format(L='log1p(exp(-abs(accum)))')}\n    return loss\n"
+    operands = {"C": torch.empty(m, N), "row": torch.empty(N), "beta": 1.0}
+    used = {name: operands[name] for name in operands if name in body}
+    source = source.replace("accum, C, row, beta", ", ".join(["accum", *used]))
+    a, b = torch.empty(m, 64, dtype=torch.bfloat16), torch.empty(64, N, dtype=torch.bfloat16)
+    assert ef.get_kernels(ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, used)), cc=90)
 
 
 def test_a_chain_of_ten_thousand_is_no_deeper_than_python_allows():

@@ -291,6 +291,8 @@ CROWDED = {
     "residual": CASES["residual"],
     "sine": arguments(lambda accum: ef.sin(accum)),
     "a sum that ends within a subtile": arguments(lambda accum: ef.sum(accum), n=520, k=1024),
+    "sums of an exact error function": arguments(lambda accum: ef.sum(ef.gelu(accum)), k=1024),
+    "three sums": arguments(lambda accum: ef.sum(accum) + ef.amax(accum) + ef.amin(accum), k=1024),
     "sums where K is short": arguments(lambda accum: ef.sum(accum, dim=0), k=512),
 }
 

@@ -46,14 +46,32 @@ _HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full",
 """Functions that spill there, and how exactly they are computed when they do."""
 
 
+_LIGHT = frozenset(
+    {"accum", "load", "const", "index", "reduce", "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "clip"}
+    | {"multiply_add", "where", "expand", "gelu_tanh", "sigmoid", "silu"}
+)
+"""What takes few registers beside reductions; of others 200 to 2800 bytes spill (erf, log, divisions, comparisons)."""
+_FEW = 2  # reductions
+
+
+def _is_light(program: Program, reductions: int) -> bool:
+    """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
+    graph = program.graph
+    full = [node for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
+    names = {str(node.attr) if node.op == "call" else node.op for node in full}
+    wide = any(graph.types[node].kind == "int64" for node in graph.nodes)
+    return names <= _LIGHT and reductions <= _FEW and not wide and not program.loads_by("column")
+
+
 def crowded(program: Program, design: Design, short: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
     Counted in fragments of 16 bits a value. A staged operand is held twice, as this subtile's and the next one's; an
     output until it leaves; a sum down columns needs as much as an operand. Seen with CuTe DSL 4.8.1 on 128 x 192: four
-    such fragments do not spill or up to 100 bytes, which costs nothing; six do, and so do an exact sine and comparisons
-    with M and N for each value that is reduced. Where K is `short`, it is the epilogue that is waited for: with K of
-    512 bce takes 137 us, and 124 in 128 x 128; with K of 1024, 202 and 211 (benchmarks/results/kernel_variants.json).
+    such fragments do not spill or up to 100 bytes, which costs nothing; six do, and so do an exact sine, comparisons
+    with M and N for each value that is reduced, and reductions of what is not light. Where K is `short`, it is the
+    epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x 128; with K of 1024, 202 and 211
+    (benchmarks/results/kernel_variants.json).
 
     Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
     weighted layer normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread.
@@ -65,6 +83,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
     reductions = [node for node in program.graph.nodes if node.op == "reduce"]
     fragments += 2 * sum("n" in program.graph.types[node].axes for node in reductions)
+    if reductions and not _is_light(program, len(reductions)):
+        return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"
     if reductions and "values" in program.edges:

@@ -8,6 +8,7 @@ for sixteen, where a logarithm for each is a polynomial of ten terms. Imports no
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
@@ -52,20 +53,32 @@ def _ways(graph: Graph) -> dict[Node, int]:
     uses = Counter(arg for node in graph.nodes for arg in node.args)
     uses.update(graph.roots)
     ways: dict[Node, int] = {}
+    alone: set[Node] = set()  # logarithms with nothing beside them
     for node in graph.nodes:
         if uses[node] != 1:
             continue
         if _is_by_logarithm(node):
             ways[node] = -1
-        elif node.op in ("add", "sub", "neg"):
-            alike = (
-                i
-                for i, arg in enumerate(node.args)
-                if arg in ways and graph.types[arg].factors == graph.types[node].factors
-            )
-            if (way := next(alike, None)) is not None:
-                ways[node] = way
+            if node.op == "log1p":
+                alone.add(node)
+        elif node.op in ("add", "sub", "neg") and (way := _way(node, ways, alone, graph)) is not None:
+            ways[node] = way
+            if node.op == "neg" and node.args[0] in alone:
+                alone.add(node)
     return ways
+
+
+def _way(node: Node, ways: Mapping[Node, int], alone: Container[Node], graph: Graph) -> int | None:
+    """The first argument with a logarithm whose rest stands for the whole: a float that varies as the value does."""
+
+    def stands(arg: Node) -> bool:
+        return graph.types[arg].kind == "float" and graph.types[arg].factors == graph.types[node].factors
+
+    for i, arg in enumerate(node.args):
+        others = (*node.args[:i], *node.args[i + 1 :])
+        if arg in ways and stands(arg) and (arg not in alone or all(map(stands, others))):
+            return i
+    return None
 
 
 def _is_by_logarithm(node: Node) -> bool:

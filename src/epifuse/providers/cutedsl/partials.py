@@ -134,8 +134,11 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     return None
 
 
+_WRITTEN = {made: name for name, made in APART.items()}
+
+
 def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None:
-    name = node.attr[0]
+    name = _WRITTEN.get(node.attr[0], node.attr[0])
     source = graph.types[node.args[0]]
     if name not in REDUCTIONS:
         return f"it has no {name} yet"
