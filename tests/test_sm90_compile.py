@@ -318,6 +318,19 @@ def test_the_reductions_known_to_planning_are_the_table():
     assert frozenset(ROWS) == REDUCTIONS
 
 
+@pytest.mark.parametrize(("name", "most"), [("amax", 55), ("logsumexp", 27)])
+def test_as_many_reductions_as_the_merge_has_shared_memory_for(name, most):
+    def explained(count):
+        lines = "".join(f"    r{i} = {name}(accum * {i + 2}.0, dim=1)\n" for i in range(count))
+        source = f"def epilogue(accum):\n{lines}    return {', '.join(f'r{i}' for i in range(count))}\n"
+        return ef.explain(arguments(source), cc=90)
+
+    assert explained(most).plan is not None
+    refused = explained(most + 1)
+    assert refused.plan is None
+    assert any("merges 55 numbers of 32 bits a result at once" in reason.reason for reason in refused.refusals)
+
+
 def test_every_primitive_has_a_row():
     from epifuse.fusion.primitives import PRIMITIVES
     from epifuse.providers.cutedsl.primitives import PRIMITIVE_ROWS

@@ -7,6 +7,7 @@ needs no clearing. Partial results of one reduction are an array (words, batches
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +132,23 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     for output in graph.outputs:
         if graph.stages[output.node].kind == "finish" and (reason := _mixed(output.node, graph)) is not None:
             return reason
-    return None
+    return _too_many(graph, problem)
+
+
+MERGED_BYTES = 4 * 32 * 33
+"""Shared memory of the merging kernel for a word of a partial result: of 32 results by 32 warps, in different banks."""
+
+
+def _too_many(graph: Graph, problem: Problem) -> str | None:
+    words = Counter[str]()
+    for one in reductions_of(graph):
+        words[one.axis] += one.words if one.axis else 0
+    most = problem.target.shared_memory // MERGED_BYTES
+    if max(words.values(), default=0) <= most:
+        return None
+    return (
+        f"it merges {most} numbers of 32 bits a result at once, and there are {max(words.values())}: use two epilogues"
+    )
 
 
 _WRITTEN = {made: name for name, made in APART.items()}

@@ -117,6 +117,7 @@ class Finish:
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
         numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
+        # partials.MERGED_BYTES a word.
         layout = cute.make_layout((self.elements, THREADS // WARP, numbers), stride=(WARP + 1, 1, (WARP + 1) * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
