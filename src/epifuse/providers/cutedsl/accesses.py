@@ -11,7 +11,7 @@ from epifuse.ir.types import factors_of, shape_of
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.addresses import Mode, modes
-from epifuse.providers.cutedsl.budget import fit
+from epifuse.providers.cutedsl.budget import fit, registers
 from epifuse.providers.cutedsl.heuristic import band, is_short
 from epifuse.providers.cutedsl.partials import edges, reduction
 from epifuse.providers.cutedsl.precision import accuracies
@@ -47,7 +47,10 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
             exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
             # Only reductions ask, and a kernel for each answer is one kernel more.
             cut = edges(design, problem.extents["m"], problem.extents["n"]) if reduces else NO_EDGES
-            return Program(graph, tuple(loads), tuple(stores), exactness, cut, prints), found
+            program = Program(graph, tuple(loads), tuple(stores), exactness, cut, prints)
+            # Who walks the accumulator more than once holds what the walks found.
+            waited_for = is_short(problem) or len(walked) > 1
+            return program, replace(found, registers=registers(found, program, waited_for=waited_for))
         staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
         staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
         if not staged_loads and not staged_stores:

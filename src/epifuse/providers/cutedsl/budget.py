@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from epifuse.ir import Node
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 
 MATH_GROUPS = 2
@@ -25,8 +26,7 @@ def ahead(design: Design, program: Program) -> int:
     4096 x 4096 x 4096), of six it gives bce and column sums of gelu 1 %, and nothing where no reduction is.
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
-    reduces = any(node.op == "reduce" for node in program.graph.nodes)
-    return 2 if design.pingpong and short and reduces and design.stages >= _AHEAD_STAGES else 1
+    return 2 if design.pingpong and short and _reductions(program) and design.stages >= _AHEAD_STAGES else 1
 
 
 def subtiles(design: Design) -> int:
@@ -54,13 +54,63 @@ _LIGHT = frozenset(
 _FEW = 2  # reductions
 
 
+def _name(node: Node) -> str:
+    return str(node.attr) if node.op == "call" else node.op
+
+
+def _computed(program: Program) -> set[str]:
+    """Names of what is computed value by value."""
+    graph = program.graph
+    return {_name(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes}
+
+
+def _reductions(program: Program) -> list[Node]:
+    return [node for node in program.graph.nodes if node.op == "reduce"]
+
+
 def _is_light(program: Program, reductions: int) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
-    graph = program.graph
-    full = [node for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
-    names = {str(node.attr) if node.op == "call" else node.op for node in full}
-    wide = any(graph.types[node].kind == "int64" for node in graph.nodes)
-    return names <= _LIGHT and reductions <= _FEW and not wide and not program.loads_by("column")
+    wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
+    return _computed(program) <= _LIGHT and reductions <= _FEW and not wide and not program.loads_by("column")
+
+
+_MOST_REGISTERS = {False: 240, True: 232}
+_FEW_REGISTERS = 48  # beside those of the accumulator
+_HEAVY_REDUCTIONS = frozenset({"logsumexp", "sum_log1p_exp", "mean_log1p_exp"})
+
+
+def registers(design: Design, program: Program, *, waited_for: bool) -> int:
+    """Registers of a thread that computes, beside a producer of 24, or of 40 that brings operands too.
+
+    An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
+    that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
+    With 176 instead of 232, bce takes 1.5 % less at 4096 x 4096 x 4096, where it cost 4.4 %, and 5 % less at 16384 x
+    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there. Where the epilogue is `waited_for` (K of
+    512) many are up to 14 % better, and where little is computed up to 1 % (benchmarks/results/kernel_variants.json).
+    What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
+    """
+    most = _MOST_REGISTERS[bool(program.loads_by("tile"))]
+    reductions = _reductions(program)
+    heavy = not _computed(program) <= _LIGHT or any(node.attr[0] in _HEAVY_REDUCTIONS for node in reductions)
+    accumulators = design.tile[0] * design.tile[1] // _WARP_GROUP
+    hidden = design.pingpong and accumulators >= _WARP_GROUP and not waited_for
+    spills = len(reductions) > _FEW or "values" in program.edges or _hungry(program)
+    if not hidden or not heavy or spills:
+        return most
+    held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
+    return min(most, accumulators + _FEW_REGISTERS + 8 * (held // 2))
+
+
+def _hungry(program: Program) -> str | None:
+    """A function that takes many registers, as exactly as it is computed."""
+    named = ((_name(node), how) for node, how in program.accuracies.items())
+    return next((name for name, how in named if how in _HUNGRY.get(name, ())), None)
+
+
+def _bytes(program: Program) -> tuple[int, int]:
+    """Bytes a value of the operands that come with each subtile, and of the outputs that leave with it."""
+    coming = sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
+    return coming, sum(access.dtype.itemsize for access in program.stores if access.way in ("tile", "direct"))
 
 
 def crowded(program: Program, design: Design, short: bool) -> str | None:
@@ -78,11 +128,9 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     """
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
         return None
-    leaving = [access for access in program.stores if access.way in ("tile", "direct")]
-    fragments = sum(access.dtype.itemsize for access in leaving) // 2
-    fragments += sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
-    reductions = [node for node in program.graph.nodes if node.op == "reduce"]
-    fragments += 2 * sum("n" in program.graph.types[node].axes for node in reductions)
+    reductions = _reductions(program)
+    coming, leaving = _bytes(program)
+    fragments = coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in reductions)
     if reductions and not _is_light(program, len(reductions)):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
@@ -91,8 +139,7 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions that end within 64 rows or 32 columns"
     if reductions and short and fragments > 1:
         return "its accumulator leaves too few registers for reductions where K is short"
-    named = ((str(node.attr) if node.op == "call" else node.op, how) for node, how in program.accuracies.items())
-    hungry = next((name for name, how in named if how in _HUNGRY.get(name, ())), None)
+    hungry = _hungry(program)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
 
 

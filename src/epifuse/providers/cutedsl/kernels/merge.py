@@ -27,10 +27,10 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import SmemAllocator
 
-THREADS = 1024
-AT_ONCE = 4
-"""Parts that a thread loads before it waits: gelu and its column sums take 0.6 % longer one after the other."""
-WARP = 32
+AT_ONCE, WORDS_AT_ONCE = 16, 32
+"""Parts that a thread loads before it waits, and at most how many words: gelu and its column sums take 0.6 % longer one
+after the other."""
+WARP, WARPS = 32, partials.MERGING_WARPS
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
 ELEMENTS = WARP  # results of a block, where there is more than one
 
@@ -52,8 +52,10 @@ class Finish:
         self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
-        self.lanes = THREADS // self.elements
+        self.lanes = WARPS * WARP // self.elements
         self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
+        words = sum(self.reductions[number].words for number in self.needed)
+        self.at_once = max(1, min(AT_ONCE, WORDS_AT_ONCE // words))
 
     def _is_mine(self, axes):
         return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
@@ -64,7 +66,7 @@ class Finish:
         total = length * shape[2] if self.batched else length
         blocks = (total + (self.elements - 1)) // self.elements
         self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas).launch(
-            grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
+            grid=(blocks, 1, 1), block=(WARPS * WARP, 1, 1), stream=stream, use_pdl=True
         )
 
     @cute.kernel
@@ -79,23 +81,24 @@ class Finish:
         total: Int32,
         ctas: Int32,
     ):
-        cute.arch.griddepcontrol_wait()
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        warp, lane = thread // WARP, thread % WARP
+        warp = thread // WARP
         element = cutlass.min(block * self.elements + thread % self.elements, total - 1)
         rounds, where = self.parts(element, length, shape, ctas)
         held = [self.start(number) for number in self.needed]
-        for first in cutlass.range(thread // self.elements, rounds, AT_ONCE * self.lanes, unroll=1):
-            self.read(held, workspace, [first + k * self.lanes for k in range(AT_ONCE)], rounds, where)
+        cute.arch.griddepcontrol_wait()
+        for first in cutlass.range(thread // self.elements, rounds, self.at_once * self.lanes, unroll=1):
+            self.read(held, workspace, [first + k * self.lanes for k in range(self.at_once)], rounds, where)
         buffers = [self.buffer(number) for number in self.needed]
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
-        # A warp an element: its lanes hold what the warps kept of it.
-        if warp < self.elements:
-            values = self.merged(buffers, warp, lane)
-            mine = block * self.elements + warp
-            if mine < total and lane == 0:
+        # As many threads an element as there are warps: each has what one of them kept of it.
+        own, part = thread // WARPS, thread % WARPS
+        if warp < (self.elements * WARPS + WARP - 1) // WARP:
+            values = self.merged(buffers, own % self.elements, part)
+            mine = block * self.elements + own
+            if own < self.elements and mine < total and part == 0:
                 self.store(values, tensors, numbers, outputs, mine % length, mine // length, shape)
 
     def parts(self, element, length, shape, ctas):
@@ -118,7 +121,7 @@ class Finish:
         """Shared memory for the partial results of warps, an element's in different banks."""
         numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
         # partials.MERGED_BYTES a word.
-        layout = cute.make_layout((self.elements, THREADS // WARP, numbers), stride=(WARP + 1, 1, (WARP + 1) * WARP))
+        layout = cute.make_layout((self.elements, WARPS, numbers), stride=(WARPS + 1, 1, (WARPS + 1) * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
     def start(self, number):
@@ -161,11 +164,12 @@ class Finish:
             else:
                 _put(buffer[thread % self.elements, warp, None], as_tuple(kept))
 
-    def merged(self, buffers, element, lane):
-        """One warp: an element's complete reductions."""
+    def merged(self, buffers, element, part):
+        """An element's complete reductions, merged over the neighbouring threads that hold its parts."""
+        offsets = tuple(bit for bit in LANES if bit < WARPS)
         return {
             self.reductions[number].node: across(
-                ROWS[self.reductions[number].name], as_tuple(buffer[element, lane, None]), LANES
+                ROWS[self.reductions[number].name], as_tuple(buffer[element, part, None]), offsets
             )
             for number, buffer in zip(self.needed, buffers, strict=True)
         }

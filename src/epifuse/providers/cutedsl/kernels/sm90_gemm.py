@@ -34,8 +34,8 @@ except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
 MATH_GROUPS = budget.MATH_GROUPS
-# A producer that also brings the epilogue's tiles holds more addresses; both sums are the register file of 65,536.
-REGISTERS = {False: (24, 240), True: (40, 232)}
+# A producer that also brings the epilogue's tiles holds more addresses.
+PRODUCER_REGISTERS = {False: 24, True: 40}
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 
@@ -168,10 +168,9 @@ class Sm90Gemm:
         total = order.total
         _, _, turn = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        producer_registers, math_registers = REGISTERS[len(self.epilogue.tiles) > 0]
 
         if group == 0:
-            cute.arch.setmaxregister_decrease(producer_registers)
+            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS[len(self.epilogue.tiles) > 0])
             if warp == 0:
                 mask_a = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(self.cluster[1] > 1) else 0
                 mask_b = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(self.cluster[0] > 1) else 0
@@ -217,7 +216,7 @@ class Sm90Gemm:
                             arrivals += 1
                         turn += stride
         else:
-            cute.arch.setmaxregister_increase(math_registers)
+            cute.arch.setmaxregister_increase(self.design.registers)
             served = group - 1
             team, within, stride = self.share(served, step)
             own = thread % WARP_GROUP
