@@ -237,6 +237,26 @@ def test_what_only_finished_values_read_is_not_loaded_in_tiles():
     hopper_kernel(added).compile(added)
 
 
+@pytest.mark.parametrize("batches", [(), (2,)])
+def test_a_matrix_is_handed_over_as_it_is_and_what_is_printed_needs_no_destination(batches):
+    """A view costs the host a microsecond. Batches come first in PyTorch, and last in the kernel."""
+    from epifuse.runtime import cache
+
+    def printed(accum, C, bias):
+        ef.debug_print("product {}", accum)
+        D = accum + C + bias
+        return D
+
+    a, b, C = (torch.empty(*batches, 64, 64, dtype=BF16) for _ in range(3))
+    args = ef.GemmArguments(
+        a, b, epilogue=ef.EpilogueArguments(printed, C=C, bias=torch.empty(64), D=torch.empty_like(C))
+    )
+    views = cache.get_or_build(hopper_kernel(args).plan).views
+    same = [views.a, views.b, *(view for name, view in (*views.operands, *views.outputs) if name in ("C", "D"))]
+    assert [view.same for view in same] == 4 * [not batches]
+    assert not dict(views.operands)["bias"].same
+
+
 def softmax(accum):
     D = ef.softmax(accum, dim=-1)
     return D

@@ -42,6 +42,7 @@ def compile_program(plan: Plan, program: Program, design: Design, extra_options:
         b.dtype,
         plan.problem.accumulator,
         majors,
+        plan.problem.batched,
         extra_options,
     )
     with _one_at_a_time:
@@ -66,13 +67,15 @@ def resident_clusters(device: int, size: int) -> int:
 def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     problem = plan.problem
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
-    a = _matrix(problem.a, extents["m"], extents["k"], extents["l"], rows_first=True)
-    b = _matrix(problem.b, extents["n"], extents["k"], extents["l"], rows_first=False)
+    batches = (extents["l"],) if problem.batched else ()
+    a = _matrix(problem.a, (extents["m"], extents["k"], *batches))
+    b = _matrix(problem.b, (extents["k"], extents["n"], *batches))
     shape = (extents["m"], extents["n"], extents["l"])
-    tensors = tuple(_tensor(access, shape) for _, access in program.tensors)
+    modes = len(a.shape)
+    tensors = tuple(_tensor(access, shape, modes) for _, access in program.tensors)
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
-    outputs = tuple(_tensor(access, shape) for access in program.stores)
+    outputs = tuple(_tensor(access, shape, modes) for access in program.stores)
     # Partial results of reductions, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
@@ -89,23 +92,19 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
         )
 
 
-def _matrix(info: TensorInfo, rows: Any, columns: Any, batches: Any, *, rows_first: bool) -> Any:
-    """A as (M,K,L) or B as (N,K,L); the mode that is contiguous is part of the type, all else is run time."""
+def _matrix(info: TensorInfo, shape: tuple[Any, ...]) -> Any:
+    """A or B; the mode that is contiguous is part of the type, all else is run time."""
     dtype = DTYPES[info.dtype]
-
-    def stride() -> Any:
-        return cute.sym_int64(divisibility=128 // dtype.width)
-
-    k_major = (info.strides[-1] == 1) == rows_first
-    return make_fake_tensor(
-        dtype,
-        (rows, columns, batches),
-        (stride(), 1, stride()) if k_major else (1, stride(), stride()),
-        assumed_align=16,
-    )
+    contiguous = 1 if info.strides[-1] == 1 else 0
+    return make_fake_tensor(dtype, shape, _one_contiguous(contiguous, len(shape), dtype), assumed_align=16)
 
 
-def _tensor(access: Access, shape: tuple[Any, ...]) -> Any:
+def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:
+    """Strides of which all but one are multiples of 16 bytes, as TMA needs."""
+    return tuple(1 if i == contiguous else cute.sym_int64(divisibility=128 // dtype.width) for i in range(modes))
+
+
+def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int) -> Any:
     """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind.
 
     An axis that a reshape cut comes in pieces, the fastest first; `whole` puts them together again.
@@ -115,9 +114,9 @@ def _tensor(access: Access, shape: tuple[Any, ...]) -> Any:
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
-    m, n, l = (cute.sym_int64(divisibility=128 // dtype.width) for _ in range(3))
+    contiguous = 1 if access.by_rows else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
-    return make_fake_tensor(dtype, tile, (m, 1, l) if access.by_rows else (1, n, l), assumed_align=16)
+    return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)
 
 
 def _outer(inner: tuple[int, ...], extent: Any) -> Any:

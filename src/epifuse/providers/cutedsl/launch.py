@@ -28,15 +28,25 @@ from epifuse.providers.cutedsl.program import Access, Design, Program
 
 
 class View(NamedTuple):
-    """Shape and strides under which the kernel sees a tensor; where it starts is the tensor's own."""
+    """Shape and strides under which the kernel sees a tensor; where it starts is the tensor's own.
+
+    `same` where these are the tensor's own as well: a view costs the host a microsecond.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    same: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so; a mask as the bytes 0 and 1 that the kernel reads and writes."""
+        if self.same:  # a parameter is handed over as its data
+            return tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach()
         seen = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
         return seen.as_strided(self.shape, self.strides)
+
+    def beside(self, own: TensorInfo) -> View:
+        """The same view, which knows whether it is the tensor itself."""
+        return self._replace(same=(own.shape, own.strides) == self[:2] and own.dtype is not torch.bool)
 
 
 class GpuKernel:
@@ -47,18 +57,18 @@ class GpuKernel:
         if self.empty:
             self.host = CpuKernel(plan)
             return
-        given_k = plan.problem.extents["k"]
-        plan = replace(plan, problem=filled(plan.problem))
+        given = plan.problem
+        plan = replace(plan, problem=filled(given))
         compiled = compile_program(plan, program, design)
         # The raw tvm-ffi function: 0.12 us a call instead of 0.37 us through the wrapper for keyword arguments.
         self.function: Callable[..., Any] = compiled.__tvm_ffi_object__()
-        self.views = _Views(plan, program)
+        self.views = _Views(given, plan.problem, program)
         self.prints = program.prints
         self.numbers = tuple(node.attr.name for node in program.numbers)
         self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
         # K = 0: as many zeros as the larger of A and B needs.
-        self.zeros = 0 if given_k else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
+        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
@@ -71,7 +81,7 @@ class GpuKernel:
         if self.prints:
             printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in views.printed}
             outputs = {**outputs, **printed}
-        product = None if self.zeros else (a.as_strided(*views.a), b.as_strided(*views.b))
+        product = None if self.zeros else (views.a.of(a), views.b.of(b))
         arguments = (
             [view.of(operands[name]) for name, view in views.operands] if views.operands else [],
             [operands[name] for name in self.numbers] if self.numbers else [],
@@ -97,7 +107,7 @@ class GpuKernel:
     def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
-        return zeros.as_strided(*self.views.a), zeros.as_strided(*self.views.b)
+        return self.views.a.of(zeros), self.views.b.of(zeros)
 
     def _workspaces(self, device: torch.device, operands: Mapping[str, Any]) -> Callable[[], list[torch.Tensor]]:
         """A function of the workspace a launch is given: the caller's, or one of its own.
@@ -150,15 +160,18 @@ def _nothing() -> None:
 
 
 class _Views:
-    """The views of one plan: A as (M,K,L), B as (N,K,L), all else as (M,N,L), with stride 0 where it does not vary."""
+    """The views of one plan: A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
-    def __init__(self, plan: Plan, program: Program) -> None:
-        problem = plan.problem
+    Where there are no batches, A, B and what travels in tiles have no L.
+    """
+
+    def __init__(self, given: Problem, problem: Problem, program: Program) -> None:
         extents = problem.extents
         self.space = Space.of(program.graph, extents)
         self.shape = (extents["m"], extents["n"], extents["l"])
-        self.a = _batched(problem.a, extents["l"], rows=-2)
-        self.b = _batched(problem.b, extents["l"], rows=-1)
+        self.batched = problem.batched
+        self.a = _matrix(problem.a, extents["l"], batched=self.batched).beside(given.a)
+        self.b = _matrix(problem.b, extents["l"], batched=self.batched).beside(given.b)
         self.operands = tuple(self._operand(node.attr, access, problem) for node, access in program.tensors)
         dtypes = {access.name: access.dtype for access in program.stores}
         names = {one.output for one in program.prints}
@@ -175,10 +188,13 @@ class _Views:
     def _operand(self, load: Load, access: Access, problem: Problem) -> tuple[str, View]:
         operand = problem.by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        return load.name, self._full(viewed(stand_in(operand), load), load.dims, access)
+        return load.name, self._full(viewed(stand_in(operand), load), load.dims, access).beside(operand)
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
-        return output.name, self._full(destination(output, problem), output.dims, access)
+        tensor = destination(output, problem)
+        own = TensorInfo(tuple(tensor.shape), tensor.stride(), access.dtype, "")
+        given = dict(problem.outputs).get(output.name)
+        return output.name, self._full(tensor, output.dims, access).beside(given or own)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
@@ -193,12 +209,13 @@ class _Views:
         inner = 1 if access.by_rows else 0
         span = round_up(self.shape[0] * self.shape[1], 16)
         legal = tuple(1 if i == inner else stride or span for i, (_, stride) in enumerate(pieces))
+        if not self.batched:
+            return View(self.shape[:2], legal[:2])
         return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
 
 
-def _batched(info: TensorInfo, batches: int, *, rows: int) -> View:
-    """A or B with its rows (M or N) first and its batches last, every stride one that TMA accepts."""
-    columns = -3 - rows
+def _matrix(info: TensorInfo, batches: int, *, batched: bool) -> View:
+    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts."""
     inner = -1 if info.strides[-1] == 1 else -2
     span = round_up(info.shape[-1] * info.shape[-2], 16 // info.dtype.itemsize)
 
@@ -206,6 +223,8 @@ def _batched(info: TensorInfo, batches: int, *, rows: int) -> View:
         # No address depends on the stride of a single row or batch, but TMA checks it.
         return span if info.shape[position] == 1 and position != inner else info.strides[position]
 
+    shape, strides = info.shape[-2:], (stride(-2), stride(-1))
+    if not batched:
+        return View(shape, strides)
     own = len(info.shape) == 3 and info.shape[0] == batches
-    batch = stride(-3) if own else span if batches == 1 else 0
-    return View((info.shape[rows], info.shape[columns], batches), (stride(rows), stride(columns), batch))
+    return View((*shape, batches), (*strides, stride(-3) if own else span if batches == 1 else 0))

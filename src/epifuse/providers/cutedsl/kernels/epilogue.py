@@ -89,8 +89,8 @@ class Spot(NamedTuple):
 
     down: Any
     right: Any
-    rows: list
-    columns: list
+    rows: tuple
+    columns: tuple
 
 
 class Epilogue:
@@ -310,8 +310,11 @@ class Epilogue:
 
     def _spot(self, s, place, team):
         down, right = self._walked(s)
-        rows = [self._row(down, team.places[i][0], place) for i in range(team.count)]
-        columns = [place.n * self.design.tile[1] + right * SUBTILE[1] + team.places[i][1] for i in range(team.count)]
+        # Values i and i ^ 2 share a column, equal bit 1 shares a row.
+        two = [self._row(down, team.places[half][0], place) for half in (0, 2)]
+        start = place.n * self.design.tile[1] + right * SUBTILE[1]
+        eight = {i: start + team.places[i][1] for i in range(team.count) if i & 2 == 0}
+        rows, columns = zip(*((two[(i & 2) // 2], eight[i & ~2]) for i in range(team.count)), strict=True)
         return Spot(down, right, rows, columns)
 
     def _first(self, spot, team):
@@ -597,7 +600,7 @@ def coordinate(factors, place, shape):
 def _whole(tensor, access: Access):
     """The flat modes of a tensor as M, N and L."""
     if not any(access.inner):
-        return tensor
+        return with_batches(tensor)
     shape, stride, first = [], [], 0
     for inner in access.inner:
         last = first + len(inner)
@@ -605,6 +608,17 @@ def _whole(tensor, access: Access):
         stride.append(tensor.stride[first : last + 1] if inner else tensor.stride[last])
         first = last + 1
     return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def with_batches(tensor):
+    """A matrix as one batch of matrices, with a stride that TMA accepts."""
+    if cute.rank(tensor) == 3:
+        return tensor
+    long = 0 if cute.is_static(tensor.stride[1]) else 1
+    batch = Int64(tensor.shape[long]) * tensor.stride[long]
+    divisor = 128 // tensor.element_type.width
+    shape, stride = (*tensor.shape, Int32(1)), (*tensor.stride, cute.assume(batch, divby=divisor))
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
 def _at(tensor, access: Access, row, column, batch):

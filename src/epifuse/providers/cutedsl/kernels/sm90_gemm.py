@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.kernels.epilogue import WARP_GROUP, Epilogue, Given, Place, Team, Tile
+from epifuse.providers.cutedsl.kernels.epilogue import WARP_GROUP, Epilogue, Given, Place, Team, Tile, with_batches
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
@@ -41,7 +41,10 @@ TURN = 3
 
 
 class Sm90Gemm:
-    """D = epilogue(A @ B). Tensors come as (M,K,L), (N,K,L) and (M,N,L); a stride is 0 where a value does not vary."""
+    """D = epilogue(A @ B). Tensors come as (M,K,L), (K,N,L) and (M,N,L); a stride is 0 where a value does not vary.
+
+    Without batches, A, B and what travels in tiles have no L.
+    """
 
     def __init__(self, design: Design, program: Program, accumulator: Any = Float32) -> None:
         self.design = design
@@ -67,6 +70,8 @@ class Sm90Gemm:
         band: Int32,
         stream: Any,
     ):
+        a, b = with_batches(a), with_batches(b)
+        b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
         tensors, outputs = self.epilogue.whole(tensors, outputs)
         bm, bn = self.design.tile
         bk = 8 * self.design.spans * budget.K_SPAN // a.element_type.width
