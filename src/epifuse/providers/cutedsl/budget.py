@@ -85,7 +85,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
     that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
     With 176 instead of 232, bce takes 1.5 % less at 4096 x 4096 x 4096, where it cost 4.4 %, and 5 % less at 16384 x
-    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there. Where the epilogue is `waited_for` (K of
+    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there. Where a reduction is `waited_for` (K of
     512) many are up to 14 % better, and where little is computed up to 1 % (benchmarks/results/kernel_variants.json).
     What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
     """
