@@ -449,7 +449,8 @@ class Team:
         own = mma.get_slice(thread)
         self.shape = mma.partition_shape_C(SUBTILE)
         self.count = cute.size(self.shape)
-        self.places = own.partition_C(cute.make_identity_tensor(SUBTILE))
+        places = own.partition_C(cute.make_identity_tensor(SUBTILE))
+        self.places = [places[i] for i in range(self.count)]
         self.from_shared = [
             self._reader(mma, given.tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)
         ]
