@@ -116,6 +116,14 @@ def test_the_cycles_of_an_epilogue_are_those_measured() -> None:
     assert f"reads, gelu took {data['before'][gelu]['cycles'] / 1000:.0f}." in PAGE
 
 
+def test_the_cycles_of_a_hidden_epilogue_are_those_measured() -> None:
+    kernels = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["hidden"]["kernels"]
+    formulas = ("A @ B", "gelu_tanh(A @ B + bias)", "sum(softplus(x) - x * C)")
+    plain, gelu, loss = (kernels[f"{formula}, 128x128"]["cycles"] for formula in formulas)
+    said = f"gelu {gelu / plain - 1:.0%} of the cycles and a binary cross-entropy {loss / plain - 1:.1%}"
+    assert said in PAGE.replace(" %", "%").replace("\n", " ")
+
+
 VARIANTS = json.loads((ROOT / "benchmarks/results/kernel_variants.json").read_text())["experiments"]
 
 
