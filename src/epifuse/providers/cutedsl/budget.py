@@ -68,28 +68,35 @@ def _reductions(program: Program) -> list[Node]:
     return [node for node in program.graph.nodes if node.op == "reduce"]
 
 
-def _is_light(program: Program, reductions: int) -> bool:
+def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
-    return _computed(program) <= _LIGHT and reductions <= _FEW and not wide and not program.loads_by("column")
+    few = len(_reductions(program)) <= _FEW
+    return _computed(program) <= _LIGHT and few and not wide and not program.loads_by("column")
 
 
-_MOST_REGISTERS = {False: 240, True: 232}
+def producer_registers(program: Program) -> int:
+    """Registers of a thread that loads: one that also brings the epilogue's tiles holds more addresses."""
+    return 40 if program.loads_by("tile") else 24
+
+
+_REGISTERS = 65_536 // _WARP_GROUP  # of a thread of each of the three warp groups, together
 _FEW_REGISTERS = 48  # beside those of the accumulator
 _HEAVY_REDUCTIONS = frozenset({"logsumexp", "sum_log1p_exp", "mean_log1p_exp"})
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
-    """Registers of a thread that computes, beside a producer of 24, or of 40 that brings operands too.
+    """Registers of a thread that computes: in eights, at most what the producer leaves to two warp groups.
 
     An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
     that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
     With 176 instead of 232, bce takes 1.5 % less at 4096 x 4096 x 4096, where it cost 4.4 %, and 5 % less at 16384 x
-    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there. Where a reduction is `waited_for` (K of
-    512) many are up to 14 % better, and where little is computed up to 1 % (benchmarks/results/kernel_variants.json).
+    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there, and dgelu, which is longer than the main
+    loop, 2 % more. Where a reduction is `waited_for` (K of 512) many are up to 14 % better, and where little is
+    computed up to 2 % (benchmarks/results/kernel_variants.json).
     What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
     """
-    most = _MOST_REGISTERS[bool(program.loads_by("tile"))]
+    most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
     reductions = _reductions(program)
     heavy = not _computed(program) <= _LIGHT or any(node.attr[0] in _HEAVY_REDUCTIONS for node in reductions)
     accumulators = design.tile[0] * design.tile[1] // _WARP_GROUP
@@ -120,7 +127,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     output until it leaves; a sum down columns needs as much as an operand. Seen with CuTe DSL 4.8.1 on 128 x 192: four
     such fragments do not spill or up to 100 bytes, which costs nothing; six do, and so do an exact sine, comparisons
     with M and N for each value that is reduced, and reductions of what is not light. Where K is `short`, it is the
-    epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x 128; with K of 1024, 202 and 211
+    epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x 128. With K of 1024 it takes 199 and,
+    since `registers`, 194; of six other epilogues five are 3 to 10 % faster in 128 x 192
     (benchmarks/results/kernel_variants.json).
 
     Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
@@ -131,7 +139,7 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     reductions = _reductions(program)
     coming, leaving = _bytes(program)
     fragments = coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in reductions)
-    if reductions and not _is_light(program, len(reductions)):
+    if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"

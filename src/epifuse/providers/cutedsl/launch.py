@@ -13,7 +13,7 @@ from epifuse.fusion.forms import debug_print
 from epifuse.ir import Dims, Load, Output
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
-from epifuse.problem import Problem, TensorInfo
+from epifuse.problem import Problem, TensorInfo, info
 from epifuse.providers.base import WORKSPACE, Step
 from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.space import Space, viewed
@@ -192,9 +192,8 @@ class _Views:
 
     def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
         tensor = destination(output, problem)
-        own = TensorInfo(tuple(tensor.shape), tensor.stride(), access.dtype, "")
-        given = dict(problem.outputs).get(output.name)
-        return output.name, self._full(tensor, output.dims, access).beside(given or own)
+        own = dict(problem.outputs).get(output.name) or replace(info(tensor), dtype=access.dtype)
+        return output.name, self._full(tensor, output.dims, access).beside(own)
 
     def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
@@ -214,17 +213,17 @@ class _Views:
         return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
 
 
-def _matrix(info: TensorInfo, batches: int, *, batched: bool) -> View:
+def _matrix(given: TensorInfo, batches: int, *, batched: bool) -> View:
     """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts."""
-    inner = -1 if info.strides[-1] == 1 else -2
-    span = round_up(info.shape[-1] * info.shape[-2], 16 // info.dtype.itemsize)
+    inner = -1 if given.strides[-1] == 1 else -2
+    span = round_up(given.shape[-1] * given.shape[-2], 16 // given.dtype.itemsize)
 
     def stride(position: int) -> int:
         # No address depends on the stride of a single row or batch, but TMA checks it.
-        return span if info.shape[position] == 1 and position != inner else info.strides[position]
+        return span if given.shape[position] == 1 and position != inner else given.strides[position]
 
-    shape, strides = info.shape[-2:], (stride(-2), stride(-1))
+    shape, strides = given.shape[-2:], (stride(-2), stride(-1))
     if not batched:
         return View(shape, strides)
-    own = len(info.shape) == 3 and info.shape[0] == batches
+    own = len(given.shape) == 3 and given.shape[0] == batches
     return View((*shape, batches), (*strides, stride(-3) if own else span if batches == 1 else 0))

@@ -34,8 +34,6 @@ except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
 MATH_GROUPS = budget.MATH_GROUPS
-# A producer that also brings the epilogue's tiles holds more addresses.
-PRODUCER_REGISTERS = {False: 24, True: 40}
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 
@@ -54,6 +52,7 @@ class Sm90Gemm:
         self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
+        self.producer_registers = budget.producer_registers(program)
         self.epilogue = Epilogue(design, program)
         self.merging = merging_kernels(design, program)
 
@@ -175,7 +174,7 @@ class Sm90Gemm:
         _, _, step = cute.arch.grid_dim()
 
         if group == 0:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS[len(self.epilogue.tiles) > 0])
+            cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
                 mask_a = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(self.cluster[1] > 1) else 0
                 mask_b = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(self.cluster[0] > 1) else 0
