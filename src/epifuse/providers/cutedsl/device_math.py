@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Vector
 
 Fragment = Any  # cute.TensorSSA of Float32
 LOG2_E = 1.4426950408889634
@@ -21,12 +21,20 @@ def like(x: Fragment, value: float) -> Fragment:
     return cute.full_like(x, value)
 
 
+def numbers(x: Fragment) -> Sequence[Any]:
+    """A fragment's values in order. In one operation: an index makes seven, and operations are what compiling takes."""
+    values: Sequence[Any] = x.to_elements()
+    return values
+
+
+def fragment(values: Sequence[Any], shape: Any, dtype: Any) -> Fragment:
+    """The values in order as a fragment."""
+    return cute.TensorSSA(Vector.from_elements(tuple(values), dtype), shape, dtype)
+
+
 def each(function: Callable[..., Any], *fragments: Fragment, dtype: Any = Float32) -> Fragment:
     """Apply a scalar function element by element; unrolled while tracing."""
-    out = cute.make_rmem_tensor(fragments[0].shape, dtype)
-    for i in range(cute.size(fragments[0].shape)):
-        out[i] = function(*(fragment[i] for fragment in fragments))
-    return out.load()
+    return fragment([function(*xs) for xs in zip(*map(numbers, fragments), strict=True)], fragments[0].shape, dtype)
 
 
 def fma(x: Fragment, y: Fragment | float, z: Fragment | float) -> Fragment:

@@ -322,16 +322,16 @@ class Epilogue:
         return (spot.down * self.across + spot.right) * team.count
 
     def _replace(self, values, spot, fragment, team):
-        for i in range(team.count):
-            values[self._first(spot, team) + i] = fragment[i]
+        for i, value in enumerate(dm.numbers(fragment)):
+            values[self._first(spot, team) + i] = value
 
     def _compute(self, number, spot, values, arrived, tile, team, given):
         """Walk the graph over one subtile."""
-        accum = cute.make_rmem_tensor(team.shape, Float32)
-        for i in range(team.count):
-            accum[i] = values[self._first(spot, team) + i].to(Float32)
+        own = cute.make_tensor(values.iterator + self._first(spot, team), cute.make_layout(team.shape))
+        x = own.load().to(Float32)
         # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
-        x = dm.each(lambda value: dm.disguised(value, number), accum.load()) if number > 0 else accum.load()
+        if number > 0:
+            x = dm.each(lambda value: dm.disguised(value, number), x)
         walk_ = self.walks[number]
         known = {node: team.along(tile.lines[node], spot.down) for node in self.read_lines if node in tile.lines}
 
@@ -349,7 +349,7 @@ class Epilogue:
         """A coordinate, a number, a scalar, or the values of an operand that `loaded` gives."""
         if node.op == "index":
             places = ((row, column, tile.place.l) for row, column in zip(spot.rows, spot.columns, strict=True))
-            return _fill(like.shape, Int32, [coordinate(node.attr, at, given.shape) for at in places])
+            return dm.fragment([coordinate(node.attr, at, given.shape) for at in places], like.shape, Int32)
         kind = self.program.graph.types[node].kind
         if node in self.program.numbers:
             number = given.numbers[self.program.numbers.index(node)]
@@ -374,7 +374,9 @@ class Epilogue:
         walk_ = self.walks[number]
         shape = (len(slots),)
         numbers = {
-            node: tuple(_fill(shape, type(xs[0]), xs) for xs in zip(*(whole[slot][i] for slot in slots), strict=True))
+            node: tuple(
+                dm.fragment(xs, shape, type(xs[0])) for xs in zip(*(whole[slot][i] for slot in slots), strict=True)
+            )
             for i, node in enumerate(walk_.reductions)
         }
         like = cute.full(shape, 0.0, Float32)
@@ -519,16 +521,16 @@ class Team:
         epilogue = self.epilogue
         buffer = self.shared.vectors[epilogue.vectors.index(i)]
         row_vector = epilogue.tensors[i].way == "row"
-        out = cute.make_rmem_tensor(self.shape, buffer.element_type)
+        values: list = []
         for v in range(self.count):
             first = v & ~2 if row_vector else v & 2
             if first != v:
-                out[v] = out[first]
+                values.append(values[first])
             elif row_vector:
-                out[v] = buffer[right * SUBTILE[1] + self.places[v][1], self.group]
+                values.append(buffer[right * SUBTILE[1] + self.places[v][1], self.group])
             else:
-                out[v] = buffer[down * SUBTILE[0] + self.places[v][0], self.group]
-        return out.load()
+                values.append(buffer[down * SUBTILE[0] + self.places[v][0], self.group])
+        return dm.fragment(values, self.shape, buffer.element_type)
 
     def line(self, slot):
         """Which of the warp group's rows a slot is."""
@@ -538,16 +540,16 @@ class Team:
         """A column vector's values, a slot each."""
         buffer = self.shared.vectors[self.epilogue.vectors.index(i)]
         slots = 2 * self.epilogue.down
-        return _fill((slots,), buffer.element_type, [buffer[self.line(slot), self.group] for slot in range(slots)])
+        values = [buffer[self.line(slot), self.group] for slot in range(slots)]
+        return dm.fragment(values, (slots,), buffer.element_type)
 
     def along(self, value, down):
         """A value of each slot as a fragment of a subtile: equal bit 1 shares a row."""
         is_mask = value.element_type is Boolean
         source = as_kind(value, "mask", "int32") if is_mask else value
-        out = cute.make_rmem_tensor(self.shape, source.element_type)
-        for v in range(self.count):
-            out[v] = source[2 * down + (v & 2) // 2]
-        return out.load() != 0 if is_mask else out.load()
+        rows = dm.numbers(source)[2 * down : 2 * down + 2]
+        found = dm.fragment([rows[(v & 2) // 2] for v in range(self.count)], self.shape, source.element_type)
+        return found != 0 if is_mask else found
 
     def stage(self, s, fragments):
         """Staged outputs of subtile `s` into shared memory."""
@@ -649,13 +651,6 @@ def _partition(carrier, buffer, box):
 def _as(fragment, shape):
     """The same registers under a copy's shape of them, which counts them in the same order."""
     return cute.make_tensor(fragment.iterator, cute.make_layout(shape))
-
-
-def _fill(shape, dtype, values):
-    out = cute.make_rmem_tensor(shape, dtype)
-    for i in range(len(values)):
-        out[i] = values[i]
-    return out.load()
 
 
 @cute.jit

@@ -30,7 +30,7 @@ except ImportError:  # its home in CuTe DSL 4.7
 AT_ONCE, WORDS_AT_ONCE = 16, 32
 """Parts that a thread loads before it waits, and at most how many words: gelu and its column sums take 0.6 % longer one
 after the other."""
-WARP, WARPS = 32, partials.MERGING_WARPS
+WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
 ELEMENTS = WARP  # results of a block, where there is more than one
 
@@ -52,7 +52,8 @@ class Finish:
         self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
-        self.lanes = WARPS * WARP // self.elements
+        self.warps = partials.MERGING_WARPS[axis]
+        self.lanes = self.warps * WARP // self.elements
         self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
         words = sum(self.reductions[number].words for number in self.needed)
         self.at_once = max(1, min(AT_ONCE, WORDS_AT_ONCE // words))
@@ -66,7 +67,7 @@ class Finish:
         total = length * shape[2] if self.batched else length
         blocks = (total + (self.elements - 1)) // self.elements
         self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas).launch(
-            grid=(blocks, 1, 1), block=(WARPS * WARP, 1, 1), stream=stream, use_pdl=True
+            grid=(blocks, 1, 1), block=(self.warps * WARP, 1, 1), stream=stream, use_pdl=True
         )
 
     @cute.kernel
@@ -94,8 +95,8 @@ class Finish:
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
         # As many threads an element as there are warps: each has what one of them kept of it.
-        own, part = thread // WARPS, thread % WARPS
-        if warp < (self.elements * WARPS + WARP - 1) // WARP:
+        own, part = thread // self.warps, thread % self.warps
+        if warp < (self.elements * self.warps + WARP - 1) // WARP:
             values = self.merged(buffers, own % self.elements, part)
             mine = block * self.elements + own
             if own < self.elements and mine < total and part == 0:
@@ -120,8 +121,8 @@ class Finish:
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
         numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
-        # partials.MERGED_BYTES a word.
-        layout = cute.make_layout((self.elements, WARPS, numbers), stride=(WARPS + 1, 1, (WARPS + 1) * WARP))
+        row = self.warps + 1  # partials.merged_bytes a word
+        layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
     def start(self, number):
@@ -166,7 +167,7 @@ class Finish:
 
     def merged(self, buffers, element, part):
         """An element's complete reductions, merged over the neighbouring threads that hold its parts."""
-        offsets = tuple(bit for bit in LANES if bit < WARPS)
+        offsets = tuple(bit for bit in LANES if bit < self.warps)
         return {
             self.reductions[number].node: across(
                 ROWS[self.reductions[number].name], as_tuple(buffer[element, part, None]), offsets

@@ -305,7 +305,7 @@ class Partials:
         if reduction.name in ("any", "all") and kind != "mask":
             fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
         fragment = as_kind(fragment, kind, reduction.kind)
-        xs = [fragment[i] for i in range(cute.size(fragment.shape))]
+        xs = list(dm.numbers(fragment))
         for places, end, edge in bounds:
             if edge == "values":
                 xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
@@ -328,7 +328,7 @@ class Held:
 
 
 def as_tuple(values) -> tuple:
-    return tuple(values[i] for i in range(cute.size(values)))
+    return tuple(dm.numbers(values.load()))
 
 
 def plane_of(reduction, design, shape):

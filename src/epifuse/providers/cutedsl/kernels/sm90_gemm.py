@@ -244,8 +244,8 @@ class Sm90Gemm:
             if const_expr(self.pingpong):
                 # The second group takes every other tile, and skips the stages of the first group's.
                 if team == 1:
-                    read.advance(k_tiles)
-                    free.advance(k_tiles)
+                    read = _after(read, k_tiles)
+                    free = _after(free, k_tiles)
                     cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
             while turn < total:
                 m, n, l = tile_of(turn, order, self.cluster, place)
@@ -274,8 +274,8 @@ class Sm90Gemm:
                     pipe.consumer_release(free)
                     free.advance()
                 if const_expr(self.pingpong):
-                    read.advance(k_tiles)
-                    free.advance(k_tiles)
+                    read = _after(read, k_tiles)
+                    free = _after(free, k_tiles)
 
                 values = sums(registers, self.accumulator)
                 copies = Team(self.epilogue, atom, own, served, executed, shared, given)
@@ -329,6 +329,13 @@ class Sm90Gemm:
         if self.pingpong:
             return served, Int32(0), step * MATH_GROUPS
         return Int32(0), served, step
+
+
+def _after(state, steps):
+    """A pipeline's state some steps later; its own `advance` takes one step in CuTe DSL 4.7."""
+    at = state.index + steps
+    phase = state.phase ^ (at // state.stages % 2)
+    return pipeline.PipelineState(state.stages, state.count + steps, at % state.stages, phase)
 
 
 def _load_atom(tensor, layout, box, readers):
