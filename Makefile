@@ -9,10 +9,17 @@ ifeq ($(shell uname -s),Linux)
 EXTRAS := dev,cuda
 endif
 
-.PHONY: help setup demo test check fuzz bench clean
+# The oldest CuTe DSL that pyproject.toml promises, beside the one that is used; only tests/test_oldest_dsl.py sees it.
+OLDEST := 4.7.1
+OLDEST_PARTS := $(foreach part,-libs-core -libs-base -libs-cu13,nvidia-cutlass-dsl$(part)==$(OLDEST))
+ifeq ($(shell uname -s),Linux)
+OLDEST_STAMP := .venv/oldest/.installed
+endif
+
+.PHONY: help setup demo test oldest check fuzz bench clean
 
 help:
-	@echo "make setup | demo | test | check | fuzz N=10000 | bench | clean"
+	@echo "make setup | demo | test | oldest | check | fuzz N=10000 | bench | clean"
 
 setup: $(STAMP)
 
@@ -25,8 +32,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(PY) -m epifuse demo
 
-test: setup
+test: setup oldest
 	$(PY) -m pytest -n 2
+
+oldest: $(OLDEST_STAMP)
+
+.venv/oldest/.installed: $(STAMP) Makefile
+	$(PY) -m pip install --quiet --no-deps --upgrade --target .venv/oldest nvidia-cutlass-dsl==$(OLDEST) $(OLDEST_PARTS)
+	@touch $@
 
 check: setup
 	$(PY) -m ruff check
