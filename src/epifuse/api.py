@@ -219,6 +219,8 @@ def linear(
     if bias is not None:
         by_name = {**by_name, "bias": bias}
         if "bias" not in parsed.parameters:
+            if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):
+                raise fail("linear_bias_shape", None, want=(len(weight),), bias=tuple(bias.shape))
             parsed = _with_bias(parsed)
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)

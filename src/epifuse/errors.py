@@ -98,6 +98,7 @@ CATALOGUE: dict[str, Sentence] = {
     "rank": Sentence(
         _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
     ),
+    "linear_bias_shape": Sentence(_A, "bias must be (N,), which is {want} for this weight; its shape is {bias}"),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
     "linear_out": Sentence(
         _A,

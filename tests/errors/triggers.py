@@ -261,6 +261,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
     "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),
     "rank": lambda: gemm("lambda accum: accum", torch.ones(K)),
+    "linear_bias_shape": lambda: ef.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N + 1)),
     "linear_shapes": lambda: ef.linear(torch.ones(2, K), torch.ones(K)),
     "linear_out": lambda: ef.linear(torch.ones(2, M, K), torch.ones(N, K), out=torch.ones(M, 2, N).permute(1, 0, 2)),
     "inner_extent": lambda: gemm("lambda accum: accum", torch.ones(M, K + 1)),
