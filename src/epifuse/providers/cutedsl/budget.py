@@ -143,6 +143,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"
+    if any(access.dtype.itemsize == 8 for access in program.stores if access.way == "direct"):  # 550 bytes spill
+        return "its accumulator leaves too few registers for numbers of 64 bits"
     if reductions and "values" in program.edges:
         return "its accumulator leaves too few registers for reductions that end within 64 rows or 32 columns"
     if reductions and short and fragments > 1:

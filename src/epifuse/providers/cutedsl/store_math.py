@@ -6,6 +6,7 @@ NaN. A cast is torch's own: towards zero, then wrapping; fp8 as the installed Py
 
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Int64
@@ -47,8 +48,12 @@ def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
 def _nearest(x: Fragment, to: Any) -> Fragment:
     """To the nearest integer, saturating: the instruction does both, and makes a 32-bit 0 of NaN, but no 64-bit one."""
     text = f"cvt.rni.s{to.width}.f32 {{$w0}}, {{$r0}};"
-    found = each(lambda v: cute.arch.inline_ptx(text, write_only_types=[to], read_only_args=[v]), x, dtype=to)
-    return found if to is Int32 else cute.where(x == x, found, cute.full_like(found, 0))
+
+    def nearest(value: Any) -> Any:
+        found = cute.arch.inline_ptx(text, write_only_types=[to], read_only_args=[value])
+        return found if to is Int32 else cutlass.select_(value == value, found, to(0))
+
+    return each(nearest, x, dtype=to)
 
 
 def _saturated(x: Fragment, dtype: torch.dtype) -> Fragment:

@@ -121,7 +121,7 @@ class Finish:
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
         numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
-        row = self.warps + 1  # partials.merged_bytes a word
+        row = self.warps + 1  # partials.MERGED_BYTES a word at most
         layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
