@@ -314,7 +314,7 @@ CROWDED = {
     "sums of an exact error function": arguments(lambda accum: ef.sum(ef.gelu(accum)), k=1024),
     "three sums": arguments(lambda accum: ef.sum(accum) + ef.amax(accum) + ef.amin(accum), k=1024),
     "sums where K is short": arguments(lambda accum: ef.sum(accum, dim=0), k=512),
-    "results of 64 bits": arguments("def whole(accum): D = accum; return D", D=torch.empty(512, 512, dtype=torch.int64)),
+    "results of 64 bits": arguments("def f(accum): D = accum; return D", D=torch.empty(512, 512, dtype=torch.int64)),
 }
 
 
