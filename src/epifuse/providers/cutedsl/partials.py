@@ -15,7 +15,7 @@ from epifuse.ir import Graph, Kind, Node
 from epifuse.problem import Problem
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.program import SUBTILE, Design, Edge
-from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions
+from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, written
 
 WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
 MATH_WARPS = 8  # of a CTA
@@ -171,7 +171,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     if not full <= source.axes:
         return f"it reduces full-size values only, and {name} has another argument"
     if {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
-        return f"it reduces whole axes only, and {name} leaves a part of one that a reshape cut"
+        return f"it reduces whole axes only, and {written(node, graph)} leaves a part of one that a reshape cut"
     if {"m", "n"} <= graph.types[node].axes:
         return f"it has no {name} over the batches alone yet"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:

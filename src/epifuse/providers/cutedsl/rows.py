@@ -148,13 +148,17 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     if n <= columns(design):
         return None
     if n <= MOST_COLUMNS:  # another design does
-        return f"N = {n} does not fit the {columns(design)} columns of its rows, and {_written(graph)} needs them whole"
-    return f"{_written(graph)} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
+        return f"N = {n} does not fit the {columns(design)} columns of its rows, and {_needing(graph)} needs them whole"
+    return f"{_needing(graph)} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
 
 
-def _written(graph: Graph) -> str:
-    """The function that makes a row reduction, as the user wrote it."""
-    node = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
-    loc = graph.loc(node)
+def _needing(graph: Graph) -> str:
+    """The function whose rows are needed whole."""
+    return written(next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce"), graph)
+
+
+def written(reduction: Node, graph: Graph) -> str:
+    """The function that makes a reduction, as the user wrote it."""
+    loc = graph.loc(reduction)
     call = None if loc is None else re.search(r"(\w+)\s*\(", loc.text[loc.column :])
-    return str(node.attr[0]) if call is None else call[1]
+    return str(reduction.attr[0]) if call is None else call[1]
