@@ -73,3 +73,35 @@ def test_what_32_bits_do_not_count_is_refused(m, n):
     assert any(
         "it counts rows, columns and tiles up to 2147483647" in reason for reason in explanation.selection.reasons
     )
+
+
+def no_division_by_its_own_sum(accum):
+    total = ef.sum(accum)
+    D = accum / total
+    return D
+
+
+def no_reduction_of_a_reduction(accum):
+    D = ef.mean(ef.logsumexp(accum, dim=-1))
+    return D
+
+
+def no_row_of_half_an_axis(accum):
+    D = accum.reshape(512, 8, 64).softmax(-1)
+    return D
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "written"),
+    [
+        (no_division_by_its_own_sum, "D = accum / total"),
+        (no_reduction_of_a_reduction, "D = ef.mean(ef.logsumexp(accum, dim=-1))"),
+        (no_row_of_half_an_axis, "D = accum.reshape(512, 8, 64).softmax(-1)"),
+    ],
+)
+def test_a_refusal_of_what_is_computed_shows_where_it_is_written(epilogue, written):
+    found = ef.explain(arguments(epilogue), cc=90)
+    assert found.plan is None
+    assert found.selection.loc.text.strip() == written
+    assert f"test_sm90_plans.py:{found.selection.loc.line}\n" in str(found)
+    assert "amax" not in str(found.selection.reasons)

@@ -132,6 +132,7 @@ class Explanation:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
         parts += [f"note     {note}" for note in self.args.epilogue.parsed.notes]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
+        parts += [str(self.selection.loc)] if self.selection.loc else []
         return "\n".join(parts)
 
 
@@ -342,7 +343,7 @@ def _recipe(plan: Plan) -> Recipe:
 def _fall_back(fallback: str | None, hint: str, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:
     reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
     if fallback is None:
-        raise fail("no_kernel", None, reasons=reasons, hint=hint)
+        raise fail("no_kernel", selection.loc, reasons=reasons, hint=hint)
     warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=5)
     outputs = args.allocate()
     unfused(args, outputs)

@@ -99,7 +99,7 @@ class Kernel:
         plan = self.plan_for(args)
         if isinstance(plan, Plan):
             return Status()
-        return Status(fail("not_supported", None, kernel=self.spec.name, reason=plan.reason))
+        return Status(fail("not_supported", plan.loc, kernel=self.spec.name, reason=plan.reason))
 
     @outside_graph
     def compile(self, args: GemmArguments) -> CompiledArtifact:
@@ -115,7 +115,7 @@ class Kernel:
     def _plan(self, args: GemmArguments) -> Plan:
         plan = self.plan_for(args)
         if isinstance(plan, Refusal):
-            raise fail("not_supported", None, kernel=self.spec.name, reason=plan.reason)
+            raise fail("not_supported", plan.loc, kernel=self.spec.name, reason=plan.reason)
         return plan
 
     @outside_graph

@@ -212,5 +212,5 @@ def workspace_size(args: GemmArguments) -> int:
     explanation = api.explain(args)
     if explanation.plan is None:
         reasons = "\n".join(f"  {reason}" for reason in explanation.selection.reasons)
-        raise fail("no_kernel", None, reasons=reasons, hint="fallback='torch' needs no workspace")
+        raise fail("no_kernel", explanation.selection.loc, reasons=reasons, hint="fallback='torch' needs no workspace")
     return explanation.plan.allocation.workspace_bytes

@@ -10,6 +10,7 @@ from epifuse.ir.types import show_dims
 from epifuse.passes.accesses import access_class
 from epifuse.passes.assign_stages import Stage, sweeps
 from epifuse.passes.prune import unused_operands
+from epifuse.places import Loc
 from epifuse.plan.spec import KernelSpec
 from epifuse.problem import Problem
 
@@ -29,12 +30,29 @@ class Allocation:
     launches: tuple[Plan, ...] = ()
 
 
+class Reason(str):
+    """Why something cannot be done, with the place in the user's source that says so."""
+
+    loc: Loc | None
+
+    def __new__(cls, text: str, loc: Loc | None) -> Reason:
+        made = super().__new__(cls, text)
+        made.loc = loc
+        return made
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel cannot run a problem, in the user's terms."""
+    """Why a kernel cannot run a problem, in the user's terms, and the place in their source that it is about."""
 
     kernel: str
     reason: str
+    loc: Loc | None = None
+
+    @staticmethod
+    def of(kernel: str, reason: str) -> Refusal:
+        """With the reason's place, where it has one."""
+        return Refusal(kernel, str(reason), reason.loc if isinstance(reason, Reason) else None)
 
     def __str__(self) -> str:
         return f"{self.kernel}: {self.reason}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from epifuse import passes
 from epifuse.ir import Graph
+from epifuse.places import Loc
 from epifuse.plan.plan import Allocation, Plan, Refusal
 from epifuse.plan.spec import KernelSpec
 from epifuse.problem import Problem
@@ -20,6 +21,11 @@ class Selection:
 
     plans: tuple[Plan, ...]
     refusals: tuple[Refusal, ...]
+
+    @property
+    def loc(self) -> Loc | None:
+        """The place in the user's source that the first refusal with one is about, where nothing can run."""
+        return None if self.plans else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from epifuse.passes.assign_stages import assign_stages, has_row_stage
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
 from epifuse.passes.split_operators import split_operators
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
@@ -115,7 +115,7 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
     walked = lowered(graph, problem)
     found = _arranged(spec, walked, problem)
     if isinstance(found, str):
-        return Refusal(spec.name, found)
+        return Refusal.of(spec.name, found)
     program, design = found
     return Allocation(
         design.tile,
@@ -179,18 +179,18 @@ def _refused_transport(problem: Problem) -> str | None:
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
         if node.op == "cast" and node.attr not in _CASTS:
-            return f"it does not cast to {node.attr} yet"
+            return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
         if isinstance(node.attr, Load):
             operand = problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype not in _LOADS:
-                return f"it cannot load '{node.attr.name}' of {operand.dtype} yet"
+                return Reason(f"it cannot load '{node.attr.name}' of {operand.dtype} yet", graph.loc(node))
             if isinstance(operand, TensorInfo) and not is_viewable(operand, node.attr):
                 return f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
     if (reason := partials.refused(graph, problem)) is not None:
         return reason
     for output in graph.outputs:
         if (dtype := dict(problem.dtypes)[output.name]) not in _OUTPUTS:
-            return f"it cannot store '{output.name}' as {dtype} yet"
+            return Reason(f"it cannot store '{output.name}' as {dtype} yet", graph.loc(output.node))
     return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
+from epifuse.plan import Reason
 from epifuse.problem import Problem
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.program import SUBTILE, Design, Edge
@@ -126,12 +127,13 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
         stage = graph.stages[node]
         if stage.sweep > 0:
-            return "a full-size value needs a finished reduction, which is known after the last tile"
+            why = "a full-size value needs a finished reduction, which is known after the last tile"
+            return Reason(why, graph.loc(node))
         if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
-            return reason
+            return Reason(reason, graph.loc(node))
     for output in graph.outputs:
         if graph.stages[output.node].kind == "finish" and (reason := _mixed(output.node, graph)) is not None:
-            return reason
+            return Reason(reason, graph.loc(output.node))
     return _too_many(graph, problem)
 
 

@@ -15,6 +15,7 @@ import torch
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import has_row_stage
+from epifuse.plan import Reason
 from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Design
 
@@ -147,14 +148,12 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
         return f"half of its cluster holds rows of N = {n}"
     if n <= columns(design):
         return None
+    needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
+    name = written(needing, graph)
+    why = f"{name} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
     if n <= MOST_COLUMNS:  # another design does
-        return f"N = {n} does not fit the {columns(design)} columns of its rows, and {_needing(graph)} needs them whole"
-    return f"{_needing(graph)} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
-
-
-def _needing(graph: Graph) -> str:
-    """The function whose rows are needed whole."""
-    return written(next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce"), graph)
+        why = f"N = {n} does not fit the {columns(design)} columns of its rows, and {name} needs them whole"
+    return Reason(why, graph.loc(needing))
 
 
 def written(reduction: Node, graph: Graph) -> str:
