@@ -105,3 +105,14 @@ def test_a_refusal_of_what_is_computed_shows_where_it_is_written(epilogue, writt
     assert found.selection.loc.text.strip() == written
     assert f"test_sm90_plans.py:{found.selection.loc.line}\n" in str(found)
     assert "amax" not in str(found.selection.reasons)
+
+
+@pytest.mark.parametrize("shape", [(512, 1024), (512,)])
+def test_what_is_asked_to_travel_by_tma_does_or_is_refused(shape):
+    C = torch.empty(shape)[..., ::2] if shape == (512, 1024) else torch.empty(shape)
+    source = "def epi(accum, C): D = accum + C; return D"
+    assert ef.explain(arguments(source, C=ef.Load(C)), cc=90).plan is not None
+    asked = ef.explain(arguments(source, C=ef.Load(C, via="tma")), cc=90)
+    assert asked.plan is None
+    assert "'C' does not travel by TMA, as was asked for" in str(asked)
+    assert ef.explain(arguments(source, C=ef.Load(torch.empty(512, 512), via="tma")), cc=90).plan is not None

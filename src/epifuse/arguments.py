@@ -256,7 +256,7 @@ class GemmArguments:
             self.accumulator_type,
             target_of(self.A),
             tuple(operands),
-            transports=tuple((name, hint.via.value) for name, hint in epilogue.transports.items()),  # type: ignore[union-attr]
+            transports=tuple((name, Transport(h.via).value) for name, h in epilogue.transports.items() if h.via),
             accumulated=tuple((name, epilogue.tensors[name].dtype) for name in epilogue.accumulated),
             constraints=constraints,
         )

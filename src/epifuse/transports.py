@@ -28,37 +28,38 @@ class Hint:
     """What `Load` and `Store` have in common."""
 
     tensor: torch.Tensor
-    via: Transport | str = Transport.TMA
+    via: Transport | str | None = None
     num_bits_per_copy: int | None = None
 
     def __post_init__(self) -> None:
         allowed = _LOADS if type(self) is Load else _STORES
         name, via = type(self).__name__, self.via
         values = [transport.value for transport in allowed]
-        if via not in allowed and via not in values:
-            shown = via.value if isinstance(via, Transport) else via
-            raise fail("transport", None, hint=name, allowed=values, value=shown)
-        object.__setattr__(self, "via", Transport(via))
+        if via is not None:
+            if via not in allowed and via not in values:
+                shown = via.value if isinstance(via, Transport) else via
+                raise fail("transport", None, hint=name, allowed=values, value=shown)
+            object.__setattr__(self, "via", Transport(via))
         width = self.num_bits_per_copy
         if width is None:
             return
         if not isinstance(width, int) or isinstance(width, bool):
             raise fail("transport_width_type", None, hint=name, type=kind_of(width))
-        if self.via is Transport.TMA:
-            raise fail("transport_width", None, hint=name, via="tma")
+        if self.via in (None, Transport.TMA):
+            raise fail("transport_width", None, hint=name, via=via and "tma")
 
 
 class Load(Hint):
-    """An operand with the transport it shall take: "tma", "sync_gmem_load" or "async_gmem_load".
+    """An operand with the transport it shall take: "tma", "sync_gmem_load", "async_gmem_load", or None for any.
 
     `num_bits_per_copy` is the width of one copy, for the two that are not TMA. A kernel that cannot honour the hint is
-    refused. Raises `ArgumentError` and `ArgumentTypeError`.
+    refused; the CPU's take "tma" for any. Raises `ArgumentError` and `ArgumentTypeError`.
     """
 
 
 @dataclass(frozen=True)
 class Store(Hint):
-    """An output with the transport it shall take: "tma" or "sync_gmem_store". See `Load`.
+    """An output with the transport it shall take: "tma", "sync_gmem_store", or None for any. See `Load`.
 
     With `accumulate` the value is added onto what `tensor` holds: in float32, rounded once.
     """

@@ -158,7 +158,7 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
-    return crowded(*found, short=is_short(problem)) or found
+    return _not_by_tma(found[0], problem) or crowded(*found, short=is_short(problem)) or found
 
 
 def _not_asked_for(design: Design, problem: Problem) -> str | None:
@@ -174,6 +174,13 @@ def _not_asked_for(design: Design, problem: Problem) -> str | None:
 def _refused_transport(problem: Problem) -> str | None:
     asked = next(((name, via) for name, via in problem.transports if via != "tma"), None)
     return asked and f"'{asked[0]}' cannot be asked to travel by {asked[1]} yet"
+
+
+def _not_by_tma(program: Program, problem: Problem) -> str | None:
+    asked = dict(problem.transports)
+    travelling = (*(access for _, access in program.tensors), *program.stores)
+    other = next((access for access in travelling if access.name in asked and access.way != "tile"), None)
+    return None if other is None else f"'{other.name}' does not travel by TMA, as was asked for, but {_way(other)}"
 
 
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
