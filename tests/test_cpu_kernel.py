@@ -314,3 +314,13 @@ def test_two_threads_share_a_kernel() -> None:
     for worker in workers:
         worker.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_power_of_one_half_is_the_root(dtype):
+    """As torch's is, where `pow` of C says infinity of -infinity."""
+    C = torch.tensor([[-torch.inf, -0.0, 4.0, -1.0]], dtype=dtype).repeat(4, 1)
+    zeros = torch.zeros(4, 4)
+    got = ef.gemm(zeros, zeros, epilogue="def epi(accum, C): D = C ** 0.5; Copy = accum; return D, Copy", C=C)["D"]
+    torch.testing.assert_close(got.float(), C.float() ** 0.5, rtol=0, atol=0, equal_nan=True)
+    assert torch.signbit(got[0, 1])
