@@ -10,7 +10,7 @@ EXTRAS := dev,cuda
 endif
 
 # The oldest CuTe DSL that pyproject.toml promises, beside the one that is used; only tests/test_oldest_dsl.py sees it.
-OLDEST := 4.7.1
+OLDEST := $(shell sed -n 's/.*nvidia-cutlass-dsl\[cu13\]>=\([0-9.]*\).*/\1/p' pyproject.toml)
 OLDEST_PARTS := $(foreach part,-libs-core -libs-base -libs-cu13,nvidia-cutlass-dsl$(part)==$(OLDEST))
 ifeq ($(shell uname -s),Linux)
 OLDEST_STAMP := .venv/oldest/.installed
@@ -37,7 +37,7 @@ test: setup oldest
 
 oldest: $(OLDEST_STAMP)
 
-.venv/oldest/.installed: $(STAMP) Makefile
+.venv/oldest/.installed: $(STAMP)
 	$(PY) -m pip install --quiet --no-deps --upgrade --target .venv/oldest nvidia-cutlass-dsl==$(OLDEST) $(OLDEST_PARTS)
 	@touch $@
 

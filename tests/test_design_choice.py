@@ -124,6 +124,21 @@ def test_the_cycles_of_a_hidden_epilogue_are_those_measured() -> None:
     assert said in PAGE.replace(" %", "%").replace("\n", " ")
 
 
+def test_what_a_burst_spends_on_row_squares_is_as_measured() -> None:
+    groups = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["bursts"]["groups"]
+    brought, merged = (group["kilocycles"] for group in groups[:2])
+    whole = [cycles["row squares"] / cycles["A @ B"] - 1 for cycles in (merged, brought)]
+    merge = 1 - merged["row squares, not merged"] / merged["row squares"]
+    tile = 1 - brought["row squares, none"] / brought["row squares"]
+    last = brought["row squares, last"] - brought["row squares, none"]
+    said = (
+        f"takes {100 * whole[0]:.1f} to {whole[1]:.1%} more cycles than the plain product: {merge:.1%} for the merging"
+    )
+    page = PAGE.replace(" %", "%").replace("\n", " ")
+    assert f"{said} kernel, {tile:.1%} for bringing C, most of it for the last tile" in page
+    assert last > 0.5 * (brought["row squares"] - brought["row squares, none"])
+
+
 VARIANTS = json.loads((ROOT / "benchmarks/results/kernel_variants.json").read_text())["experiments"]
 
 

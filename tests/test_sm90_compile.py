@@ -361,6 +361,9 @@ REGISTERS = {
     "a gradient and its sums": (arguments(gradient_and_sums, k=1024, **MATRIX), 192),
     "little to compute": (arguments(bias_gelu, k=1024, **VECTOR), 240),
     "an exact sine": (arguments(lambda accum: ef.sin(accum), k=1024), 240),
+    "what goes direct": (arguments(lambda accum: ef.gelu(accum), m=500, n=511, k=1024), 240),
+    "a power": (arguments(lambda accum: accum**3, k=1024), 240),
+    "an operand of 32 bits": (arguments(lambda accum, C: ef.dgelu(accum, C), k=1024, C=torch.empty(512, 512)), 200),
     "three logarithms": (arguments(three_logarithms, k=1024), 240),
 }
 

@@ -192,7 +192,8 @@ def _refused_graph(graph: Graph, problem: Problem) -> str | None:
             if isinstance(operand, TensorInfo) and operand.dtype not in _LOADS:
                 return Reason(f"it cannot load '{node.attr.name}' of {operand.dtype} yet", graph.loc(node))
             if isinstance(operand, TensorInfo) and not is_viewable(operand, node.attr):
-                return f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
+                why = f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
+                return Reason(why, graph.loc(node))
     if (reason := partials.refused(graph, problem)) is not None:
         return reason
     for output in graph.outputs:

@@ -24,10 +24,10 @@ def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
     if kind == "mask":
         one = cute.full(value.shape, 1, HELD[wanted])
         return cute.where(value, one, cute.full_like(one, 0))
-    return as_float(value) if wanted == "float" else value.to(HELD[wanted])
+    return _as_float(value) if wanted == "float" else value.to(HELD[wanted])
 
 
-def as_float(value: Fragment) -> Fragment:
+def _as_float(value: Fragment) -> Fragment:
     """Integers as float32, by an instruction that LLVM does not see.
 
     Of its own and a narrower conversion behind it it makes one: to bfloat16 with one rounding where torch has two, and
@@ -73,9 +73,8 @@ def _saturated(x: Fragment, dtype: torch.dtype) -> Fragment:
 def cast(value: Fragment, dtype: torch.dtype) -> Fragment:
     """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
     to = DTYPES[dtype]
-    if dtype.is_floating_point:
-        wide = value if value.element_type is Float32 else as_float(value)
-        return _to_fp8(wide, dtype) if dtype in _LARGEST else wide.to(to).to(Float32)
+    if dtype.is_floating_point:  # the walk made a float of it
+        return _to_fp8(value, dtype) if dtype in _LARGEST else value.to(to).to(Float32)
     return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)
 
 
