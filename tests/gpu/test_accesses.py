@@ -5,6 +5,7 @@ import torch
 from gpu.harness import LAYOUTS, Machine, check
 from gpu.test_vocabulary import ACCESSES, K, L, M, N
 
+import epifuse as ef
 from epifuse.providers.cutedsl import _LOADS, _OUTPUTS
 
 DTYPES = _LOADS
@@ -49,3 +50,24 @@ def test_a_and_b_by_rows_and_by_columns(dtype: torch.dtype, transposed: int, mac
     slices = wide[:, M : 2 * M, K:]
     for left, right in ((a, b), (a[0], b), (slices, b), (a[:1], b.expand(1, K, N))):
         check(machine, "def epi(accum): D = accum; return D", left, right, {}, exact=False, out_dtypes=torch.float32)
+
+
+MANY = {
+    "float32 makes room for A and B": (2, torch.float32, 4096, (128, 128)),
+    "float32 in 128 x 256": (2, torch.float32, 1024, (128, 256)),
+    "a smaller tile": (8, torch.bfloat16, 1024, (64, 128)),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_many_operands_and_outputs(case: str, machine: Machine) -> None:
+    """Some travel in tiles, some direct, in one kernel."""
+    count, dtype, k, tile = MANY[case]
+    a, b = machine.whole(200, k, most=1), machine.whole(k, 272, most=1)
+    names = [f"C{i}" for i in range(count)]
+    operands = {name: machine.whole(200, 272, dtype=dtype) for name in names}
+    lines = "".join(f"    D{i} = accum + {names[i]} * {names[i - 1]}\n" for i in range(count))
+    returned = ", ".join(f"D{i}" for i in range(count))
+    source = f"def epi(accum, {', '.join(names)}):\n{lines}    return {returned}\n"
+    constraints = ef.Constraints(tile=tile)
+    check(machine, source, a, b, operands, out_dtypes=dtype, layouts=("rows",), constraints=constraints)

@@ -216,8 +216,8 @@ def sized(function: Any, l: int, m: int, n: int, k: int, alpha: float = 1.0) -> 
 
 @pytest.mark.parametrize("name", ["plain", "loaded"])
 def test_numbers_and_extents_never_compile_anew(name: str, compilations: list[Any]) -> None:
-    """M, N, K and L, ragged or not; a kernel with a batch axis serves every number of batches."""
-    shapes = ((256, 256, 64), (250, 264, 72), (3, 8, 8), (4096, 512, 1024), (129, 136, 264))
+    """M, N and L, ragged or not, and K; a kernel with a batch axis serves every number of batches."""
+    shapes = ((256, 256, 64), (250, 264, 72), (3, 8, 8), (4096, 512, 1016), (129, 136, 264))
     for batches, expected in ((0, 1), (2, 2), (7, 2)):
         for shape in shapes:
             for alpha in (1.0, -2.5):
@@ -242,9 +242,12 @@ def test_reductions_compile_once_for_each_way_results_end(end: str, compilations
     assert len(compilations) == 1, [plan.problem.describe() for plan in compilations]
 
 
-def test_reductions_have_further_stages_where_k_is_long(compilations: list[Any]) -> None:
-    """One kernel below 1024 bfloat16 of K, one from there on."""
-    for k in (512, 520, 1016, 1024, 4096, 14336):
-        args = sized(reducing, 0, 256, 256, k)
+@pytest.mark.parametrize(("epilogue", "kernels"), [(plain, 1), (reducing, 2), (loaded, 2)])
+def test_kernels_differ_with_k_where_stages_and_tiles_share_memory(
+    epilogue: Any, kernels: int, compilations: list[Any]
+) -> None:
+    """What reduces or reads float32 has a kernel below 1024 bfloat16 of K, and one from there on."""
+    for k in (512, 520, 1016, 1024, 4088, 4096, 14336):
+        args = sized(epilogue, 0, 256, 256, k)
         ef.get_kernels(args, cc=90, limit=1)[0].compile(args)
-    assert len(compilations) == 2, [plan.problem.describe() for plan in compilations]
+    assert len(compilations) == kernels, [plan.problem.describe() for plan in compilations]

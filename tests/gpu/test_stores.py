@@ -54,6 +54,18 @@ def test_a_cast_is_torchs(dtype: torch.dtype, machine: Machine) -> None:
     assert same(found["E"], (accum * 0.25).to(dtype).float()).all()
 
 
+@pytest.mark.parametrize("held", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", _CASTS, ids=str)
+def test_a_cast_of_integers_is_torchs(dtype: torch.dtype, held: torch.dtype, machine: Machine) -> None:
+    """Those of 16 bits and more show that a narrow float is rounded once."""
+    a, b = machine.whole(136, 64), machine.whole(64, 136)
+    x = torch.randint(-(2**25), 2**25, (136, 136), dtype=held)
+    x[0] = torch.arange(-68, 68)
+    source = f"def epi(accum, x): D = where(accum == accum, x, 0).to({dtype}).float(); return D"
+    found = run(machine, source, a, b, {"x": x.to(machine.device)}, out_dtypes=torch.float32)
+    assert same(found["D"], x.to(dtype).float()).all()
+
+
 def test_a_vector_of_operands_alone_is_stored_once(machine: Machine) -> None:
     """A result that does not vary over an axis has one place there."""
     a, b = machine.whole(200, 64), machine.whole(64, 136)

@@ -18,7 +18,7 @@ from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded
-from epifuse.providers.cutedsl.heuristic import estimate, is_short
+from epifuse.providers.cutedsl.heuristic import estimate, is_long, is_short
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.program import Access, Design, Program
 
@@ -158,7 +158,8 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
-    return _not_by_tma(found[0], problem) or crowded(*found, short=is_short(problem)) or found
+    full = crowded(*found, short=is_short(problem), long=is_long(problem))
+    return _not_by_tma(found[0], problem) or full or found
 
 
 def _not_asked_for(design: Design, problem: Problem) -> str | None:

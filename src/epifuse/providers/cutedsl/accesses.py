@@ -10,9 +10,9 @@ from epifuse.ir import Graph, Load, Node, Output
 from epifuse.ir.types import factors_of, shape_of
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.addresses import Mode, modes
-from epifuse.providers.cutedsl.budget import fit, registers
-from epifuse.providers.cutedsl.heuristic import band, is_short
+from epifuse.providers.cutedsl.heuristic import band, is_long, is_short
 from epifuse.providers.cutedsl.partials import edges, reduction
 from epifuse.providers.cutedsl.precision import accuracies
 from epifuse.providers.cutedsl.prints import with_prints
@@ -21,17 +21,17 @@ from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
-_ENOUGH_STAGES = 4  # of A and B; from there on room serves the epilogue's tiles first
-_MANY_STAGES = 6
-"""The same where values are reduced: `budget.ahead` needs them, and row squares take 0.2 to 1.5 % less for it."""
+_SHORT_STAGES, _ENOUGH_STAGES, _MANY_STAGES = 4, 5, 6
+"""Of A and B, where K is short, else, and where values are reduced; what is left serves the epilogue's tiles first. Of
+two operands that are added four stages take 4 to 6 % longer than five, and of one six take up to 1.6 % longer (swiglu);
+six take 0.2 to 1.5 % less where rows are reduced (benchmarks/results/kernel_variants.json).
+"""
+_Sides = tuple[list[Access], list[Access]]
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
 def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, Design] | None:
-    """Program and design with its stages, or None where the design leaves A and B too little shared memory.
-
-    What does not fit shared memory goes direct, operands and outputs in turn, the last first.
-    """
+    """Program and design with its stages, or None where the design leaves A and B too little shared memory."""
     graph, problem, prints = with_prints(graph, problem)
     stores = [_store(output, graph, problem) for output in graph.outputs]
     walked = walks(graph)
@@ -39,28 +39,45 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
     design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
     reduces = any(node.op == "reduce" for node in graph.nodes)
-    enough = _MANY_STAGES if reduces and not is_short(problem) else _ENOUGH_STAGES
-    loads = [(node, _load(node, graph, problem, late=node not in in_tiles)) for node in graph.loads()]
+    enough = _SHORT_STAGES if is_short(problem) else _MANY_STAGES if reduces else _ENOUGH_STAGES
+    loads = [_load(node, graph, problem, late=node not in in_tiles) for node in graph.loads()]
+    least = budget.least_stages(design) if is_long(problem) and len(walked) == 1 else 0
+    fitted = _fitted(design, (loads, stores), problem, enough, least)
+    if fitted is None:
+        return None
+    found, (loads, stores) = fitted
+    exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
+    # Only reductions ask, and a kernel for each answer is one kernel more.
+    cut = edges(design, problem.extents["m"], problem.extents["n"]) if reduces else NO_EDGES
+    loading = tuple(zip(graph.loads(), loads, strict=True))
+    program = Program(graph, loading, tuple(stores), exactness, cut, prints)
+    # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 % where
+    # K is short, which is not worth a kernel of its own.
+    waited_for = (reduces and is_short(problem)) or len(walked) > 1
+    return program, replace(found, registers=budget.registers(found, program, waited_for=waited_for))
+
+
+def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least: int) -> tuple[Design, _Sides] | None:
+    """The design with its stages, and `sides`, loads and stores, of which some go direct to make room; or None.
+
+    Those are what does not fit, and what is 32 bits wide, whose pairs fill whole sectors of memory, until A and B have
+    their `least` stages. Operands and outputs go in turn, the last first, and what was asked to go by TMA last of all.
+    """
+    asked, sides = dict(problem.transports), (list(sides[0]), list(sides[1]))
     while True:
-        found = fit(design, tuple(a for _, a in loads), tuple(stores), problem.target.shared_memory, enough)
+        found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), problem.target.shared_memory, enough)
+        staged = [[i for i, access in enumerate(side) if access.way == "tile"] for side in sides]
+        free = [[i for i in each if side[i].name not in asked] for side, each in zip(sides, staged, strict=True)]
         if found is not None:
-            exactness = accuracies(graph, dict(problem.dtypes), fast_math=problem.constraints.fast_math)
-            # Only reductions ask, and a kernel for each answer is one kernel more.
-            cut = edges(design, problem.extents["m"], problem.extents["n"]) if reduces else NO_EDGES
-            program = Program(graph, tuple(loads), tuple(stores), exactness, cut, prints)
-            # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses
-            # 2 % where K is short, which is not worth a kernel of its own.
-            waited_for = (reduces and is_short(problem)) or len(walked) > 1
-            return program, replace(found, registers=registers(found, program, waited_for=waited_for))
-        staged_loads = [i for i, (_, access) in enumerate(loads) if access.way == "tile"]
-        staged_stores = [i for i, access in enumerate(stores) if access.way == "tile"]
-        if not staged_loads and not staged_stores:
-            return None
-        if len(staged_loads) >= len(staged_stores):
-            node, access = loads[staged_loads[-1]]
-            loads[staged_loads[-1]] = node, replace(access, way="direct")
+            wide = [[i for i in each if side[i].dtype.itemsize == 4] for side, each in zip(sides, free, strict=True)]
+            leaving = wide if found.stages < least else [[], []]
         else:
-            stores[staged_stores[-1]] = replace(stores[staged_stores[-1]], way="direct")
+            leaving = free if any(free) else staged
+        if not any(leaving):
+            return None if found is None else (found, sides)
+        which = 0 if len(leaving[0]) >= len(leaving[1]) else 1
+        last = leaving[which][-1]
+        sides[which][last] = replace(sides[which][last], way="direct")
 
 
 def _load(node: Node, graph: Graph, problem: Problem, *, late: bool) -> Access:

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from epifuse.ir import Node
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
+from epifuse.providers.cutedsl.rows import walks
 
 MATH_GROUPS = 2
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
 _WARP_GROUP = 128
 _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
+_LEAST_BYTES = 144 << 10  # of A and B where K is long
 _MOST_STAGES = 12
 
 
@@ -22,11 +24,13 @@ def ahead(design: Design, program: Program) -> int:
     """Blocks of K whose multiplications are under way while the stage of the one before is given back.
 
     One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
-    next is not always issued within them. Two take a stage from the loads: of five that costs 7 % (relu(accum + C) at
-    4096 x 4096 x 4096), of six it gives bce and column sums of gelu 1 %, and nothing where no reduction is.
+    next is not always issued within them. Two give column sums of gelu 1.5 % and logsumexp 1 %, and cost row sums of
+    squares 0.5 to 1.1 %, as they take a stage from the loads (4096 x 4096 x 4096). Of five stages that costs 7 %.
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
-    return 2 if design.pingpong and short and _reductions(program) and design.stages >= _AHEAD_STAGES else 1
+    by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program))
+    long = by_columns or (bool(_reductions(program)) and _is_heavy(program))
+    return 2 if design.pingpong and short and long and design.stages >= _AHEAD_STAGES else 1
 
 
 def subtiles(design: Design) -> int:
@@ -41,7 +45,8 @@ def rows(design: Design) -> int:
 
 _WIDE = 128 * 160
 """Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
-_ROOM = 4
+_ROOM = 4  # fragments beside such an accumulator, and beside one of 128 registers
+_ROOM_BESIDE_HALF, _ROOM_WHERE_K_IS_LONG = 13, 16
 _HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full", "narrow")}
 """Functions that spill there, and how exactly they are computed when they do."""
 
@@ -85,6 +90,12 @@ _FEW_REGISTERS = 48  # beside those of the accumulator
 _HEAVY_REDUCTIONS = frozenset({"logsumexp", "sum_log1p_exp", "mean_log1p_exp"})
 
 
+def _is_heavy(program: Program) -> bool:
+    """Whether an epilogue computes so much that it is long."""
+    reduces_much = any(node.attr[0] in _HEAVY_REDUCTIONS for node in _reductions(program))
+    return reduces_much or not _computed(program) <= _LIGHT
+
+
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     """Registers of a thread that computes: in eights, at most what the producer leaves to two warp groups.
 
@@ -97,9 +108,8 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
     """
     most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
-    reductions = _reductions(program)
-    heavy = not _computed(program) <= _LIGHT or any(node.attr[0] in _HEAVY_REDUCTIONS for node in reductions)
-    accumulators = design.tile[0] * design.tile[1] // _WARP_GROUP
+    reductions, heavy = _reductions(program), _is_heavy(program)
+    accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= _WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
     direct = any(a.way == "direct" for a in (*program.stores, *(access for _, access in program.loads)))
@@ -107,7 +117,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
-    held += 4 * any(access.dtype.itemsize > 2 for _, access in program.loads_by("tile"))  # up to 280 bytes spill
+    held += 6 * any(access.dtype.itemsize > 2 for _, access in program.loads_by("tile"))  # up to 280 bytes spill
     return min(most, accumulators + _FEW_REGISTERS + 8 * (held // 2))
 
 
@@ -123,29 +133,39 @@ def _bytes(program: Program) -> tuple[int, int]:
     return coming, sum(access.dtype.itemsize for access in program.stores if access.way in ("tile", "direct"))
 
 
-def crowded(program: Program, design: Design, short: bool) -> str | None:
+_FULL = "its accumulator leaves too few registers for so many operands and outputs"
+
+
+def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
     Counted in fragments of 16 bits a value. A staged operand is held twice, as this subtile's and the next one's; an
-    output until it leaves; a sum down columns needs as much as an operand. Seen with CuTe DSL 4.8.1 on 128 x 192: four
-    such fragments do not spill or up to 100 bytes, which costs nothing; six do, and so do an exact sine, comparisons
-    with M and N for each value that is reduced, and reductions of what is not light. Where K is `short`, it is the
-    epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x 128. With K of 1024 it takes 199 and,
-    since `registers`, 194; of six other epilogues five are 3 to 10 % faster in 128 x 192
-    (benchmarks/results/kernel_variants.json).
+    output until it leaves; a sum down columns needs as much as an operand.
+
+    Seen with CuTe DSL 4.8.1 on 128 x 192: four such fragments do not spill or up to 100 bytes, which costs nothing; six
+    do, and so do an exact sine, comparisons with M and N for each value that is reduced, and reductions of what is not
+    light. Where K is `short`, it is the epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x
+    128. With K of 1024 it takes 199 and, since `registers`, 194; of six other epilogues five are 3 to 10 % faster in
+    128 x 192 (benchmarks/results/kernel_variants.json).
+
+    Beside an accumulator of 128 registers it is eight operands and eight outputs that spill: 5 KB a thread in 128 x
+    128, which takes 1.8 to 2.5 times as long as 64 x 128. With K of 1024 that is so from 14 fragments on, by 4 % at
+    least, and with K of 4096 from 18 on: of 15 and 16, 128 x 128 takes 19 and 2 % less.
 
     Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
     weighted layer normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread.
     """
-    if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
-        return None
     reductions = _reductions(program)
     coming, leaving = _bytes(program)
     fragments = coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in reductions)
+    if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
+        room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_HALF
+        small = _accumulators(design) < _WARP_GROUP or len(walks(program.graph)) > 1
+        return None if small or fragments <= room else _FULL
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
-        return "its accumulator leaves too few registers for so many operands and outputs"
+        return _FULL
     if any(access.dtype.itemsize == 8 for access in program.stores if access.way == "direct"):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
     if reductions and "values" in program.edges:
@@ -154,6 +174,26 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions where K is short"
     hungry = _hungry(program)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
+
+
+def _accumulators(design: Design) -> int:
+    """Registers of a thread that hold its part of the product."""
+    return rows(design) * design.tile[1] // _WARP_GROUP
+
+
+def least_stages(design: Design) -> int:
+    """Stages of A and B to make room for where K is long, at the cost of what the epilogue reads and writes.
+
+    In 128 x 128 two operands and two outputs of float32 leave three stages, 4096 x 4096 x 4096 then takes 307 us, and
+    242 with five and half of them direct; one operand and two outputs 233 with four and 215 with five. With K of 1024
+    they take 22 % more and as long; operands of 16 bits, whose pairs fill half a sector of memory, are better in tiles
+    (benchmarks/results/kernel_variants.json).
+    """
+    return -(-_LEAST_BYTES // _stage_bytes(design))
+
+
+def _stage_bytes(design: Design) -> int:
+    return sum(design.tile) * design.spans * K_SPAN
 
 
 def vector_slots(design: Design, way: str) -> int:
@@ -178,7 +218,6 @@ def round_up(value: int, multiple: int) -> int:
 
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
-    m, n = design.tile
     loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
     vectors = sum(
@@ -189,7 +228,7 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
     head = round_up(barriers + MATH_GROUPS * vectors + exchange_bytes(design), 1024)
-    return head + design.stages * (m + n) * design.spans * K_SPAN + MATH_GROUPS * tiles
+    return head + design.stages * _stage_bytes(design) + MATH_GROUPS * tiles
 
 
 def fit(

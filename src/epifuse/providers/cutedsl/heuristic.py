@@ -69,11 +69,16 @@ def is_short(problem: Problem) -> bool:
     return _k_bytes(problem) < _SHORT_K
 
 
+def is_long(problem: Problem) -> bool:
+    """Whether K is so long that stages of A and B are worth more than room for what the epilogue reads and writes."""
+    return _k_bytes(problem) >= _LONG_K
+
+
 def _k_bytes(problem: Problem) -> int:
     return problem.extents["k"] * problem.a.dtype.itemsize
 
 
-_SHORT_K = 2048  # bytes
+_SHORT_K, _LONG_K = 2048, 8192  # bytes
 _LEAST_AREA = 64 * 128
 """Where most of a tile's rows are empty, memory is waited for, and a tile smaller than this gains nothing."""
 _CLUSTER_COST = {
