@@ -32,6 +32,7 @@ except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum
 
 WARP_GROUP = 128
+_EARLY = 2  # subtiles of operands
 _KEPT_IN_L2 = 32 << 20  # bytes, of an H200's 50 MB
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90. Where the stores of gelu and its argument displace A and
 # B, 8192 x 8192 x 512 takes 4 to 6 % longer.
@@ -479,7 +480,23 @@ class Team:
         mine = copy.get_slice(self.thread)
         return copy, cute.shape(mine.partition_S(buffer))[:3], mine.partition_D(buffer)
 
-    def arrived(self, number, s):
+    def early(self):
+        """Fragments of the staged operands of the first subtiles, read while the last multiplications are under way.
+
+        Their stages are free again so much sooner: with two, relu(accum + C) takes 1.2 % less at 8192 x 8192 x 512, and
+        with one 0.7 % more. Who walks the accumulator several times has no registers for it.
+        """
+        epilogue = self.epilogue
+        if not epilogue.bringing or len(epilogue.walks) > 1:
+            return []
+        return [self.tiles(0, s) for s in range(min(_EARLY, epilogue.design.load_stages, epilogue.subtiles))]
+
+    def reads(self, s, early):
+        """Whether subtile `s` of the last walk is read, with a fence behind it, while the one before is computed."""
+        bringing = len(self.epilogue.walks) - 1 in self.epilogue.bringing
+        return bringing and len(early) <= s < self.epilogue.subtiles
+
+    def arrived(self, number, s, early=()):
         """Fragments of the staged operands that a walk reads at subtile `s`, and of vectors where outputs are staged.
 
         Staging an output would hold back a read of shared memory behind it, and so the arithmetic that waits for it:
@@ -489,7 +506,10 @@ class Team:
         epilogue = self.epilogue
         if s == epilogue.subtiles:
             return {}
-        tiles = self.tiles(number, s) if number in epilogue.bringing else {}
+        if s < len(early):
+            tiles = early[s]
+        else:
+            tiles = self.tiles(number, s) if number in epilogue.bringing else {}
         if not epilogue.staged or len(epilogue.walks) > 1:
             return tiles
         read = [epilogue.loads[node] for node in epilogue.walks[number].nodes if node in epilogue.loads]

@@ -269,6 +269,9 @@ class Sm90Gemm:
                         free.advance()
                 if const_expr(self.pingpong):
                     cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+                copies = Team(self.epilogue, atom, own, served, executed, shared, given)
+                last = len(self.epilogue.walks) - 1
+                early = copies.early()
                 warpgroup.wait_group(0)
                 for _ in cutlass.range(cutlass.min(k_tiles, self.ahead), unroll=1):
                     pipe.consumer_release(free)
@@ -278,7 +281,6 @@ class Sm90Gemm:
                     free = _after(free, k_tiles)
 
                 values = sums(registers, self.accumulator)
-                copies = Team(self.epilogue, atom, own, served, executed, shared, given)
                 if const_expr(len(self.epilogue.vectors) > 0):
                     if const_expr(alone or len(self.epilogue.staged) == 0):
                         # Else the last subtile's barrier says that the vectors before were read.
@@ -287,16 +289,17 @@ class Sm90Gemm:
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                 tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
                 self.epilogue.reduce_rows(values, tile, copies, given)
-                last = len(self.epilogue.walks) - 1
-                arrived = copies.arrived(last, 0)
+                arrived = copies.arrived(last, 0, early)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
-                        coming = copies.arrived(last, s + 1)
+                        coming = copies.arrived(last, s + 1, early)
                         leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
                         arrived = coming
                     # The subtile before leaves only now: this one's work hid its way into shared memory.
                     if const_expr(s > 0 and len(self.epilogue.staged) > 0):
-                        cute.arch.fence_proxy("async.shared", space="cta")
+                        # Where an operand was read, its fence is behind the staging as well.
+                        if const_expr(not copies.reads(s + 1, early)):
+                            cute.arch.fence_proxy("async.shared", space="cta")
                         # The slot of this subtile is free once all stores but the newest were read.
                         if sends:
                             cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
