@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DATA = json.loads((ROOT / "benchmarks/results/design_choice.json").read_text())
 PRODUCTS = DATA["products"]
 PAGE = " ".join((ROOT / "docs/hopper.md").read_text().split())
+FLAT = PAGE.replace(" %", "%")
 
 
 def chosen(product: str) -> str:
@@ -121,7 +122,7 @@ def test_the_cycles_of_a_hidden_epilogue_are_those_measured() -> None:
     formulas = ("A @ B", "gelu_tanh(A @ B + bias)", "sum(softplus(x) - x * C)")
     plain, gelu, loss = (kernels[f"{formula}, 128x128"]["cycles"] for formula in formulas)
     said = f"gelu {gelu / plain - 1:.0%} of the cycles and a binary cross-entropy {loss / plain - 1:.1%}"
-    assert said in PAGE.replace(" %", "%").replace("\n", " ")
+    assert said in FLAT
 
 
 def test_what_a_burst_spends_on_row_squares_is_as_measured() -> None:
@@ -134,9 +135,26 @@ def test_what_a_burst_spends_on_row_squares_is_as_measured() -> None:
     said = (
         f"takes {100 * whole[0]:.1f} to {whole[1]:.1%} more cycles than the plain product: {merge:.1%} for the merging"
     )
-    page = PAGE.replace(" %", "%").replace("\n", " ")
-    assert f"{said} kernel, {tile:.1%} for bringing C, most of it for the last tile" in page
+    assert f"{said} kernel, {tile:.1%} for bringing C, most of it for the last tile" in FLAT
     assert last > 0.5 * (brought["row squares"] - brought["row squares, none"])
+
+
+def test_what_a_burst_spends_on_row_squares_now_is_as_measured() -> None:
+    newest = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["bursts"]["groups"][-1]
+    cycles = newest["kilocycles"]
+    assert f": {cycles['row squares, read early'] / cycles['A @ B'] - 1:.1%} in the same bursts" in FLAT
+
+
+def test_how_two_gpus_differ_is_as_measured() -> None:
+    ratios = {}
+    for name in ("", "_second"):
+        rows = json.loads((ROOT / f"benchmarks/results/gemm_epilogue{name}.json").read_text())["rows"]
+        cube = {row["case"]: row["ratios"] for row in rows if row["shape"] == [4096, 4096, 4096]}
+        ratios[name] = cube["plain"]["cuBLAS"][0], cube["row_squares"]["epifuse plain"][0]
+    (plain, rows_), (other_plain, other_rows) = ratios[""], ratios["_second"]
+    assert f"takes {plain:.2f} of cuBLAS's time" in FLAT
+    assert f"and {other_plain:.2f} on [another]" in FLAT
+    assert f"take {rows_:.3f} and {other_rows:.3f} of our plain product's time" in FLAT
 
 
 VARIANTS = json.loads((ROOT / "benchmarks/results/kernel_variants.json").read_text())["experiments"]
