@@ -17,7 +17,7 @@ from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
-from epifuse.providers.cutedsl.budget import crowded
+from epifuse.providers.cutedsl.budget import crowded, spills
 from epifuse.providers.cutedsl.heuristic import estimate, is_long, is_short
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.program import Access, Design, Program
@@ -110,6 +110,10 @@ class CuteDslProvider:
         return GpuKernel(plan, *found)
 
 
+_SPILLING = 2.0
+"""What a design that spills loses at least beside its estimate, where 64 x 128, whose rate is 0.8, is to be chosen."""
+
+
 def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
     problem = inputs.filled(problem)
     walked = lowered(graph, problem)
@@ -117,13 +121,15 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
     if isinstance(found, str):
         return Refusal.of(spec.name, found)
     program, design = found
+    full = spills(program, design, long=is_long(problem))
     return Allocation(
         design.tile,
-        cost=estimate(design, problem, has_row_stage(walked)),
+        cost=estimate(design, problem, has_row_stage(walked)) * (_SPILLING if full else 1.0),
         workspace_bytes=partials.workspace_bytes(walked, design, problem),
         transports=tuple(_transports(program)),
         notes=(
             f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+            *(["so many operands and outputs spill registers; a smaller tile holds them"] if full else []),
             *_looser(problem),
         ),
     )
@@ -158,8 +164,7 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     found = arrange(graph, problem, design)
     if found is None:
         return "its tile leaves too little shared memory for three stages of A and B"
-    full = crowded(*found, short=is_short(problem), long=is_long(problem))
-    return _not_by_tma(found[0], problem) or full or found
+    return _not_by_tma(found[0], problem) or crowded(*found, short=is_short(problem)) or found
 
 
 def _not_asked_for(design: Design, problem: Problem) -> str | None:

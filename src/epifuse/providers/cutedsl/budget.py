@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from epifuse.ir import Node
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
-from epifuse.providers.cutedsl.rows import walks
 
 MATH_GROUPS = 2
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
@@ -133,39 +132,25 @@ def _bytes(program: Program) -> tuple[int, int]:
     return coming, sum(access.dtype.itemsize for access in program.stores if access.way in ("tile", "direct"))
 
 
-_FULL = "its accumulator leaves too few registers for so many operands and outputs"
-
-
-def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str | None:
+def crowded(program: Program, design: Design, short: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
-    Counted in fragments of 16 bits a value. A staged operand is held twice, as this subtile's and the next one's; an
-    output until it leaves; a sum down columns needs as much as an operand.
-
-    Seen with CuTe DSL 4.8.1 on 128 x 192: four such fragments do not spill or up to 100 bytes, which costs nothing; six
-    do, and so do an exact sine, comparisons with M and N for each value that is reduced, and reductions of what is not
+    Seen with CuTe DSL 4.8.1 on 128 x 192: four fragments do not spill or up to 100 bytes, which costs nothing; six do,
+    and so do an exact sine, comparisons with M and N for each value that is reduced, and reductions of what is not
     light. Where K is `short`, it is the epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x
     128. With K of 1024 it takes 199 and, since `registers`, 194; of six other epilogues five are 3 to 10 % faster in
     128 x 192 (benchmarks/results/kernel_variants.json).
 
-    Beside an accumulator of 128 registers it is eight operands and eight outputs that spill: 5 KB a thread in 128 x
-    128, which takes 1.8 to 2.5 times as long as 64 x 128. With K of 1024 that is so from 14 fragments on, by 4 % at
-    least, and with K of 4096 from 18 on: of 15 and 16, 128 x 128 takes 19 and 2 % less.
-
     Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
     weighted layer normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread.
     """
-    reductions = _reductions(program)
-    coming, leaving = _bytes(program)
-    fragments = coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in reductions)
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
-        room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_HALF
-        small = _accumulators(design) < _WARP_GROUP or len(walks(program.graph)) > 1
-        return None if small or fragments <= room else _FULL
+        return None
+    reductions, fragments = _reductions(program), _fragments(program)
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
-        return _FULL
+        return "its accumulator leaves too few registers for so many operands and outputs"
     if any(access.dtype.itemsize == 8 for access in program.stores if access.way == "direct"):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
     if reductions and "values" in program.edges:
@@ -174,6 +159,27 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
         return "its accumulator leaves too few registers for reductions where K is short"
     hungry = _hungry(program)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
+
+
+def _fragments(program: Program) -> int:
+    """What a thread holds beside the accumulator, in fragments of 16 bits a value.
+
+    A staged operand is held twice, as this subtile's and the next one's; an output until it leaves; a sum down columns
+    needs as much as an operand.
+    """
+    coming, leaving = _bytes(program)
+    return coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in _reductions(program))
+
+
+def spills(program: Program, design: Design, *, long: bool) -> bool:
+    """Whether so many operands and outputs spill beside an accumulator of 128 registers that a smaller one is better.
+
+    Eight and eight of 16 bits spill 5 KB a thread in 128 x 128, and take 1.8 to 2.5 times as long as in 64 x 128. With
+    K of 1024 that one is better from 14 fragments on, by 4 % at least; with K of 4096, which is `long`, from 18 on: of
+    15 and 16, 128 x 128 takes 19 and 2 % less.
+    """
+    room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_HALF
+    return _accumulators(design) >= _WARP_GROUP and _fragments(program) > room
 
 
 def _accumulators(design: Design) -> int:
