@@ -185,7 +185,9 @@ EPILOGUE: dict[str, Sentence] = {
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
     "host_range": Sentence(_T, "this host number does not fit the {kind} it is used as: {value}"),
     "output_is_host": Sentence(
-        _T, "the output '{name}' is a host number", "an output must depend on accum or an operand"
+        _T,
+        "the output '{name}' is a host number",
+        "an output must depend on accum or a tensor: compute a number where you call",
     ),
     # --- shapes inside the epilogue
     "operand_shape": Sentence(_T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"),

@@ -67,6 +67,10 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         lambda: described(matrix(64, 64, dtype=F32).t(), matrix(64, 64, dtype=F32).t(), constraints=TF32),
         "pass A.contiguous()",
     ),
+    "tf32 of one column": (
+        lambda: described(matrix(64, 1, dtype=F32), matrix(64, 1, dtype=F32).t(), constraints=TF32),
+        "A has a stride of 4 bytes, and TMA needs a multiple of 16",
+    ),
     "tf32 of B by rows": (
         lambda: described(matrix(64, 64, dtype=F32), matrix(64, 64, dtype=F32), constraints=TF32),
         "weight.T of an (N, K) weight, or B.mT.contiguous().mT",

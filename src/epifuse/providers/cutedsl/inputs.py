@@ -36,8 +36,11 @@ def filled(problem: Problem) -> Problem:
 
 
 def _along_its_length(info: TensorInfo) -> TensorInfo:
-    """A single column whose strides are both 1 as contiguous along its length, which TMA can address."""
-    if info.shape[-1] != 1 or info.strides[-2:] != (1, 1):
+    """A single column whose strides are both 1 as contiguous along its length, which TMA can address.
+
+    Not of float32, which has to be contiguous along K: what is refused is then told why.
+    """
+    if info.shape[-1] != 1 or info.strides[-2:] != (1, 1) or info.dtype == torch.float32:
         return info
     return replace(info, strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
 
