@@ -116,7 +116,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
-    held += 6 * any(access.dtype.itemsize > 2 for _, access in program.loads_by("tile"))  # up to 280 bytes spill
+    held += 4 * any(access.dtype.itemsize > 2 for _, access in program.loads_by("tile"))  # up to 280 bytes spill
     return min(most, accumulators + _FEW_REGISTERS + 8 * (held // 2))
 
 

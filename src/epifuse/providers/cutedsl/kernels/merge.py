@@ -153,7 +153,7 @@ class Finish:
     def places(self, first, rounds, where):
         """Of parts that a thread reads at once: which exist, and of each reduction where they lie.
 
-        Those beyond the last are at its place.
+        Those beyond the last are at its place; there is one at least, as nothing is launched for empty results.
         """
         parts = [first + k * self.lanes for k in range(self.at_once)]
         starts = {}
