@@ -528,7 +528,7 @@ def test_two_blocks_of_k_are_under_way_beside_long_epilogues_that_reduce(case):
     assert budget.ahead(replace(staged, stages=5), program) == 1
 
 
-SPILLING = "so many operands and outputs spill registers; a smaller tile holds them"
+SPILLING = "so many operands and outputs spill registers beside this tile's accumulator"
 
 
 @pytest.mark.parametrize(("operands", "dtype", "k"), [(8, BF16, 4096), (3, torch.float32, 4096), (5, BF16, 1024)])

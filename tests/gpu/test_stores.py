@@ -57,7 +57,7 @@ def test_a_cast_is_torchs(dtype: torch.dtype, machine: Machine) -> None:
 @pytest.mark.parametrize("held", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", _CASTS, ids=str)
 def test_a_cast_of_integers_is_torchs(dtype: torch.dtype, held: torch.dtype, machine: Machine) -> None:
-    """Those of 16 bits and more show that a narrow float is rounded once."""
+    """Those of 25 bits show that a narrow float is rounded by way of float32."""
     a, b = machine.whole(136, 64), machine.whole(64, 136)
     x = torch.randint(-(2**25), 2**25, (136, 136), dtype=held)
     x[0] = torch.arange(-68, 68)

@@ -129,7 +129,7 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
         transports=tuple(_transports(program)),
         notes=(
             f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
-            *(["so many operands and outputs spill registers; a smaller tile holds them"] if full else []),
+            *(["so many operands and outputs spill registers beside this tile's accumulator"] if full else []),
             *_looser(problem),
         ),
     )

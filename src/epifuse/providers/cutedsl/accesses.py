@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -63,16 +64,20 @@ def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least:
     Those are what does not fit, and what is 32 bits wide, whose pairs fill whole sectors of memory, until A and B have
     their `least` stages. Operands and outputs go in turn, the last first, and what was asked to go by TMA last of all.
     """
-    asked, sides, enough = dict(problem.transports), (list(sides[0]), list(sides[1])), max(enough, least)
+    asked, sides = dict(problem.transports), (list(sides[0]), list(sides[1]))
+
+    def tiles(may: Callable[[Access], bool]) -> list[list[int]]:
+        return [[i for i, access in enumerate(side) if access.way == "tile" and may(access)] for side in sides]
+
     while True:
-        found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), problem.target.shared_memory, enough)
-        staged = [[i for i, access in enumerate(side) if access.way == "tile"] for side in sides]
-        free = [[i for i in each if side[i].name not in asked] for side, each in zip(sides, staged, strict=True)]
+        capacity = problem.target.shared_memory
+        found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), capacity, max(enough, least))
+        if found is not None and found.stages >= least:
+            return found, sides
         if found is not None:
-            wide = [[i for i in each if side[i].dtype.itemsize == 4] for side, each in zip(sides, free, strict=True)]
-            leaving = wide if found.stages < least else [[], []]
-        else:
-            leaving = free if any(free) else staged
+            leaving = tiles(lambda access: access.name not in asked and access.dtype.itemsize == 4)
+        elif not any(leaving := tiles(lambda access: access.name not in asked)):
+            leaving = tiles(lambda _: True)
         if not any(leaving):
             return None if found is None else (found, sides)
         which = 0 if len(leaving[0]) >= len(leaving[1]) else 1

@@ -28,8 +28,8 @@ def ahead(design: Design, program: Program) -> int:
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
     by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program))
-    long = by_columns or (bool(_reductions(program)) and _is_heavy(program))
-    return 2 if design.pingpong and short and long and design.stages >= _AHEAD_STAGES else 1
+    takes_long = by_columns or (bool(_reductions(program)) and _is_heavy(program))
+    return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
 
 
 def subtiles(design: Design) -> int:
@@ -44,8 +44,8 @@ def rows(design: Design) -> int:
 
 _WIDE = 128 * 160
 """Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
-_ROOM = 4  # fragments beside such an accumulator, and beside one of 128 registers
-_ROOM_BESIDE_HALF, _ROOM_WHERE_K_IS_LONG = 13, 16
+_ROOM = 4  # fragments beside such an accumulator
+_ROOM_BESIDE_128, _ROOM_WHERE_K_IS_LONG = 13, 16  # beside one of 128 registers
 _HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full", "narrow")}
 """Functions that spill there, and how exactly they are computed when they do."""
 
@@ -178,7 +178,7 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
     K of 1024 that one is better from 14 fragments on, by 4 % at least; with K of 4096, which is `long`, from 18 on: of
     15 and 16, 128 x 128 takes 19 and 2 % less.
     """
-    room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_HALF
+    room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_128
     return _accumulators(design) >= _WARP_GROUP and _fragments(program) > room
 
 

@@ -487,8 +487,8 @@ class Team:
     def early(self):
         """Fragments of the staged operands of the first subtiles, read while the last multiplications are under way.
 
-        Their stages are free again so much sooner: with two, relu(accum + C) takes 1.2 % less at 8192 x 8192 x 512, and
-        with one 0.7 % more. Who walks the accumulator several times has no registers for it, nor have several operands:
+        Their stages are free again so much sooner: with two, relu(accum + C) takes 1.1 % less at 8192 x 8192 x 512, and
+        with one 0.6 % more. Who walks the accumulator several times has no registers for it, nor have several operands:
         gelu(accum * C + E) * tanh(F) + G spills 320 bytes so, and 68 else.
         """
         epilogue = self.epilogue
