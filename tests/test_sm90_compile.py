@@ -486,26 +486,79 @@ def test_what_was_asked_to_go_by_tma_makes_room_last():
     assert ways_of(found[0]) == (["direct", "tile"], ["tile"])
 
 
+def residual(accum, C):
+    D = accum + C
+    return D
+
+
+def squares(accum, C):
+    D = accum + C
+    rows = ef.sum_of_squares(D, dim=-1)
+    return D, rows
+
+
+def heavy(accum, C):
+    D = ef.tanh(accum) + C
+    return D
+
+
+def with_c(epilogue, k, design, dtype=BF16):
+    """Program and design with its stages of an epilogue with one operand."""
+    return arranged(arguments(epilogue, k=k, C=torch.empty(512, 512, dtype=dtype)), design)
+
+
 def test_stages_of_a_and_b():
-    """Five beside an operand where K is long and nothing is reduced, six where something is, room first where not."""
-
-    def residual(accum, C):
-        D = accum + C
-        return D
-
-    def squares(accum, C):
-        D = accum + C
-        rows = ef.sum_of_squares(D, dim=-1)
-        return D, rows
+    """Six beside an operand where K is not short, room first where it is or much is computed."""
 
     def stages(epilogue, k):
-        design = arranged(arguments(epilogue, k=k, C=torch.empty(512, 512, dtype=BF16)), SCHEDULES[128, 128])[1]
+        design = with_c(epilogue, k, SCHEDULES[128, 128])[1]
         return design.stages, design.load_stages
 
-    assert stages(residual, 1024) == stages(residual, 512) == stages(squares, 512) == (5, 4)
-    assert stages(squares, 1024) == (6, 2)
+    assert stages(residual, 512) == stages(squares, 512) == (5, 4)
+    assert stages(residual, 1024) == stages(squares, 1024) == (6, 2)
+    assert stages(heavy, 1024) == (5, 4)
     assert arranged(many(2, 1, k=1024), SCHEDULES[128, 128])[1].stages == 5
     assert arranged(many(2, 1, k=512), SCHEDULES[128, 128])[1].stages == 4
+
+
+def test_who_has_spare_stages_for_the_last_tile():
+    def spare(epilogue, k, tile):
+        return with_c(epilogue, k, SCHEDULES[tile])[1].spare
+
+    assert spare(residual, 1024, (128, 128)) == spare(squares, 4096, (128, 128)) == 1
+    assert spare(residual, 1024, (128, 256)) == spare(residual, 512, (128, 256)) == 1
+    assert spare(residual, 512, (128, 128)) == 0  # what finding them costs is not hidden
+    assert spare(residual, 1024, (128, 192)) == 0  # four bytes of sums of squares would spill
+    assert spare(heavy, 4096, (128, 128)) == spare(heavy, 4096, (128, 256)) == 0
+    assert arranged(arguments(bias_relu, k=4096, bias=torch.empty(512)), SCHEDULES[128, 256])[1].spare == 0
+
+
+def softmax_of_sum(accum, C):
+    D = ef.softmax(accum + C, dim=-1)
+    return D
+
+
+def test_who_walks_a_tile_several_times_has_no_spare_stages():
+    assert with_c(softmax_of_sum, 4096, replace(SCHEDULES[128, 256], cluster=(1, 2)))[1].spare == 0
+
+
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, BF16, torch.float32], ids=str)
+def test_operands_of_the_last_tile_lie_apart_within_spare_stages(dtype, design):
+    """Every round of subtiles but the first has a place of its own, of whole swizzle patterns."""
+    program, staged = with_c(residual, 1024, design, dtype)
+    places = budget.spare_places(staged, program)
+    rounds = range(1, budget.subtiles(staged) // staged.load_stages)
+    if not places:
+        assert staged.spare == 0
+        return
+    assert set(places) == {(within, r, 0) for within in range(budget.sharing(staged)) for r in rounds}
+    size = staged.load_stages * 64 * 32 * dtype.itemsize
+    taken = {(*part, byte) for *part, first in places.values() for byte in range(first, first + size, 1024)}
+    assert len(taken) == len(places) * size // 1024
+    assert staged.spare in (0, 1 + max(stage for stage, _, _ in taken))
+    assert all(stage < staged.stages // 2 for stage, _, _ in taken)
+    assert all(byte + 1024 <= budget.stage_bytes(staged)[matrix] for _, matrix, byte in taken)
 
 
 AHEAD = {

@@ -25,6 +25,7 @@ from gpu import (  # noqa: E402
     test_accesses,
     test_bad_input,
     test_inputs,
+    test_last_tile,
     test_recompute,
     test_reductions,
     test_repeat,
@@ -81,6 +82,9 @@ def accesses(machine: Machine) -> None:
         test_bad_input.test_operands_and_outputs_lie_anywhere(torch.float32, layout, machine)
         if layout != "shifted":
             test_repeat.test_d_may_be_c(torch.bfloat16, layout, machine)
+    for design in test_last_tile.SCHEDULES:
+        if design.tile in ((128, 128), (128, 256)):
+            test_last_tile.test_operands_of_the_last_tile("of several widths", design, machine)
 
 
 def reductions(machine: Machine) -> None:

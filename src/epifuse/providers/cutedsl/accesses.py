@@ -22,10 +22,12 @@ from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
-_SHORT_STAGES, _ENOUGH_STAGES, _MANY_STAGES = 4, 5, 6
-"""Of A and B, where K is short, else, and where values are reduced; what is left serves the epilogue's tiles first. Of
-two operands that are added four stages take 4 to 6 % longer than five, and of one six take up to 1.6 % longer (swiglu);
-six take 0.2 to 1.5 % less where rows are reduced (benchmarks/results/kernel_variants.json).
+_SHORT_STAGES, _HEAVY_STAGES, _ENOUGH_STAGES = 4, 5, 6
+"""Of A and B: where K is short, where an epilogue is heavy and reduces nothing, and else; what is left serves the
+epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 % longer than five. Beside one, six
+and spare ones for the last tile take up to 7 % less than five, and 1.3 % more for relu(alpha accum + beta C) of 16384 x
+4096 x 1024; six alone leave too few subtiles ahead in a last tile, and take 8 % more where K is 512 and rows are
+reduced (benchmarks/results/kernel_variants.json).
 """
 _Sides = tuple[list[Access], list[Access]]
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
@@ -40,7 +42,8 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
     design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
     reduces = any(node.op == "reduce" for node in graph.nodes)
-    enough = _SHORT_STAGES if is_short(problem) else _MANY_STAGES if reduces else _ENOUGH_STAGES
+    enough = _HEAVY_STAGES if budget.is_heavy(graph) and not reduces else _ENOUGH_STAGES
+    enough = _SHORT_STAGES if is_short(problem) else enough
     loads = [_load(node, graph, problem, late=node not in in_tiles) for node in graph.loads()]
     least = budget.least_stages(design) if is_long(problem) and len(walked) == 1 else 0
     fitted = _fitted(design, (loads, stores), problem, enough, least)
@@ -55,7 +58,9 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 % where
     # K is short, which is not worth a kernel of its own.
     waited_for = (reduces and is_short(problem)) or len(walked) > 1
-    return program, replace(found, registers=budget.registers(found, program, waited_for=waited_for))
+    registers = budget.registers(found, program, waited_for=waited_for)
+    spare = budget.spare(found, program, short=is_short(problem)) if len(walked) == 1 else 0
+    return program, replace(found, registers=registers, spare=spare)
 
 
 def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least: int) -> tuple[Design, _Sides] | None:

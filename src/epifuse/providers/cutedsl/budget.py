@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
-from epifuse.ir import Node
+from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 
 MATH_GROUPS = 2
@@ -27,8 +28,8 @@ def ahead(design: Design, program: Program) -> int:
     squares 0.5 to 1.1 %, as they take a stage from the loads (4096 x 4096 x 4096). Of five stages that costs 7 %.
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
-    by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program))
-    takes_long = by_columns or (bool(_reductions(program)) and _is_heavy(program))
+    by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program.graph))
+    takes_long = by_columns or (bool(_reductions(program.graph)) and is_heavy(program.graph))
     return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
 
 
@@ -39,7 +40,12 @@ def subtiles(design: Design) -> int:
 
 def rows(design: Design) -> int:
     """Rows of a tile that one warp group has."""
-    return design.tile[0] // (1 if design.pingpong else MATH_GROUPS)
+    return design.tile[0] // sharing(design)
+
+
+def sharing(design: Design) -> int:
+    """Warp groups that share a tile."""
+    return 1 if design.pingpong else MATH_GROUPS
 
 
 _WIDE = 128 * 160
@@ -62,21 +68,20 @@ def _name(node: Node) -> str:
     return str(node.attr) if node.op == "call" else node.op
 
 
-def _computed(program: Program) -> set[str]:
+def _computed(graph: Graph) -> set[str]:
     """Names of what is computed value by value."""
-    graph = program.graph
     return {_name(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes}
 
 
-def _reductions(program: Program) -> list[Node]:
-    return [node for node in program.graph.nodes if node.op == "reduce"]
+def _reductions(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "reduce"]
 
 
 def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
-    few = len(_reductions(program)) <= _FEW
-    return _computed(program) <= _LIGHT and few and not wide and not program.loads_by("column")
+    few = len(_reductions(program.graph)) <= _FEW
+    return _computed(program.graph) <= _LIGHT and few and not wide and not program.loads_by("column")
 
 
 def producer_registers(program: Program) -> int:
@@ -89,10 +94,10 @@ _FEW_REGISTERS = 48  # beside those of the accumulator
 _HEAVY_REDUCTIONS = frozenset({"logsumexp", "sum_log1p_exp", "mean_log1p_exp"})
 
 
-def _is_heavy(program: Program) -> bool:
+def is_heavy(graph: Graph) -> bool:
     """Whether an epilogue computes so much that it is long."""
-    reduces_much = any(node.attr[0] in _HEAVY_REDUCTIONS for node in _reductions(program))
-    return reduces_much or not _computed(program) <= _LIGHT
+    reduces_much = any(node.attr[0] in _HEAVY_REDUCTIONS for node in _reductions(graph))
+    return reduces_much or not _computed(graph) <= _LIGHT
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
@@ -107,12 +112,12 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
     """
     most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
-    reductions, heavy = _reductions(program), _is_heavy(program)
+    reductions, heavy = _reductions(program.graph), is_heavy(program.graph)
     accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= _WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
     direct = any(a.way == "direct" for a in (*program.stores, *(access for _, access in program.loads)))
-    spills = len(reductions) > _FEW or "values" in program.edges or direct or "pow" in _computed(program)
+    spills = len(reductions) > _FEW or "values" in program.edges or direct or "pow" in _computed(program.graph)
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
@@ -146,7 +151,7 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     """
     if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
         return None
-    reductions, fragments = _reductions(program), _fragments(program)
+    reductions, fragments = _reductions(program.graph), _fragments(program)
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
@@ -168,7 +173,7 @@ def _fragments(program: Program) -> int:
     needs as much as an operand.
     """
     coming, leaving = _bytes(program)
-    return coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in _reductions(program))
+    return coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in _reductions(program.graph))
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:
@@ -195,11 +200,51 @@ def least_stages(design: Design) -> int:
     they take 22 % more and as long; operands of 16 bits, whose pairs fill half a sector of memory, are better in tiles
     (benchmarks/results/kernel_variants.json).
     """
-    return -(-_LEAST_BYTES // _stage_bytes(design))
+    return -(-_LEAST_BYTES // sum(stage_bytes(design)))
 
 
-def _stage_bytes(design: Design) -> int:
-    return sum(design.tile) * design.spans * K_SPAN
+def stage_bytes(design: Design) -> tuple[int, int]:
+    """Bytes of A and of B in a stage."""
+    m, n = design.tile
+    return m * design.spans * K_SPAN, n * design.spans * K_SPAN
+
+
+def spare(design: Design, program: Program, *, short: bool) -> int:
+    """Stages of A and B in which operands of a CTA's last tile wait, or 0.
+
+    Else the last tile waits for each round of subtiles anew. Where each CTA has one tile, adding C takes 2.1 to 2.8 %
+    less at 1024 x 4096 x 4096 and 8 to 17 % less at 1024 x 2048 x 1024; where it has eight, of 4096 x 4096 x 4096, 0.6
+    to 4 % less. Each subtile of every tile takes a little more then: heavy epilogues, which compute while the next
+    subtiles come, lose up to 7 % (dgelu), and all of ping-pong up to 3 % where K is `short`, as less is hidden. An
+    accumulator of more than 128 registers leaves none for it, and gains nothing
+    (benchmarks/results/kernel_variants.json).
+    """
+    if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > _WARP_GROUP:
+        return 0
+    return 1 + max((stage for stage, _, _ in spare_places(design, program).values()), default=-1)
+
+
+def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+    """Where operands of a CTA's last tile wait, in stages that A and B no longer need.
+
+    By (warp group that shares the tile, round of subtiles but the first, operand that comes in tiles): which stage from
+    the first free one on, 0 for A's part of it or 1 for B's, and the byte in it. Nothing where half of the stages are
+    too few: others are free too late.
+    """
+    sizes = [access.dtype.itemsize for _, access in program.loads_by("tile")]
+    free = {
+        (stage, matrix): size for stage in range(design.stages // 2) for matrix, size in enumerate(stage_bytes(design))
+    }
+    places = {}
+    rounds = range(1, subtiles(design) // design.load_stages if sizes else 0)
+    for within, round_, (operand, size) in product(range(sharing(design)), rounds, enumerate(sizes)):
+        taken = design.load_stages * SUBTILE[0] * SUBTILE[1] * size
+        part = next((part for part in free if free[part] >= taken), None)
+        if part is None:
+            return {}
+        places[within, round_, operand] = (*part, stage_bytes(design)[part[1]] - free[part])
+        free[part] -= taken
+    return places
 
 
 def vector_slots(design: Design, way: str) -> int:
@@ -226,6 +271,8 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
     loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
+    if design.load_stages:
+        barriers += 8 * sharing(design) * (subtiles(design) // design.load_stages - 1)  # of spare stages
     vectors = sum(
         max(4, access.dtype.itemsize) * vector_slots(design, access.way)
         for access in loads
@@ -234,7 +281,7 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
     tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
     head = round_up(barriers + MATH_GROUPS * vectors + exchange_bytes(design), 1024)
-    return head + design.stages * _stage_bytes(design) + MATH_GROUPS * tiles
+    return head + design.stages * sum(stage_bytes(design)) + MATH_GROUPS * tiles
 
 
 def fit(

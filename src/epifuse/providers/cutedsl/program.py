@@ -56,8 +56,9 @@ class Design:
 
     Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
     beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
-    those in which subtiles of operands arrive and subtiles of outputs leave; how many 32-bit words of a row the CTAs of
-    a cluster tell each other at once; registers of a thread that computes.
+    those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
+    a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
+    thread that computes.
     """
 
     tile: tuple[int, int]
@@ -67,6 +68,7 @@ class Design:
     stages: int = 0
     load_stages: int = 0
     store_stages: int = 0
+    spare: int = 0
     exchanged: int = 0
     registers: int = 0
     raster: int = 0

@@ -21,6 +21,7 @@ from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
+from epifuse.providers.cutedsl.kernels.spare import Spare, own_start, shifted, wait_either
 from epifuse.providers.cutedsl.partials import WARPS, reduction, reductions_of
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 from epifuse.providers.cutedsl.rows import Walk, read_lines, walks
@@ -99,7 +100,7 @@ class Epilogue:
 
     def __init__(self, design: Design, program: Program) -> None:
         self.design, self.program = design, program
-        self.groups = 1 if design.pingpong else budget.MATH_GROUPS
+        self.groups = budget.sharing(design)
         self.across = design.tile[1] // SUBTILE[1]
         self.down = design.tile[0] // (SUBTILE[0] * self.groups)
         self.subtiles = self.across * self.down
@@ -118,6 +119,7 @@ class Epilogue:
         self.bringing = [i for i, walk in enumerate(self.walks) if self._reads_tiles(walk)]
         self.partials = Partials(design, program, reductions_of(program.graph))
         self.exchange = Exchange(design)
+        self.spare = Spare(design, program)
         self.loads = {node: i for i, (node, _) in enumerate(program.tensors)}
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
 
@@ -155,7 +157,7 @@ class Epilogue:
             slots = budget.vector_slots(self.design, self.tensors[i].way)
             return allocator.allocate_tensor(self._held(i), cute.make_layout((slots, budget.MATH_GROUPS)), 16)
 
-        barriers = 2 * budget.MATH_GROUPS * self.design.load_stages
+        barriers = 2 * budget.MATH_GROUPS * self.design.load_stages + self.spare.barriers
         full = allocator.allocate_array(Int64, barriers) if self.tiles else None
         return full, [vector(i) for i in self.vectors], self.exchange.allocate(allocator)
 
@@ -179,6 +181,8 @@ class Epilogue:
         for i in range(budget.MATH_GROUPS * self.design.load_stages):
             cute.arch.mbarrier_init(shared.barriers + 2 * i, 1)
             cute.arch.mbarrier_init(shared.barriers + 2 * i + 1, WARP_GROUP // 32)
+        for i in range(self.spare.barriers):
+            cute.arch.mbarrier_init(shared.barriers + (self.spare.first + i), 1)
         self.exchange.initialise(shared.heard)
 
     def _full(self, shared, group, slot):
@@ -203,20 +207,33 @@ class Epilogue:
         slot = arrivals % stages
         full = self._full(shared, group, slot)
         cute.arch.mbarrier_wait(full + 1, ((arrivals // stages) & 1) ^ 1)
-        area = SUBTILE[0] * SUBTILE[1]
+        self._expect(full, 1)
+        slots = [to[None, 0, 0, group * stages + slot] for to, _ in partitions]
+        self._copy(s, place, slots, full, carriers, partitions)
+
+    def bring_rest(self, starts, place, shared, carriers, partitions):
+        """Load all rounds of subtiles of the last tile but the first to where they wait."""
+        stages = self.design.load_stages
+        for round_, starts_ in starts.items():
+            full = self.spare.there(shared.barriers, place.within, round_)
+            self._expect(full, stages)
+            for slot in range(stages):
+                pairs = zip(partitions, starts_, strict=True)
+                slots = [shifted(to[None, 0, 0, slot], start) for (to, _), start in pairs]
+                self._copy(round_ * stages + slot, place, slots, full, carriers, partitions)
+
+    def _expect(self, full, subtiles):
+        """Tell a barrier what is to come."""
+        bytes_each = SUBTILE[0] * SUBTILE[1] * self.brought_bytes
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, area * self.brought_bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, subtiles * bytes_each)
+
+    def _copy(self, s, place, slots, full, carriers, partitions):
         i, j = self._subtile(s, place)
-        for index, carrier, (to, from_) in zip(self.tiles, carriers[0], partitions, strict=True):
+        for index, carrier, to, (_, from_) in zip(self.tiles, carriers[0], slots, partitions, strict=True):
             l = place.l if "l" in self.tensors[index].axes else 0
             # Nothing reads them again soon, and A and B are: at K = 4096 what adds a C takes 0.5 % less so.
-            cute.copy(
-                carrier.atom,
-                from_[None, i, j, l],
-                to[None, 0, 0, group * stages + slot],
-                tma_bar_ptr=full,
-                cache_policy=Int64(_EVICT_FIRST),
-            )
+            cute.copy(carrier.atom, from_[None, i, j, l], to, tma_bar_ptr=full, cache_policy=Int64(_EVICT_FIRST))
 
     def _subtile(self, s, place):
         """Coordinates of subtile `s` of a warp group, in subtiles of the whole result."""
@@ -451,7 +468,8 @@ class Epilogue:
 class Team:
     """One warp group's share of the copies: which values and places of a subtile each of its threads has."""
 
-    def __init__(self, epilogue: Epilogue, mma, thread, group, executed, shared, given) -> None:
+    def __init__(self, epilogue: Epilogue, mma, thread, group, executed, shared, given, last) -> None:
+        """`last` is whether the tile is the CTA's last, whose of it the operands are, and where they wait then."""
         self.epilogue, self.thread, self.group, self.shared = epilogue, thread, group, shared
         own = mma.get_slice(thread)
         self.shape = mma.partition_shape_C(SUBTILE)
@@ -465,6 +483,14 @@ class Team:
             self._writer(mma, given.outputs[i], b) for i, b in zip(epilogue.staged, shared.stores, strict=True)
         ]
         self.executed = executed
+        self.is_last, self.within, starts = last
+        self.starts = {round_: self._selected(found) for round_, found in starts.items()}
+
+    def _selected(self, starts):
+        """Where the operands of a round begin, in the last tile or another."""
+        slot = self.group * self.epilogue.design.load_stages
+        pairs = zip(starts, self.shared.loads, strict=True)
+        return [cutlass.select_(self.is_last, start, own_start(slot, buffer)) for start, buffer in pairs]
 
     def _reader(self, mma, tensor, buffer):
         """Copy from shared memory into the accumulator's order, and this thread's side of the buffer."""
@@ -526,12 +552,20 @@ class Team:
         step = epilogue.bringing.index(number) * epilogue.subtiles + s
         slot, rounds = step % stages, epilogue.brought // stages
         full = epilogue._full(self.shared, self.group, slot)
-        cute.arch.mbarrier_wait(full, (self.executed * rounds + step // stages) & 1)
+        parity = (self.executed * rounds + step // stages) & 1
+        starts = self.starts.get(step // stages)
+        if starts is None:
+            cute.arch.mbarrier_wait(full, parity)
+            sources = [source[None, None, None, self.group * stages + slot] for _, _, source in self.from_shared]
+        else:
+            there = epilogue.spare.there(self.shared.barriers, self.within, step // stages)
+            wait_either(self.is_last, there, full, parity)
+            pairs = zip(self.from_shared, starts, strict=True)
+            sources = [shifted(source[None, None, None, slot], start) for (_, _, source), start in pairs]
         found = {}
-        for i, buffer, (copy, shape, source) in zip(epilogue.tiles, self.shared.loads, self.from_shared, strict=True):
-            fragment = cute.make_rmem_tensor(self.shape, buffer.element_type)
-            at = (None, None, None, self.group * stages + slot)
-            cute.copy(copy, source[at], _as(fragment, shape))
+        for i, (copy, shape, _), source in zip(epilogue.tiles, self.from_shared, sources, strict=True):
+            fragment = cute.make_rmem_tensor(self.shape, source.element_type)
+            cute.copy(copy, source, _as(fragment, shape))
             found[i] = fragment.load().to(epilogue._held(i))
         # An arrival alone may overtake a read that is still under way, and the next load then overwrites what is read:
         # one element of 58 million was wrong.

@@ -36,6 +36,7 @@ except ImportError:  # their home in CuTe DSL 4.7
 MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
+SPARE = 5  # the producer warps: stages of A and B are spare
 
 
 class Sm90Gemm:
@@ -49,7 +50,8 @@ class Sm90Gemm:
         self.accumulator = accumulator
         self.cluster = design.cluster
         self.pingpong = design.pingpong
-        self.groups = 1 if design.pingpong else MATH_GROUPS  # warp groups that share a tile
+        self.groups = budget.sharing(design)
+        self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
         self.producer_registers = budget.producer_registers(program)
@@ -202,6 +204,13 @@ class Sm90Gemm:
                         )
                         state.advance()
                     turn += step
+                if const_expr(self.design.spare > 0):
+                    # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
+                    later = state
+                    for _ in cutlass.range_constexpr(self.design.spare):
+                        pipe.sync_object_empty.wait(later.index, later.phase)
+                        later = _after(later, 1)
+                    cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.told)
                 pipe.producer_tail(state)
             if const_expr(len(self.epilogue.tiles) > 0):
                 if warp == 1 or warp == 2:
@@ -212,13 +221,29 @@ class Sm90Gemm:
                     arrivals = Int32(0)
                     while turn < total:
                         m, n, l = tile_of(turn, order, self.cluster, place)
-                        for s in cutlass.range(self.epilogue.brought, unroll=1):
-                            at = Place(m, n, l, within)
+                        at = Place(m, n, l, within)
+                        coming = Int32(self.epilogue.brought)
+                        if const_expr(self.design.spare > 0):
+                            if turn + step >= total:
+                                coming = Int32(self.design.load_stages)
+                        for s in cutlass.range(coming, unroll=1):
                             self.epilogue.bring(
                                 s % self.epilogue.subtiles, arrivals, at, served, shared, carriers, partitions
                             )
                             arrivals += 1
                         turn += stride
+                    if const_expr(self.design.spare > 0):
+                        turn -= stride
+                        if turn >= 0 and turn + step >= total:
+                            behind = _after(
+                                pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages),
+                                (turn // step + 1) * k_tiles,
+                            )
+                            m, n, l = tile_of(turn, order, self.cluster, place)
+                            at = Place(m, n, l, within)
+                            starts = self.epilogue.spare.starts(within, behind, (buffer_a, buffer_b), shared.loads)
+                            cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
+                            self.epilogue.bring_rest(starts, at, shared, carriers, partitions)
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
             served = group - 1
@@ -269,7 +294,9 @@ class Sm90Gemm:
                         free.advance()
                 if const_expr(self.pingpong):
                     cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-                copies = Team(self.epilogue, atom, own, served, executed, shared, given)
+                starts = self.epilogue.spare.starts(within, read, (buffer_a, buffer_b), shared.loads)
+                ending = (turn + step >= total, within, starts)
+                copies = Team(self.epilogue, atom, own, served, executed, shared, given, ending)
                 last = len(self.epilogue.walks) - 1
                 early = copies.early()
                 warpgroup.wait_group(0)

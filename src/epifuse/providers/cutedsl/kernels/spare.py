@@ -1,0 +1,75 @@
+"""Where operands of a CTA's last tile wait: in stages of A and B that nothing needs any more.
+
+A warp group has the first subtiles of its operands in time, and each round of as many more comes a round trip to memory
+after the one before was read. That is hidden beside the main loop of another tile, and beside none in the last one: all
+its rounds but the first come here at once.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.program import SUBTILE, Design, Program
+
+_PATTERN = 1024  # bytes of the longest swizzle pattern; a subtile has whole ones
+
+
+class Spare:
+    """The spare stages of `design`, of which it may have none."""
+
+    def __init__(self, design: Design, program: Program) -> None:
+        self.design = design
+        self.places = budget.spare_places(design, program) if design.spare else {}
+        self.rounds = sorted({round_ for _, round_, _ in self.places})
+        self.first = 2 * budget.MATH_GROUPS * design.load_stages
+        self.barriers = budget.sharing(design) * len(self.rounds)
+
+    def there(self, barriers, within, round_):
+        """The barrier that says that a warp group's round is there; they are behind those of the epilogue's stages."""
+        return barriers + (self.first + within * len(self.rounds) + self.rounds.index(round_))
+
+    def starts(self, within, state, buffers, operands) -> dict[int, list[Any]]:
+        """By round, in swizzle patterns from the start of each operand's buffer to where it waits for a warp group.
+
+        `state` is the pipeline's behind the last block of K, `buffers` are A's and B's.
+        """
+        parts = {}
+        for stage in range(self.design.spare):
+            at = (state.index + stage) % self.design.stages
+            for matrix, (buffer, size) in enumerate(zip(buffers, budget.stage_bytes(self.design), strict=True)):
+                parts[stage, matrix] = Int32(buffer.iterator.toint()) + at * size
+        return {
+            round_: [
+                (self._place(within, round_, number, parts) - Int32(operand.iterator.toint())) // _PATTERN
+                for number, operand in enumerate(operands)
+            ]
+            for round_ in self.rounds
+        }
+
+    def _place(self, within, round_, number, parts):
+        places = [self.places[one, round_, number] for one in range(budget.sharing(self.design))]
+        addresses = [parts[stage, matrix] + first for stage, matrix, first in places]
+        return addresses[0] if len(addresses) == 1 else cutlass.select_(within == 0, *addresses)
+
+
+def shifted(tensor, start):
+    """The same layout some swizzle patterns on."""
+    offset = cute.crd2idx(start, cute.make_layout(2, stride=8 * _PATTERN // tensor.element_type.width))
+    return cute.make_tensor(tensor.iterator + offset, tensor.layout)
+
+
+def own_start(slot, operand) -> Any:
+    """In swizzle patterns, where a slot begins in an operand's own buffer."""
+    return slot * (SUBTILE[0] * SUBTILE[1] * operand.element_type.width // (8 * _PATTERN))
+
+
+@cute.jit
+def wait_either(is_last: Boolean, there: cute.Pointer, full: cute.Pointer, parity: Int32):
+    """Wait for a round of the last tile, or for a stage."""
+    if is_last:
+        cute.arch.mbarrier_wait(there, 0)
+    else:
+        cute.arch.mbarrier_wait(full, parity)

@@ -1,0 +1,44 @@
+"""Operands of a CTA's last tile, which wait in stages of A and B: with one tile a CTA, two and several."""
+
+import pytest
+import torch
+from gpu.harness import Machine, check
+
+import epifuse as ef
+from epifuse.providers.cutedsl import DESIGNS
+
+SCHEDULES = [design for design in DESIGNS if design.cluster == (2, 1)]
+OPERANDS = {
+    "bfloat16": {"C": (torch.bfloat16, "rows")},
+    "float32": {"C": (torch.float32, "padded")},
+    "by columns": {"C": (torch.float16, "columns")},
+    "of several widths": {"C": (torch.uint8, "rows"), "E": (torch.float32, "rows")},
+}
+K = 1032  # so long that ping-pong has spare stages too; its last block of K is ragged
+
+
+@pytest.mark.parametrize("design", SCHEDULES, ids=str)
+@pytest.mark.parametrize("case", OPERANDS)
+def test_operands_of_the_last_tile(case: str, design, machine: Machine) -> None:
+    for m, n in ((72, 136), (1300, 2096)):
+        a, b = machine.whole(m, K, most=1), machine.whole(K, n, most=1)
+        operands = {
+            name: machine.laid_out(torch.randint(0, 100, (m, n)).to(dtype), layout)
+            for name, (dtype, layout) in OPERANDS[case].items()
+        }
+        source = f"def epi(accum, {', '.join(operands)}): D = accum - {' * '.join(operands)}; return D\n"
+        pinned = ef.Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
+        options = {"constraints": pinned if machine.gpu else None, "layouts": ("rows",)}
+        check(machine, source, a, b, operands, out_dtypes=torch.float32, **options)
+
+
+@pytest.mark.parametrize("batches", [2, 133])
+def test_of_several_batches(batches: int, machine: Machine) -> None:
+    """One operand for all batches, and one of each."""
+    a, b = machine.whole(batches, 136, K, most=1), machine.whole(batches, K, 264, most=1)
+    operands = {
+        "C": machine.laid_out(torch.randint(0, 100, (batches, 136, 264)).bfloat16(), "rows"),
+        "E": machine.laid_out(torch.randint(0, 100, (136, 264)).bfloat16(), "rows"),
+    }
+    source = "def epi(accum, C, E): D = accum - C * E; return D\n"
+    check(machine, source, a, b, operands, out_dtypes=torch.float32, layouts=("rows",))
