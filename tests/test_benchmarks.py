@@ -216,6 +216,24 @@ def test_a_sample_lasts_but_not_for_ever() -> None:
     assert [gpu_timing.repeats_for(seconds) for seconds in (1.0, 1e-3, 0.5e-3, 1e-6, 0.0)] == [2, 2, 4, 20, 20]
 
 
+def test_a_round_times_each_variant_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[str] = []
+
+    def sample(calls: gpu_timing.Calls, repeats: int, backlog: object, host_seconds: float) -> float:
+        timed.append(calls[0]())
+        return 1e-3
+
+    monkeypatch.setattr(gpu_timing, "sample", sample)
+    monkeypatch.setattr(gpu_timing, "host_seconds_of", lambda calls, backlog: 0.0)
+    variants = {name: [lambda name=name: name] for name in "abc"}
+    found = gpu_timing.interleave(variants, rounds=30, backlog=None, warmup=2)
+    assert {name: len(times) for name, times in found.items()} == dict.fromkeys("abc", 30)
+    rounds = [tuple(timed[first : first + 3]) for first in range(3, len(timed), 3)]
+    assert len(rounds) == 32
+    assert all(sorted(order) == list("abc") for order in rounds)
+    assert len(set(rounds)) == 6
+
+
 # --- the variants, on the CPU ------------------------------------------------------------------------------------
 
 
