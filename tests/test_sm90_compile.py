@@ -533,6 +533,13 @@ def test_who_has_spare_stages_for_the_last_tile():
     assert arranged(arguments(bias_relu, k=4096, bias=torch.empty(512)), SCHEDULES[128, 256])[1].spare == 0
 
 
+def test_a_plan_says_where_operands_of_the_last_tile_wait():
+    said = "operands of a CTA's last tile wait in 1 of the stages"
+    sizes = {"m": 2048, "n": 2048, "k": 1024, "C": torch.empty(2048, 2048, dtype=BF16)}
+    assert said in str(hopper_kernel(arguments(residual, **sizes)).plan)
+    assert "last tile" not in str(hopper_kernel(arguments(heavy, **sizes)).plan)
+
+
 def softmax_of_sum(accum, C):
     D = ef.softmax(accum + C, dim=-1)
     return D

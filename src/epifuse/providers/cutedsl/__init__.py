@@ -129,6 +129,7 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
         transports=tuple(_transports(program)),
         notes=(
             f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+            *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
             *(["so many operands and outputs spill registers beside this tile's accumulator"] if full else []),
             *_looser(problem),
         ),
