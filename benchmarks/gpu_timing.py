@@ -1,8 +1,8 @@
 """GPU time of variants, interleaved: a round times each once, so that clocks and heat are the same for all of them.
 
 Each round has an order of its own: who always follows the same one starts with the power and heat that one leaves. Row
-sums of squares at 4096 x 4096 x 4096 take 1.0305 of the plain product's time where they always follow cuBLAS's and it
-follows torch.compile's, 1.0287 where the order is reversed, and 1.0291 where it is drawn anew.
+sums of squares at 4096 x 4096 x 4096 take 1.0304 of the plain product's time where they always follow cuBLAS's and it
+follows torch.compile's, 1.0286 where the order is reversed, and 1.0291 where it is drawn anew.
 """
 
 from __future__ import annotations

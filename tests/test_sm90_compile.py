@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu import test_last_tile
+from gpu.harness import function_of
 
 import epifuse as ef
 from epifuse.problem import Constraints
@@ -517,6 +519,9 @@ def test_stages_of_a_and_b():
     assert stages(residual, 512) == stages(squares, 512) == (5, 4)
     assert stages(residual, 1024) == stages(squares, 1024) == (6, 2)
     assert stages(heavy, 1024) == (5, 4)
+    columns = torch.empty(512, 512, dtype=BF16).t()
+    made = arranged(arguments(residual, k=1024, C=columns, D=columns), SCHEDULES[128, 128])[1]
+    assert (made.stages, made.load_stages, made.store_stages) == (5, 4, 4)
     assert arranged(many(2, 1, k=1024), SCHEDULES[128, 128])[1].stages == 5
     assert arranged(many(2, 1, k=512), SCHEDULES[128, 128])[1].stages == 4
 
@@ -531,6 +536,25 @@ def test_who_has_spare_stages_for_the_last_tile():
     assert spare(residual, 1024, (128, 192)) == 0  # four bytes of sums of squares would spill
     assert spare(heavy, 4096, (128, 128)) == spare(heavy, 4096, (128, 256)) == 0
     assert arranged(arguments(bias_relu, k=4096, bias=torch.empty(512)), SCHEDULES[128, 256])[1].spare == 0
+
+
+@pytest.mark.parametrize("design", test_last_tile.PINNED, ids=str)
+@pytest.mark.parametrize("case", test_last_tile.OPERANDS)
+def test_the_test_of_the_last_tile_has_spare_stages(case, design):
+    """On a GPU it would not notice that nothing waits in them."""
+
+    def laid_out(m, n, dtype, layout):
+        whole = torch.empty(n, m, dtype=dtype).t() if layout == "columns" else torch.empty(m, n, dtype=dtype)
+        return torch.empty(m, n + 16, dtype=dtype)[:, :n] if layout == "padded" else whole
+
+    for m, n in test_last_tile.SHAPES:
+        operands = {name: laid_out(m, n, *kind) for name, kind in test_last_tile.OPERANDS[case].items()}
+        epilogue = function_of(test_last_tile.source_of(operands), {})
+        staged = arranged(arguments(epilogue, m=m, n=n, k=test_last_tile.K, **operands), design)[1]
+        # Half of three stages of 48 KB do not hold what 128 x 256 adds of float32.
+        assert (staged.spare > 0) == (design.pingpong or case != "float32")
+    clusters = [-(-extent // (tile * c)) for extent, tile, c in zip((m, n), design.tile, design.cluster, strict=True)]
+    assert clusters[0] * clusters[1] * design.cluster[0] * design.cluster[1] > 132
 
 
 def test_a_plan_says_where_operands_of_the_last_tile_wait():

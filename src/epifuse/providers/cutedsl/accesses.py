@@ -22,12 +22,13 @@ from epifuse.providers.cutedsl.rows import is_line, walks
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
-_SHORT_STAGES, _HEAVY_STAGES, _ENOUGH_STAGES = 4, 5, 6
-"""Of A and B: where K is short, where an epilogue is heavy and reduces nothing, and else; what is left serves the
-epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 % longer than five. Beside one, six
-and spare ones for the last tile take up to 7 % less than five, and 1.3 % more for relu(alpha accum + beta C) of 16384 x
-4096 x 1024; six alone leave too few subtiles ahead in a last tile, and take 8 % more where K is 512 and rows are
-reduced (benchmarks/results/kernel_variants.json).
+_SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
+"""Of A and B, where K is short, in between, and where something is reduced or spare stages hold the last tile's
+operands; what is left serves the epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 %
+longer than five. Beside one, six and spare ones take up to 7 % less than five in calls in a row, and 1.3 % more for
+relu(alpha accum + beta C) of 16384 x 4096 x 1024 (of 4096 x 4096 x 4096 too, where the GPU rests between calls). Six
+alone leave too few subtiles ahead in a last tile, and row sums of squares take 8 % more with six where K is 512
+(benchmarks/results/kernel_variants.json).
 """
 _Sides = tuple[list[Access], list[Access]]
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
@@ -42,9 +43,11 @@ def arrange(graph: Graph, problem: Problem, design: Design) -> tuple[Program, De
     exchanged = max(sum(reduction(node, graph).words for node in walk.reductions) for walk in walked)
     design = replace(design, exchanged=exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
     reduces = any(node.op == "reduce" for node in graph.nodes)
-    enough = _HEAVY_STAGES if budget.is_heavy(graph) and not reduces else _ENOUGH_STAGES
-    enough = _SHORT_STAGES if is_short(problem) else enough
     loads = [_load(node, graph, problem, late=node not in in_tiles) for node in graph.loads()]
+    # Outputs by columns need stages of their own (`budget.fit`).
+    spared = any(load.way == "tile" for load in loads) and all(a.by_rows for a in stores if a.way == "tile")
+    enough = _ENOUGH_STAGES if reduces or (spared and not budget.is_heavy(graph)) else _FEWER_STAGES
+    enough = _SHORT_STAGES if is_short(problem) else enough
     least = budget.least_stages(design) if is_long(problem) and len(walked) == 1 else 0
     fitted = _fitted(design, (loads, stores), problem, enough, least)
     if fitted is None:

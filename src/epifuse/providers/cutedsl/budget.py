@@ -212,11 +212,11 @@ def stage_bytes(design: Design) -> tuple[int, int]:
 def spare(design: Design, program: Program, *, short: bool) -> int:
     """Stages of A and B in which operands of a CTA's last tile wait, or 0.
 
-    Else the last tile waits for each round of subtiles anew. Where each CTA has one tile, adding C takes 2.1 to 2.8 %
+    Else the last tile waits for each round of subtiles anew. Where each CTA has one tile, adding C takes 2.1 to 2.3 %
     less at 1024 x 4096 x 4096 and 8 to 17 % less at 1024 x 2048 x 1024; where it has eight, of 4096 x 4096 x 4096, 0.6
     to 4 % less. Each subtile of every tile takes a little more then: heavy epilogues, which compute while the next
-    subtiles come, lose up to 7 % (dgelu), and all of ping-pong up to 3 % where K is `short`, as less is hidden. An
-    accumulator of more than 128 registers leaves none for it, and gains nothing
+    subtiles come, lose up to 7 % (dgelu at K of 1024), and row squares 0.5 % where K is `short`, as less is hidden. An
+    accumulator of more than 128 registers leaves none for it, and what is not heavy gains nothing beside it
     (benchmarks/results/kernel_variants.json).
     """
     if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > _WARP_GROUP:
