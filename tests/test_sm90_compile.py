@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gpu import test_last_tile
-from gpu.harness import function_of
+from gpu.harness import Machine, function_of
 
 import epifuse as ef
 from epifuse.problem import Constraints
@@ -542,13 +542,12 @@ def test_who_has_spare_stages_for_the_last_tile():
 @pytest.mark.parametrize("case", test_last_tile.OPERANDS)
 def test_the_test_of_the_last_tile_has_spare_stages(case, design):
     """On a GPU it would not notice that nothing waits in them."""
-
-    def laid_out(m, n, dtype, layout):
-        whole = torch.empty(n, m, dtype=dtype).t() if layout == "columns" else torch.empty(m, n, dtype=dtype)
-        return torch.empty(m, n + 16, dtype=dtype)[:, :n] if layout == "padded" else whole
-
+    laid_out = Machine("cpu").laid_out
     for m, n in test_last_tile.SHAPES:
-        operands = {name: laid_out(m, n, *kind) for name, kind in test_last_tile.OPERANDS[case].items()}
+        operands = {
+            name: laid_out(torch.zeros(m, n, dtype=dtype), layout)
+            for name, (dtype, layout) in test_last_tile.OPERANDS[case].items()
+        }
         epilogue = function_of(test_last_tile.source_of(operands), {})
         staged = arranged(arguments(epilogue, m=m, n=n, k=test_last_tile.K, **operands), design)[1]
         # Half of three stages of 48 KB do not hold what 128 x 256 adds of float32.
