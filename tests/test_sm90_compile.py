@@ -611,6 +611,39 @@ def test_two_blocks_of_k_are_under_way_beside_long_epilogues_that_reduce(case):
     assert budget.ahead(replace(staged, stages=5), program) == 1
 
 
+RESTS = {
+    "the product": (lambda accum: accum, False),
+    "squares of rows": (lambda accum: ef.sum_of_squares(accum, dim=-1), True),
+    "the largest": (lambda accum: ef.absmax(accum), True),
+    "sums of columns": (lambda accum: ef.sum(accum, dim=0), False),
+    "sums of what takes long": (lambda accum: ef.sum(ef.tanh(accum)), False),
+    "what takes long alone": (lambda accum: ef.tanh(accum), False),
+    "rows that are walked twice": (lambda accum: accum * ef.rsqrt(ef.mean(accum * accum, dim=-1, keepdim=True)), False),
+}
+
+
+@pytest.mark.parametrize("case", RESTS)
+def test_who_rests_between_subtiles(case):
+    epilogue, rests = RESTS[case]
+    program, staged = arranged(arguments(epilogue, n=128, k=4096), replace(SCHEDULES[128, 128], cluster=(1, 1)))
+    assert budget.rests(staged, program) == rests
+
+
+@pytest.mark.parametrize(("operands", "dtype", "rests"), [(1, BF16, True), (1, torch.float32, False), (2, BF16, False)])
+def test_only_one_operand_of_16_bits_is_waited_for_between_rests(operands, dtype, rests):
+    program, staged = arranged(many(operands, 1, dtype, 4096, 4096), SCHEDULES[128, 128])
+    assert budget.rests(staged, program) == rests
+    assert not any(budget.rests(design, program) for design in DESIGNS if not design.pingpong)
+
+
+@pytest.mark.parametrize("epilogue", [residual, lambda accum, C: accum], ids=["C", "the product"])
+def test_a_rest_is_one_instruction_a_subtile(epilogue, tmp_path):
+    args = arguments(epilogue, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
+    program, design, function = built(args, tmp_path, SCHEDULES[128, 128])
+    found = len(re.findall(r"\bnanosleep", function.__ptx__))
+    assert found == (budget.subtiles(design) if budget.rests(design, program) else 0)
+
+
 SPILLING = "so many operands and outputs spill registers beside this tile's accumulator"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from epifuse.ir import Graph, Node
+from epifuse.passes.assign_stages import has_row_stage
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 
 MATH_GROUPS = 2
@@ -31,6 +32,27 @@ def ahead(design: Design, program: Program) -> int:
     by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program.graph))
     takes_long = by_columns or (bool(_reductions(program.graph)) and is_heavy(program.graph))
     return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
+
+
+RESTLESS_BLOCKS, REST_NANOSECONDS = 16, 16
+"""A warp group rests for so many ns a subtile for each block of K beyond the first ones: for 0.4 of the other's main
+loop at most, where a block of 128 x 128 takes some 330 ns and an epilogue that reads C the time of 14 blocks."""
+_RESTING_BYTES = 4  # a value, of what an epilogue reads and writes
+
+
+def rests(design: Design, program: Program) -> bool:
+    """Whether a warp group rests after each subtile of an epilogue that the other's main loop hides.
+
+    What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.3 to
+    0.6 % less at 4096 x 4096 x 4096, with row sums of squares 0.4 to 0.8 %, K of 2048 as well; absmax 0.3 to 0.5 %.
+    Outputs alone, column sums, two operands and what is heavy gain nothing, or lose up to 0.5 %; beside an accumulator
+    of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json).
+    """
+    reduces = any("n" not in program.graph.types[node].axes for node in _reductions(program.graph))
+    few = sum(_bytes(program)) <= _RESTING_BYTES
+    reads = bool(program.loads_by("tile"))
+    long = is_heavy(program.graph) or has_row_stage(program.graph)
+    return design.pingpong and _accumulators(design) == _WARP_GROUP and few and (reads or reduces) and not long
 
 
 def subtiles(design: Design) -> int:

@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, const_expr, pipeline
+from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
@@ -54,6 +55,7 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
+        self.rests = budget.rests(design, program)
         self.producer_registers = budget.producer_registers(program)
         self.epilogue = Epilogue(design, program)
         self.merging = merging_kernels(design, program)
@@ -265,6 +267,7 @@ class Sm90Gemm:
             given = Given(tensors, numbers, outputs, workspace, shape)
             carried = self.epilogue.partials.carry()
             executed = Int32(0)
+            rest = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0) * budget.REST_NANOSECONDS
             turn += team * step
             if const_expr(self.pingpong):
                 # The second group takes every other tile, and skips the stages of the first group's.
@@ -338,6 +341,10 @@ class Sm90Gemm:
                             self.epilogue.send(s - 1, at, served, sender, policy, carriers, store_partitions)
                     if const_expr(s < self.epilogue.subtiles):
                         copies.stage(s, leaving)
+                        if const_expr(self.rests):
+                            # Nothing runs beside the epilogue of a CTA's last tile.
+                            if turn + step < total:
+                                nvvm.nanosleep(rest.ir_value())
                 self.epilogue.leave(tile, carried, copies, given)
                 executed += 1
                 turn += stride
