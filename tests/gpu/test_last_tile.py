@@ -52,3 +52,13 @@ def test_of_several_batches(batches: int, machine: Machine) -> None:
         "E": machine.laid_out(torch.randint(0, 100, (136, 264)).bfloat16(), "rows"),
     }
     check(machine, source_of(operands), a, b, operands, out_dtypes=torch.bfloat16, layouts=("rows",))
+
+
+def test_beside_rests(machine: Machine) -> None:
+    """K so long that a warp group rests after each subtile, while the other one multiplies."""
+    m, n, k = 1296, 1808, 2568
+    a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
+    C = machine.laid_out(torch.randint(0, 100, (m, n)).bfloat16(), "rows")
+    source = "def epi(accum, C): D = accum - C; rows = sum_of_squares(D, dim=-1); return D, rows\n"
+    pinned = ef.Constraints(tile=(128, 128), cluster=(2, 1), schedule="pingpong") if machine.gpu else None
+    check(machine, source, a, b, {"C": C}, out_dtypes=torch.bfloat16, constraints=pinned, layouts=("rows",))
