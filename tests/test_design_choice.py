@@ -142,7 +142,10 @@ def test_what_a_burst_spends_on_row_squares_is_as_measured() -> None:
 
 def test_what_a_burst_spends_on_row_squares_now_is_as_measured() -> None:
     groups = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["bursts"]["groups"]
-    before, now = groups[-3]["kilocycles"], groups[-1]["kilocycles"]
+    before, now = (
+        next(group["kilocycles"] for group in groups if name in group["kilocycles"])
+        for name in ("row squares, read early", "bce, spare (not kept)")
+    )
     assert f": {before['row squares, read early'] / before['A @ B'] - 1:.1%} in the same bursts" in FLAT
     assert f"and bursts take {now['row squares'] / now['A @ B'] - 1:.1%} more than the plain product" in FLAT
 
@@ -155,16 +158,45 @@ def test_what_spare_stages_gain_where_each_cta_has_one_tile_is_as_measured() -> 
     assert f"{said} at 1024 x 4096 x 4096 and 4096 x 1024 x 4096" in FLAT
 
 
+def test_what_rests_save_is_as_measured() -> None:
+    (found,) = [each for each in VARIANTS if each["question"].startswith("how long a warp group rests")]
+    gains = {
+        case: [row["beside_the_first"]["none"] - 1 for row in found["rows"] if row["case"] == case]
+        for case in ("relu_residual", "row_squares")
+    }
+    (c_least, c_most), (rows_least, rows_most) = ((min(each), max(each)) for each in gains.values())
+    said = f"with C {100 * c_least:.1f} to {c_most:.1%} less time, with row sums of squares"
+    assert f"{said} {100 * rows_least:.1f} to {rows_most:.1%}" in FLAT
+    groups = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["bursts"]["groups"]
+    loops = next(group["kilocycles"] for group in groups if "A @ B: loops" in group["kilocycles"])
+    slow, plain = (loops[f"{name}: the slowest"] for name in ("relu(alpha accum + beta C)", "A @ B"))
+    said = f"took up to {max(slow[1:]):.1f} thousand cycles after the first, and without an epilogue up to"
+    assert f"{said} {max(plain[1:]):.1f}" in PAGE
+
+
 def test_how_two_gpus_differ_is_as_measured() -> None:
-    ratios = {}
+    ratios, times = [], []
     for name in ("", "_second"):
         rows = json.loads((ROOT / f"benchmarks/results/gemm_epilogue{name}.json").read_text())["rows"]
-        cube = {row["case"]: row["ratios"] for row in rows if row["shape"] == [4096, 4096, 4096]}
-        ratios[name] = cube["plain"]["cuBLAS"][0], cube["row_squares"]["epifuse plain"][0]
-    (plain, rows_), (other_plain, other_rows) = ratios[""], ratios["_second"]
+        ratios.append({(row["case"], *row["shape"]): row["ratios"] for row in rows})
+        times.append({(row["case"], *row["shape"]): row["microseconds"] for row in rows})
+
+    def both(case: str, peer: str, *shape: int) -> list[float]:
+        return [found[(case, *shape)][peer][0] for found in ratios]
+
+    (plain, other), squares = both("plain", "cuBLAS", *CUBE), both("row_squares", OWN, *CUBE)
     assert f"takes {plain:.2f} of cuBLAS's time" in FLAT
-    assert f"and {other_plain:.2f} on [another]" in FLAT
-    assert f"take {rows_:.3f} and, in the version before, {other_rows:.3f} of our plain product's time" in FLAT
+    assert f"and {other:.2f} on [another]" in FLAT
+    assert "take {:.3f} and {:.3f} of our plain product's time there".format(*squares) in FLAT
+    (wide, narrow), losses = both("row_squares", OWN, *LONG), both("bce", OWN, *LONG)
+    low, high = ratios[0][("row_squares", *LONG)][OWN][1:]
+    said = f"of 4096 x 14336 x 4096 {wide:.3f} ({low:.3f} to {high:.3f}) and {narrow:.3f}"
+    assert f"{said}, a binary cross-entropy {losses[0]:.3f} and {losses[1]:.3f}" in FLAT
+    first, second = (found[("row_squares", *LONG)][OWN] for found in times)
+    assert f"takes {first:.0f} us there on the first GPU and {second:.0f} on the other" in PAGE
+
+
+CUBE, LONG, OWN = (4096, 4096, 4096), (4096, 14336, 4096), "epifuse plain"
 
 
 @pytest.mark.parametrize("experiment", [each for each in VARIANTS if "kept" in each], ids=lambda each: each["kept"])

@@ -43,10 +43,10 @@ _RESTING_BYTES = 4  # a value, of what an epilogue reads and writes
 def rests(design: Design, program: Program) -> bool:
     """Whether a warp group rests after each subtile of an epilogue that the other's main loop hides.
 
-    What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.3 to
-    0.6 % less at 4096 x 4096 x 4096, with row sums of squares 0.4 to 0.8 %, K of 2048 as well; absmax 0.3 to 0.5 %.
-    Outputs alone, column sums, two operands and what is heavy gain nothing, or lose up to 0.5 %; beside an accumulator
-    of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json).
+    What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.2 to
+    0.4 % less at K of 4096, with row sums of squares 0.5 to 0.8 %, and 0.4 to 0.5 % at K of 2048; absmax takes up to
+    0.5 % less. Outputs alone, column sums, two operands and what is heavy gain nothing, or lose up to 0.5 %; beside an
+    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json).
     """
     reduces = any("n" not in program.graph.types[node].axes for node in _reductions(program.graph))
     few = sum(_bytes(program)) <= _RESTING_BYTES
