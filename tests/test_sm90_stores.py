@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ HEADS = "def epi(accum, bias): D = (accum + bias).reshape(512, 8, 64).permute(1,
 PLACED = "def epi(accum, C): D = accum + C; return D"
 
 
-def storing(source: str, dtypes: dict[str, torch.dtype], **operands: torch.Tensor) -> ef.GemmArguments:
+def storing(source: str, dtypes: dict[str, torch.dtype], **operands: Any) -> ef.GemmArguments:
     made = arguments(source, **operands)
     return ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, out_dtypes=dtypes)
 
@@ -85,7 +86,37 @@ def test_a_column_apart_the_load_is_another_kernel():
     for span in (513, 514, 516):
         args = storing(PLACED, {}, C=torch.empty(512, span)[:, :512])
         keys.add(dict(hopper_kernel(args).plan.allocation.transports)["C"])
-    assert keys == {"direct, 4 bytes at a time", "direct, 8 bytes at a time", "TMA through shared memory"}
+    why = ", as a stride of {} bytes is no multiple of 16"
+    single, pairs = f"direct, 4 bytes at a time{why.format(2052)}", f"direct, 8 bytes at a time{why.format(2056)}"
+    assert keys == {single, pairs, "TMA through shared memory"}
+
+
+DIRECT = {
+    "a stride of 2052 bytes is no multiple of 16": torch.empty(512, 513)[:, :512],
+    "it does not start at a multiple of 16 bytes": torch.empty(512, 516)[:, 1:513],
+    "its values have 64 bits": torch.empty(512, 512, dtype=torch.int64),
+    "neither its rows nor its columns are contiguous": torch.empty(512, 512, 4)[..., 0],
+}
+
+
+@pytest.mark.parametrize("why", DIRECT)
+def test_a_plan_says_why_an_operand_goes_direct(why):
+    assert f", as {why}\n" in str(hopper_kernel(storing(PLACED, {}, C=DIRECT[why])).plan)
+
+
+def test_a_plan_says_why_an_output_goes_direct():
+    narrow = torch.empty(512, 264, dtype=torch.bfloat16)[:, :260]
+    plan = str(hopper_kernel(storing("def epi(accum): D = accum; return D", {}, n=260, D=narrow)).plan)
+    assert "direct, 4 bytes at a time, as its rows of 520 bytes are no multiple of 16" in plan
+
+
+def test_a_plan_says_which_operands_made_room():
+    names = [f"C{i}" for i in range(5)]
+    source = f"def epi(accum, {', '.join(names)}): D = accum + {' + '.join(names)}; return D"
+    args = storing(source, {}, k=4096, **{name: torch.empty(512, 512) for name in names})
+    plan = str(hopper_kernel(args).plan)
+    assert "direct, 8 bytes at a time, as A and B have more stages so" in plan
+    assert "direct, 8 bytes at a time, as shared memory has no room for it" in plan
 
 
 def test_integers_reach_a_narrow_float_by_way_of_float32(tmp_path):

@@ -214,7 +214,7 @@ _WAYS = {
     "row": "once a tile, through shared memory",
     "column": "once a tile, through shared memory",
     "tile": "TMA through shared memory",
-    "direct": "direct, {size} at a time",
+    "direct": "direct, {size} at a time, as {why}",
     "line": "once a row, by the CTA that holds where it starts",
     "finish": "merged by a second kernel in a fixed order",
 }
@@ -227,7 +227,7 @@ def _transports(program: Program) -> list[tuple[str, str]]:
 
 
 def _way(access: Access) -> str:
-    return _WAYS[access.way].format(size=_bytes(access.bytes_at_once))
+    return _WAYS[access.way].format(size=_bytes(access.bytes_at_once), why=access.why)
 
 
 def _bytes(count: int) -> str:

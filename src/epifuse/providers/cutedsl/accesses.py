@@ -82,6 +82,7 @@ def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least:
         found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), capacity, max(enough, least))
         if found is not None and found.stages >= least:
             return found, sides
+        why = "shared memory has no room for it" if found is None else "A and B have more stages so"
         if found is not None:
             leaving = tiles(lambda access: access.name not in asked and access.dtype.itemsize == 4)
         elif not any(leaving := tiles(lambda access: access.name not in asked)):
@@ -90,7 +91,7 @@ def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least:
             return None if found is None else (found, sides)
         which = 0 if len(leaving[0]) >= len(leaving[1]) else 1
         last = leaving[which][-1]
-        sides[which][last] = replace(sides[which][last], way="direct")
+        sides[which][last] = replace(sides[which][last], way="direct", why=why)
 
 
 def _load(node: Node, graph: Graph, problem: Problem, *, late: bool) -> Access:
@@ -120,8 +121,11 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
     direct = Access(output.name, "direct", axes, dtype)
     found = _tile(direct, where, aligned=given is None or given.aligned)
     line = problem.extents["n" if found.by_rows else "m"] * dtype.itemsize
+    if found.way == "direct" or line % ALIGNMENT == 0:
+        return found
     # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
-    return found if found.way == "direct" or line % ALIGNMENT == 0 else _direct(direct, where, aligned=True)
+    why = f"its {'rows' if found.by_rows else 'columns'} of {line} bytes are no multiple of {ALIGNMENT}"
+    return replace(_direct(direct, where, aligned=True), why=why)
 
 
 def destination(output: Output, problem: Problem) -> torch.Tensor:
@@ -149,16 +153,28 @@ def stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:
 def _tile(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:
     """By TMA where it can address the tensor, else direct."""
     direct = _direct(access, where, aligned=aligned)
-    if access.dtype.itemsize > _WIDEST_STAGED or not aligned or any(direct.inner) or not {"m", "n"} <= access.axes:
-        return direct
+    if (why := _not_by_tma(direct, where, aligned=aligned)) is not None:
+        return replace(direct, why=why)
+    return replace(direct, way="tile", by_rows=where[1].strides[0] == 1)
+
+
+def _not_by_tma(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> str | None:
+    """Why TMA cannot address a tensor, or None."""
+    if access.dtype.itemsize > _WIDEST_STAGED:
+        return f"its values have {8 * access.dtype.itemsize} bits"
+    if any(access.inner):
+        return "a reshape cuts one of its axes"
+    if not {"m", "n"} <= access.axes:
+        return "it does not vary over M and N"
+    if not aligned:
+        return f"it does not start at a multiple of {ALIGNMENT} bytes"
     (rows, row), (columns, column), (batches, batch) = ((mode.extents[0], mode.strides[0]) for mode in where)
     if 1 not in (row, column):
-        return direct
-    by_rows = column == 1
-    steps = [(rows, row) if by_rows else (columns, column), (batches if "l" in access.axes else 1, batch)]
-    if any(extent > 1 and (step <= 0 or step * access.dtype.itemsize % ALIGNMENT) for extent, step in steps):
-        return direct
-    return replace(direct, way="tile", by_rows=by_rows)
+        return "neither its rows nor its columns are contiguous"
+    steps = [(rows, row) if column == 1 else (columns, column), (batches if "l" in access.axes else 1, batch)]
+    sizes = [step * access.dtype.itemsize for extent, step in steps if extent > 1]
+    wrong = next((size for size in sizes if size <= 0 or size % ALIGNMENT), None)
+    return None if wrong is None else f"a stride of {wrong} bytes is no multiple of {ALIGNMENT}"
 
 
 def _direct(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:

@@ -32,8 +32,9 @@ NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")
 class Access:
     """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous.
 
-    `pairs`: going direct, it can go two neighbouring columns at a time. `inner`: the extents of the pieces of M, N and
-    L, fastest first and without the last, where a reshape cut an axis and no single stride steps over the cut.
+    `pairs`: going direct, it can go two neighbouring columns at a time; `why`: it goes direct and not by TMA. `inner`:
+    the extents of the pieces of M, N and L, fastest first and without the last, where a reshape cut an axis and no
+    single stride steps over the cut.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Access:
     dtype: torch.dtype = torch.float32
     by_rows: bool = True
     pairs: bool = False
+    why: str = ""
     inner: tuple[tuple[int, ...], ...] = ((), (), ())
 
     @property
@@ -127,4 +129,4 @@ class Program:
 
 
 def _nameless(access: Access) -> Access:
-    return replace(access, name="", pairs=access.pairs and access.way == "direct")
+    return replace(access, name="", why="", pairs=access.pairs and access.way == "direct")
