@@ -7,6 +7,11 @@ import epifuse as ef
 from tests.test_sm90_compile import BF16, CASES, arguments, hopper_kernel
 
 
+def layer_norm(accum):
+    centred = accum - ef.mean(accum, dim=-1, keepdim=True)
+    return centred * ef.rsqrt(ef.mean(centred * centred, dim=-1, keepdim=True) + 1e-5)
+
+
 def test_a_kernel_for_another_target_is_not_run():
     args = CASES["plain"]
     with pytest.raises(ef.errors.ArgumentError, match="built for sm_90a"):
@@ -24,6 +29,12 @@ def test_a_kernel_for_another_target_is_not_run():
             "N = 512 does not fit the 256 columns of its rows, and softmax needs them whole",
         ),
         (arguments(lambda accum: accum / ef.norm(accum)), "a second launch recomputes the product, 2.0 x"),
+        (
+            arguments(layer_norm, n=4096),
+            "columns; its reductions need one another: write them so that none does (the mean of squares about the mean is "
+            "mean(x * x) - mean(x) ** 2), store them and apply them in the next GEMM's epilogue, or pass "
+            "allow_recompute=True: 2 further launches recompute the product, 3.0 x the FLOPs",
+        ),
         (arguments(lambda accum: ef.sum(accum, dim=0).reshape(1, 512) * ef.sum(accum)), "does not mix reductions"),
         (arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)), "leaves a part of one that a reshape cut"),
         (

@@ -70,13 +70,22 @@ def parts_of(plan: Plan) -> tuple[Part, ...]:
 
 def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
     """What to write instead, and what computing the product again would cost."""
-    stored, count = _reductions_between(parts, problem), len(parts)
-    them = "it" if len(stored) == 1 else "them"
+    count = len(parts)
     further = "a second launch recomputes" if count == 2 else f"{count - 1} further launches recompute"
     return (
-        f"store {' and '.join(stored)} and apply {them} in the next GEMM's epilogue, or pass allow_recompute=True: "
-        f"{further} the product, {count}.0 x the FLOPs"
+        f"{_what_to_store(parts, problem)} in the next GEMM's epilogue, or pass allow_recompute=True: {further} the "
+        f"product, {count}.0 x the FLOPs"
     )
+
+
+def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
+    if len(parts) > 2:  # one launch stores reductions that need no other one
+        return (
+            "its reductions need one another: write them so that none does (the mean of squares about the mean is "
+            "mean(x * x) - mean(x) ** 2), store them and apply them"
+        )
+    stored = _reductions_between(parts, problem)
+    return f"store {' and '.join(stored)} and apply {'it' if len(stored) == 1 else 'them'}"
 
 
 def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> tuple[str, ...]:
