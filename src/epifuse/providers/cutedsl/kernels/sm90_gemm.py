@@ -38,6 +38,7 @@ MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
+_LONGEST_REST = 1_000_000  # ns, of nanosleep
 
 
 class Sm90Gemm:
@@ -267,7 +268,8 @@ class Sm90Gemm:
             given = Given(tensors, numbers, outputs, workspace, shape)
             carried = self.epilogue.partials.carry()
             executed = Int32(0)
-            rest = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0) * budget.REST_NANOSECONDS
+            blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
+            rest = cutlass.min(blocks * budget.REST_NANOSECONDS, _LONGEST_REST)
             turn += team * step
             if const_expr(self.pingpong):
                 # The second group takes every other tile, and skips the stages of the first group's.
