@@ -629,11 +629,35 @@ def test_who_rests_between_subtiles(case):
     assert budget.rests(staged, program) == rests
 
 
-@pytest.mark.parametrize(("operands", "dtype", "rests"), [(1, BF16, True), (1, torch.float32, False), (2, BF16, False)])
-def test_only_one_operand_of_16_bits_is_waited_for_between_rests(operands, dtype, rests):
-    program, staged = arranged(many(operands, 1, dtype, 4096, 4096), SCHEDULES[128, 128])
+def summed(accum, C):
+    return ef.sum(accum + C, dim=0)
+
+
+def gated_twice(accum, C):
+    return ef.silu(accum) * ef.sigmoid(C)
+
+
+WITH_C = {
+    "16 bits": (residual, torch.empty(4096, 4096, dtype=BF16), True),
+    "32 bits": (residual, torch.empty(4096, 4096), False),
+    "direct": (residual, torch.empty(4096, 4097, dtype=BF16)[:, :4096], False),
+    "summed down columns": (summed, torch.empty(4096, 4096, dtype=BF16), False),
+    "two functions": (gated_twice, torch.empty(4096, 4096, dtype=BF16), False),
+}
+
+
+@pytest.mark.parametrize("case", WITH_C)
+def test_who_rests_beside_an_operand(case):
+    epilogue, C, rests = WITH_C[case]
+    args = arguments(epilogue, m=4096, n=4096, k=4096, C=C)
+    program, staged = arranged(args, SCHEDULES[128, 128])
     assert budget.rests(staged, program) == rests
     assert not any(budget.rests(design, program) for design in DESIGNS if not design.pingpong)
+
+
+def test_nobody_rests_beside_two_operands():
+    program, staged = arranged(many(2, 1, BF16, 4096, 4096), SCHEDULES[128, 128])
+    assert not budget.rests(staged, program)
 
 
 @pytest.mark.parametrize("epilogue", [residual, lambda accum, C: accum], ids=["C", "the product"])

@@ -96,6 +96,7 @@ DIRECT = {
     "it does not start at a multiple of 16 bytes": torch.empty(512, 516)[:, 1:513],
     "its values have 64 bits": torch.empty(512, 512, dtype=torch.int64),
     "neither its rows nor its columns are contiguous": torch.empty(512, 512, 4)[..., 0],
+    "it is expanded: hand in what it was expanded from": torch.empty(1, 512).expand(512, 512),
 }
 
 
@@ -104,10 +105,29 @@ def test_a_plan_says_why_an_operand_goes_direct(why):
     assert f", as {why}\n" in str(hopper_kernel(storing(PLACED, {}, C=DIRECT[why])).plan)
 
 
-def test_a_plan_says_why_an_output_goes_direct():
-    narrow = torch.empty(512, 264, dtype=torch.bfloat16)[:, :260]
-    plan = str(hopper_kernel(storing("def epi(accum): D = accum; return D", {}, n=260, D=narrow)).plan)
-    assert "direct, 4 bytes at a time, as its rows of 520 bytes are no multiple of 16" in plan
+OUTPUTS = {
+    "allocated": {},
+    "padded": {"D": torch.empty(512, 264, dtype=torch.bfloat16)[:, :260]},
+    "by columns": {"D": torch.empty(260, 520, dtype=torch.bfloat16)[:, :516].t()},
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_a_plan_says_why_an_output_goes_direct(case):
+    """Padding does not help where the last granule of a line would be written too."""
+    given = OUTPUTS[case]
+    m, line = (516, 1032) if case == "by columns" else (512, 520)
+    plan = str(hopper_kernel(storing("def epi(accum): D = accum; return D", {}, m=m, n=260, **given)).plan)
+    assert f" at a time, as its contiguous lines of {line} bytes are no multiple of 16\n" in plan
+
+
+def test_views_of_one_operand_are_said_to_travel_each_in_its_own_way():
+    heads = "(accum + C).reshape(512, 8, 64) + C.reshape(512, 64, 8).permute(0, 2, 1)"
+    source = f"def epi(accum, C): D = ({heads}).reshape(512, 512); return D"
+    lines = str(hopper_kernel(storing(source, {}, C=torch.empty(512, 512))).plan).splitlines()
+    first, second = (line for line in lines if line.startswith("  load     C: "))
+    assert first.endswith("TMA through shared memory")
+    assert second.endswith("as no single stride steps along M, N or the batches")
 
 
 def test_a_plan_says_which_operands_made_room():
@@ -116,7 +136,7 @@ def test_a_plan_says_which_operands_made_room():
     args = storing(source, {}, k=4096, **{name: torch.empty(512, 512) for name in names})
     plan = str(hopper_kernel(args).plan)
     assert "direct, 8 bytes at a time, as A and B have more stages so" in plan
-    assert "direct, 8 bytes at a time, as shared memory has no room for it" in plan
+    assert "direct, 8 bytes at a time, as shared memory has no room for all of them" in plan
 
 
 def test_integers_reach_a_narrow_float_by_way_of_float32(tmp_path):

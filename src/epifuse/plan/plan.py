@@ -110,14 +110,17 @@ class Plan:
 
     def _loads(self) -> list[str]:
         by_name = self.problem.by_name
-        transports = dict(self.allocation.transports)
+        # An operand that is loaded in two views travels in two ways, in the order of its loads.
+        transports: dict[str, list[str]] = {}
+        for name, way in self.allocation.transports:
+            transports.setdefault(name, []).append(way)
         lines = []
         for node in self.graph.loads():
             load = node.attr
             assert isinstance(load, Load)
             type_ = self.graph.types[node]
             source = str(by_name[load.name]) if load.name in by_name else "computed on the host"
-            via = f", {transports[load.name]}" if load.name in transports else ""
+            via = f", {transports[load.name].pop(0)}" if transports.get(load.name) else ""
             lines.append(f"{load.name}: {access_class(type_)}, {source}{via}")
         return lines
 

@@ -31,6 +31,7 @@ alone leave too few subtiles ahead in a last tile, and row sums of squares take 
 (benchmarks/results/kernel_variants.json).
 """
 _Sides = tuple[list[Access], list[Access]]
+_Modes = tuple[Mode, Mode, Mode]
 _VECTOR_WAYS: dict[frozenset[str], str] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
@@ -82,7 +83,7 @@ def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least:
         found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), capacity, max(enough, least))
         if found is not None and found.stages >= least:
             return found, sides
-        why = "shared memory has no room for it" if found is None else "A and B have more stages so"
+        why = "shared memory has no room for all of them" if found is None else "A and B have more stages so"
         if found is not None:
             leaving = tiles(lambda access: access.name not in asked and access.dtype.itemsize == 4)
         elif not any(leaving := tiles(lambda access: access.name not in asked)):
@@ -119,13 +120,7 @@ def _store(output: Output, graph: Graph, problem: Problem) -> Access:
         way: Way = "line" if is_line(output, graph) else "finish"
         return Access(output.name, way, graph.types[output.node].axes, dtype, inner=_inner(where))
     direct = Access(output.name, "direct", axes, dtype)
-    found = _tile(direct, where, aligned=given is None or given.aligned)
-    line = problem.extents["n" if found.by_rows else "m"] * dtype.itemsize
-    if found.way == "direct" or line % ALIGNMENT == 0:
-        return found
-    # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
-    why = f"its {'rows' if found.by_rows else 'columns'} of {line} bytes are no multiple of {ALIGNMENT}"
-    return replace(_direct(direct, where, aligned=True), why=why)
+    return _tile(direct, where, aligned=given is None or given.aligned, written=True)
 
 
 def destination(output: Output, problem: Problem) -> torch.Tensor:
@@ -150,39 +145,46 @@ def stand_in(source: TensorInfo | tuple[int, ...]) -> torch.Tensor:
     return torch.empty(source, device="meta")
 
 
-def _tile(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:
+def _tile(access: Access, where: _Modes, *, aligned: bool, written: bool = False) -> Access:
     """By TMA where it can address the tensor, else direct."""
     direct = _direct(access, where, aligned=aligned)
-    if (why := _not_by_tma(direct, where, aligned=aligned)) is not None:
+    if (why := _not_by_tma(direct, where, aligned=aligned, written=written)) is not None:
         return replace(direct, why=why)
     return replace(direct, way="tile", by_rows=where[1].strides[0] == 1)
 
 
-def _not_by_tma(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> str | None:
+def _not_by_tma(access: Access, where: _Modes, *, aligned: bool, written: bool) -> str | None:
     """Why TMA cannot address a tensor, or None."""
-    if access.dtype.itemsize > _WIDEST_STAGED:
-        return f"its values have {8 * access.dtype.itemsize} bits"
+    size = access.dtype.itemsize
+    if size > _WIDEST_STAGED:
+        return f"its values have {8 * size} bits"
     if any(access.inner):
-        return "a reshape cuts one of its axes"
+        return "no single stride steps along M, N or the batches"
     if not {"m", "n"} <= access.axes:
-        return "it does not vary over M and N"
+        return "it does not vary over both M and N"
     if not aligned:
         return f"it does not start at a multiple of {ALIGNMENT} bytes"
     (rows, row), (columns, column), (batches, batch) = ((mode.extents[0], mode.strides[0]) for mode in where)
     if 1 not in (row, column):
         return "neither its rows nor its columns are contiguous"
+    line = size * (columns if column == 1 else rows)
+    # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
+    if written and line % ALIGNMENT:
+        return f"its contiguous lines of {line} bytes are no multiple of {ALIGNMENT}"
     steps = [(rows, row) if column == 1 else (columns, column), (batches if "l" in access.axes else 1, batch)]
-    sizes = [step * access.dtype.itemsize for extent, step in steps if extent > 1]
-    wrong = next((size for size in sizes if size <= 0 or size % ALIGNMENT), None)
+    strides = [size * step for extent, step in steps if extent > 1]
+    if 0 in strides:
+        return "it is expanded: hand in what it was expanded from"
+    wrong = next((stride for stride in strides if stride < 0 or stride % ALIGNMENT), None)
     return None if wrong is None else f"a stride of {wrong} bytes is no multiple of {ALIGNMENT}"
 
 
-def _direct(access: Access, where: tuple[Mode, Mode, Mode], *, aligned: bool) -> Access:
+def _direct(access: Access, where: _Modes, *, aligned: bool) -> Access:
     m, n, l = where
     steps = [step for mode in (m, l) for extent, step in zip(*mode, strict=True) if extent > 1] + [*n.strides[1:]]
     pairs = aligned and n.strides[0] == 1 and all(number % 2 == 0 for number in (n.extents[0], *steps))
     return replace(access, pairs=pairs, inner=_inner(where))
 
 
-def _inner(where: tuple[Mode, Mode, Mode]) -> tuple[tuple[int, ...], ...]:
+def _inner(where: _Modes) -> tuple[tuple[int, ...], ...]:
     return tuple(mode.extents[:-1] for mode in where)

@@ -36,8 +36,8 @@ def ahead(design: Design, program: Program) -> int:
 
 RESTLESS_BLOCKS, REST_NANOSECONDS = 16, 16
 """A warp group rests for so many ns a subtile for each block of K beyond the first ones: for 0.4 of the other's main
-loop at most, where a block of 128 x 128 takes some 330 ns and an epilogue that reads C the time of 14 blocks."""
-_RESTING_BYTES = 4  # a value, of what an epilogue reads and writes
+loop, where a block of 128 x 128 takes some 330 ns, and at most for twice that, as nanosleep may. An epilogue that reads
+C takes the time of 14 blocks besides."""
 
 
 def rests(design: Design, program: Program) -> bool:
@@ -46,13 +46,17 @@ def rests(design: Design, program: Program) -> bool:
     What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.2 to
     0.4 % less at K of 4096, with row sums of squares 0.5 to 0.8 %, and 0.4 to 0.5 % at K of 2048; absmax takes up to
     0.5 % less. Outputs alone, column sums, two operands and what is heavy gain nothing, or lose up to 0.5 %; beside an
-    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json).
+    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json). What
+    goes direct or computes more than one function was not measured.
     """
-    reduces = any("n" not in program.graph.types[node].axes for node in _reductions(program.graph))
-    few = sum(_bytes(program)) <= _RESTING_BYTES
-    reads = bool(program.loads_by("tile"))
-    long = is_heavy(program.graph) or has_row_stage(program.graph)
-    return design.pingpong and _accumulators(design) == _WARP_GROUP and few and (reads or reduces) and not long
+    graph, operands = program.graph, program.loads_by("tile", "direct")
+    ways = {access.way for access in (*program.stores, *(access for _, access in program.loads))}
+    by_columns = any("n" in graph.types[node].axes for node in _reductions(graph))
+    narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
+    gains = bool(operands or _reductions(graph)) and narrow and not by_columns and "direct" not in ways
+    calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
+    long = is_heavy(graph) or has_row_stage(graph) or calls > 1
+    return design.pingpong and _accumulators(design) == _WARP_GROUP and gains and not long
 
 
 def subtiles(design: Design) -> int:

@@ -5,12 +5,14 @@ Imports no cutlass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 from epifuse import passes
-from epifuse.ir import Graph
+from epifuse.ir import Graph, Load, Node
+from epifuse.ir.graph import topological
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
@@ -79,23 +81,44 @@ def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
 
 
 def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
-    if len(parts) > 2:  # one launch stores reductions that need no other one
-        return (
-            "its reductions need one another: write them so that none does (the mean of squares about the mean is "
-            "mean(x * x) - mean(x) ** 2), store them and apply them"
-        )
+    if dependent := _reductions_of_crossing(parts):
+        squares = any(node.attr[0] == "mean" and _is_square(node.args[0]) for node in dependent)
+        example = " (mean(x * x) - mean(x) ** 2 for a variance, less exact where the mean is large)" if squares else ""
+        unless = f"its reductions need one another: where they can be written so that none does{example}, "
+        return f"{unless}store and apply them"
     stored = _reductions_between(parts, problem)
-    return f"store {' and '.join(stored)} and apply {'it' if len(stored) == 1 else 'them'}"
+    each = [text if count == 1 else f"{_ALL.get(count, f'all {count}')} {text}" for text, count in stored.items()]
+    return f"store {' and '.join(each)} and apply {'it' if stored.total() == 1 else 'them'}"
 
 
-def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> tuple[str, ...]:
-    """What the parts hand over, as the user would write it."""
-    found: dict[tuple[str, str], None] = {}
+_ALL = {2: "both"}
+
+
+def _reductions_of_crossing(parts: tuple[Part, ...]) -> list[Node]:
+    """Reductions for which an earlier launch must have finished another: one launch cannot store both."""
+    known: set[str] = set()
+    found = []
+    for part in parts:
+        for node in part.graph.nodes:
+            below = topological([node]) if node.op == "reduce" else ()
+            if any(isinstance(each.attr, Load) and each.attr.name in known for each in below):
+                found.append(node)
+        known |= {output.name for output in part.graph.outputs}
+    return found
+
+
+def _is_square(node: Node) -> bool:
+    return node.op == "mul" and node.args[0] is node.args[1]
+
+
+def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> Counter[str]:
+    """What the parts hand over, as the user would write it; x is not the same in all of them."""
+    found: dict[Node, tuple[str, str]] = {}
     for part in parts:
         names = crossing_names(part, problem)
         for output in part.graph.outputs:
             if output.name in names:
-                found |= {spelled(node, problem): None for node in reductions_under(output.node)}
+                found |= {node: spelled(node, problem) for node in reductions_under(output.node)}
     # Their logsumexp serves exponentials alone: exp(x - amax(x)) / sum(exp(x - amax(x))) is exp(x - logsumexp(x)).
-    exponentials = {dims for name, dims in found if name == "logsumexp"}
-    return tuple(f"{name}(x{dims})" for name, dims in found if name != "amax" or dims not in exponentials)
+    exponentials = {dims for name, dims in found.values() if name == "logsumexp"}
+    return Counter(f"{name}(x{dims})" for name, dims in found.values() if name != "amax" or dims not in exponentials)
