@@ -120,7 +120,8 @@ class Plan:
             assert isinstance(load, Load)
             type_ = self.graph.types[node]
             source = str(by_name[load.name]) if load.name in by_name else "computed on the host"
-            via = f", {transports[load.name].pop(0)}" if transports.get(load.name) else ""
+            ways = transports.get(load.name, [])
+            via = f", {ways.pop(0) if len(ways) > 1 else ways[0]}" if ways else ""
             lines.append(f"{load.name}: {access_class(type_)}, {source}{via}")
         return lines
 

@@ -26,9 +26,9 @@ _SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
 """Of A and B, where K is short, in between, and where something is reduced or spare stages hold the last tile's
 operands; what is left serves the epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 %
 longer than five. Beside one, six and spare ones take up to 7 % less than five in calls in a row, and 1.3 % more for
-relu(alpha accum + beta C) of 16384 x 4096 x 1024 (1.5 % of 4096 x 4096 x 4096, where the GPU rests between calls). Six
-alone leave too few subtiles ahead in a last tile, and row sums of squares take 8 % more with six where K is 512
-(benchmarks/results/kernel_variants.json).
+relu(alpha accum + beta C) of 16384 x 4096 x 1024; of 4096 x 4096 x 4096, where the GPU rests between calls, 1.5 % more
+on one GPU and 0.7 % less on another. Six alone leave too few subtiles ahead in a last tile, and row sums of squares
+take 8 % more with six where K is 512 (benchmarks/results/kernel_variants.json).
 """
 _Sides = tuple[list[Access], list[Access]]
 _Modes = tuple[Mode, Mode, Mode]

@@ -29,8 +29,7 @@ def ahead(design: Design, program: Program) -> int:
     squares 0.5 to 1.1 %, as they take a stage from the loads (4096 x 4096 x 4096). Of five stages that costs 7 %.
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
-    by_columns = any("n" in program.graph.types[node].axes for node in _reductions(program.graph))
-    takes_long = by_columns or (bool(_reductions(program.graph)) and is_heavy(program.graph))
+    takes_long = _column_reductions(program.graph) > 0 or (bool(_reductions(program.graph)) and is_heavy(program.graph))
     return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
 
 
@@ -51,9 +50,8 @@ def rests(design: Design, program: Program) -> bool:
     """
     graph, operands = program.graph, program.loads_by("tile", "direct")
     ways = {access.way for access in (*program.stores, *(access for _, access in program.loads))}
-    by_columns = any("n" in graph.types[node].axes for node in _reductions(graph))
     narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
-    gains = bool(operands or _reductions(graph)) and narrow and not by_columns and "direct" not in ways
+    gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and "direct" not in ways
     calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
     long = is_heavy(graph) or has_row_stage(graph) or calls > 1
     return design.pingpong and _accumulators(design) == _WARP_GROUP and gains and not long
@@ -101,6 +99,11 @@ def _computed(graph: Graph) -> set[str]:
 
 def _reductions(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op == "reduce"]
+
+
+def _column_reductions(graph: Graph) -> int:
+    """How many reductions go down columns."""
+    return sum("n" in graph.types[node].axes for node in _reductions(graph))
 
 
 def _is_light(program: Program) -> bool:
@@ -199,7 +202,7 @@ def _fragments(program: Program) -> int:
     needs as much as an operand.
     """
     coming, leaving = _bytes(program)
-    return coming + leaving // 2 + 2 * sum("n" in program.graph.types[node].axes for node in _reductions(program.graph))
+    return coming + leaving // 2 + 2 * _column_reductions(program.graph)
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:

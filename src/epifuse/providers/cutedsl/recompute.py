@@ -87,11 +87,9 @@ def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
         unless = f"its reductions need one another: where they can be written so that none does{example}, "
         return f"{unless}store and apply them"
     stored = _reductions_between(parts, problem)
-    each = [text if count == 1 else f"{_ALL.get(count, f'all {count}')} {text}" for text, count in stored.items()]
+    many = {count: "both " if count == 2 else f"all {count} " for count in stored.values() if count > 1}
+    each = [many.get(count, "") + text for text, count in stored.items()]
     return f"store {' and '.join(each)} and apply {'it' if stored.total() == 1 else 'them'}"
-
-
-_ALL = {2: "both"}
 
 
 def _reductions_of_crossing(parts: tuple[Part, ...]) -> list[Node]:
