@@ -174,6 +174,17 @@ def test_what_rests_save_is_as_measured() -> None:
     assert f"{said} {max(plain[1:]):.1f}" in PAGE
 
 
+def test_what_power_costs_is_as_measured() -> None:
+    data = json.loads((ROOT / "benchmarks/results/epilogue_cycles.json").read_text())["clock"]["calls"]
+    plain, squares = data["A @ B"]["fourth"], data["row squares"]["fourth"]
+    assert f"take {squares['kilocycles'] / plain['kilocycles'] - 1:.1%} more cycles than the plain product's" in FLAT
+    assert f"the clock of their second half is {1 - squares['GHz'][2] / plain['GHz'][2]:.1%} lower" in FLAT
+    (found,) = [each for each in VARIANTS if each["question"].startswith("fewer instructions")]
+    of_bce = [row for row in found["rows"] if row["case"] == "bce" and row["shape"] == "4096x4096x4096"]
+    gains = [1 - row["beside_the_first"]["exp by two"] for row in of_bce]
+    assert f"exponentials alone were {100 * min(gains):.1f} to {max(gains):.1%} of its time" in FLAT
+
+
 def test_how_two_gpus_differ_is_as_measured() -> None:
     ratios, times = [], []
     for name in ("", "_second"):

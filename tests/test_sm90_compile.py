@@ -617,6 +617,8 @@ RESTS = {
     "the largest": (lambda accum: ef.absmax(accum), True),
     "sums of columns": (lambda accum: ef.sum(accum, dim=0), False),
     "sums of what takes long": (lambda accum: ef.sum(ef.tanh(accum)), False),
+    "sums of logarithms": (lambda accum: ef.sum(ef.softplus(accum)), True),
+    "logsumexp of rows": (lambda accum: ef.logsumexp(accum, dim=-1), False),
     "what takes long alone": (lambda accum: ef.tanh(accum), False),
     "rows that are walked twice": (lambda accum: accum * ef.rsqrt(ef.mean(accum * accum, dim=-1, keepdim=True)), False),
 }
@@ -660,12 +662,24 @@ def test_nobody_rests_beside_two_operands():
     assert not budget.rests(staged, program)
 
 
-@pytest.mark.parametrize("epilogue", [residual, lambda accum, C: accum], ids=["C", "the product"])
-def test_a_rest_is_one_instruction_a_subtile(epilogue, tmp_path):
+@pytest.mark.parametrize(
+    ("epilogue", "besides"),
+    [(residual, 2), (lambda accum, C: ef.absmax(accum), 1), (lambda accum, C: accum, None)],
+    ids=["C", "the largest", "the product"],
+)
+def test_a_rest_is_one_instruction_a_subtile_and_one_before_all_and_one_before_operands(epilogue, besides, tmp_path):
     args = arguments(epilogue, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
-    program, design, function = built(args, tmp_path, SCHEDULES[128, 128])
+    _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
     found = len(re.findall(r"\bnanosleep", function.__ptx__))
-    assert found == (budget.subtiles(design) if budget.rests(design, program) else 0)
+    assert found == (0 if besides is None else budget.subtiles(design) + besides)
+
+
+def test_a_pair_of_bfloat16_becomes_float32_by_a_shift_and_a_mask(tmp_path):
+    args = arguments(residual, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
+    _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
+    values = design.tile[0] * design.tile[1] // 128
+    assert "cvt.f32.bf16" not in function.__ptx__
+    assert len(re.findall(r"and\.b32 .*, -65536;", function.__ptx__)) == values // 2
 
 
 SPILLING = "so many operands and outputs spill registers beside this tile's accumulator"

@@ -3,6 +3,7 @@
 Integers and masks are reduced exactly.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -181,6 +182,17 @@ def test_sums_of_logarithms_beside_float64(name: str, shift: float, machine: Mac
             reduce = torch.mean if written.startswith("mean") else torch.sum
             error = (got - reduce(t, dims)).abs() / reduce(size, dims)
             assert error.max() <= SUM_ERROR, f"{written}: {error.max():.1e} of the sum of magnitudes"
+
+
+@pytest.mark.parametrize("written", SUMS)
+def test_a_product_of_largest_terms_does_not_overflow(written: str, machine: Machine) -> None:
+    """1 + exp(-|0|) is 2, and a thread has 128 of them in a tile of 128 x 128."""
+    a, b = machine.whole(256, 64, most=0), machine.whole(64, 256, most=0)
+    pinned = ef.Constraints(tile=(128, 128), cluster=(2, 1), schedule="pingpong") if machine.gpu else None
+    source = f"def epi(accum): t = softplus(accum); r = {written}; return r"
+    got = run(machine, source, a, b, {}, constraints=pinned)["r"].double()
+    want = math.log(2) * (1 if written.startswith("mean") else 256 ** (1 if "dim" in written else 2))
+    torch.testing.assert_close(got, torch.full_like(got, want), rtol=SUM_ERROR, atol=0)
 
 
 @pytest.mark.parametrize("broken", [torch.nan, -torch.inf, torch.inf], ids=str)

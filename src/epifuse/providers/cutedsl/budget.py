@@ -35,8 +35,12 @@ def ahead(design: Design, program: Program) -> int:
 
 RESTLESS_BLOCKS, REST_NANOSECONDS = 16, 16
 """A warp group rests for so many ns a subtile for each block of K beyond the first ones: for 0.4 of the other's main
-loop, where a block of 128 x 128 takes some 330 ns, and at most for twice that, as nanosleep may. An epilogue that reads
-C takes the time of 14 blocks besides."""
+loop, where a block of 128 x 128 takes some 330 ns and an epilogue that reads C the time of 14 blocks besides."""
+STAGGER = 3
+"""So many rests come before the first subtile in every second of four clusters, twice as many in the third and three
+times as many in the fourth, so that not all multiprocessors read and write at once; and as many before a CTA's first
+operands, which nothing needs before a main loop has ended, and whose loads hold up the first ones of A and B. At K of
+4096 the latter saves 0.1 to 0.5 %, both 0.2 to 0.9 % (4096 x 4096 x 4096). Nanosleep may take twice as long."""
 
 
 def rests(design: Design, program: Program) -> bool:
@@ -44,16 +48,16 @@ def rests(design: Design, program: Program) -> bool:
 
     What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.2 to
     0.4 % less at K of 4096, with row sums of squares 0.5 to 0.8 %, and 0.4 to 0.5 % at K of 2048; absmax takes up to
-    0.5 % less. Outputs alone, column sums, two operands and what is heavy gain nothing, or lose up to 0.5 %; beside an
-    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json). What
-    goes direct or computes more than one function was not measured.
+    0.5 % less, and bce up to 0.7 %. Outputs alone, column sums, two operands and what else is heavy gain nothing, or
+    lose up to 0.5 %; beside an accumulator of 192 registers C gains nothing, and row sums spill
+    (benchmarks/results/kernel_variants.json). What goes direct or computes more than one function was not measured.
     """
     graph, operands = program.graph, program.loads_by("tile", "direct")
     ways = {access.way for access in (*program.stores, *(access for _, access in program.loads))}
     narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
     gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and "direct" not in ways
     calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
-    long = is_heavy(graph) or has_row_stage(graph) or calls > 1
+    long = is_heavy(graph, _LONG_REDUCTIONS) or has_row_stage(graph) or calls > 1
     return design.pingpong and _accumulators(design) == _WARP_GROUP and gains and not long
 
 
@@ -120,12 +124,13 @@ def producer_registers(program: Program) -> int:
 
 _REGISTERS = 65_536 // _WARP_GROUP  # of a thread of each of the three warp groups, together
 _FEW_REGISTERS = 48  # beside those of the accumulator
-_HEAVY_REDUCTIONS = frozenset({"logsumexp", "sum_log1p_exp", "mean_log1p_exp"})
+_LONG_REDUCTIONS = frozenset({"logsumexp"})
+_HEAVY_REDUCTIONS = _LONG_REDUCTIONS | {"sum_log1p_exp", "mean_log1p_exp"}
 
 
-def is_heavy(graph: Graph) -> bool:
-    """Whether an epilogue computes so much that it is long."""
-    reduces_much = any(node.attr[0] in _HEAVY_REDUCTIONS for node in _reductions(graph))
+def is_heavy(graph: Graph, reductions: frozenset[str] = _HEAVY_REDUCTIONS) -> bool:
+    """Whether an epilogue takes long, by one of these reductions or by what it computes."""
+    reduces_much = any(node.attr[0] in reductions for node in _reductions(graph))
     return reduces_much or not _computed(graph) <= _LIGHT
 
 

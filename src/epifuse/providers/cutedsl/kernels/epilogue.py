@@ -25,7 +25,7 @@ from epifuse.providers.cutedsl.kernels.spare import Spare, own_start, shifted, w
 from epifuse.providers.cutedsl.partials import WARPS, reduction, reductions_of
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 from epifuse.providers.cutedsl.rows import Walk, read_lines, walks
-from epifuse.providers.cutedsl.store_math import as_kind, stored
+from epifuse.providers.cutedsl.store_math import as_kind, stored, widened
 
 try:
     from cutlass.tensor_utils import LayoutEnum
@@ -379,7 +379,7 @@ class Epilogue:
             return value != 0.0 if kind == "mask" else value
         i = self.loads[node]
         scalar = self.tensors[i].way == "scalar"
-        value = cute.full_like(like, tile.held[i], self._held(i)) if scalar else loaded(i)
+        value = cute.full_like(like, tile.held[i], self._held(i)) if scalar else widened(loaded(i), self._held(i))
         return value != 0 if kind == "mask" else value
 
     # Rows. A thread holds two rows of each subtile down: slot 2 * down + half.
@@ -566,7 +566,7 @@ class Team:
         for i, (copy, shape, _), source in zip(epilogue.tiles, self.from_shared, sources, strict=True):
             fragment = cute.make_rmem_tensor(self.shape, source.element_type)
             cute.copy(copy, source, _as(fragment, shape))
-            found[i] = fragment.load().to(epilogue._held(i))
+            found[i] = fragment.load()
         # An arrival alone may overtake a read that is still under way, and the next load then overwrites what is read:
         # one element of 58 million was wrong.
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -622,14 +622,14 @@ class Team:
 
         Lanes outside the result read its edge: a branch around each load would wait for one before it starts the next.
         """
-        access, held = self.epilogue.tensors[i], self.epilogue._held(i)
+        access = self.epilogue.tensors[i]
         step = 2 if access.pairs else 1
         raw = cute.make_rmem_tensor((step, self.count // step), tensor.element_type)
         for v in range(0, self.count, step):
             row = cutlass.min(rows[v], extents[0] - 1)
             column = cutlass.min(columns[v], extents[1] - step)
             cute.autovec_copy(_at(tensor, access, row, column, batch), raw[None, v // step])
-        return _as(raw, self.shape).load().to(held)
+        return _as(raw, self.shape).load()
 
     def store_direct(self, results, rows, columns, place, given):
         """Outputs to where they lie, without TMA."""

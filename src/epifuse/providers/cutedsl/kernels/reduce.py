@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+import numpy as np
 import torch
 from cutlass import Float32, Int32, Int64
 
@@ -22,6 +23,15 @@ from epifuse.providers.cutedsl.store_math import as_kind
 INFINITY = float("inf")
 
 
+class Pool(NamedTuple):
+    """A number that stands for up to `most` arguments of one thread, cheaper to merge than partial results are."""
+
+    most: int
+    lift: Callable[[Any], Any]
+    merge: Callable[[Any, Any], Any]
+    partial: Callable[[Any], tuple]
+
+
 class Row(NamedTuple):
     """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing.
 
@@ -32,6 +42,7 @@ class Row(NamedTuple):
     lift: Callable[[Any], Any]
     merge: Callable[[Any, Any], Any]
     gather: Callable[[list], Any] | None = None
+    pool: Pool | None = None
 
 
 def _largest(x, y):
@@ -59,31 +70,41 @@ def _online_of(xs: list) -> tuple:
     return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
 
 
-def _log_of_product(xs: list) -> tuple:
-    """The sum of log1p(exp(x)) over sixteen x <= 0 at most: the product of 1 + exp(x) is within 2^16.
-
-    Held as what it exceeds one by, it is as exact as its smallest term: nothing cancels.
-    """
-    product = Row(0.0, lambda x: (_exp_below_one(x),), _by(lambda p, q: cute.math.fma(p, q, p) + q))
-    return (cute.math.log1p(gather(product, xs)[0]),)
-
-
 def _exp_below_one(x):
-    """exp(x) of x <= 0 in five instructions, to 6 ulp; 0 where it is subnormal, which a sum does not see."""
-    x = cute.arch.fmax(x, Float32(-100.0), nan=True)  # of -infinity the remainder would be NaN
-    power = x * dm.LOG2_E
-    remainder = cute.math.fma(power, Float32(-dm.LN_2), x)
-    e = cute.math.exp2(power, fastmath=True)
-    return cute.math.fma(e, remainder, e)
+    """exp(x) of x <= 0 as if x were rounded once more: 0 where it is subnormal, which a sum does not see."""
+    return cute.math.exp2(x * dm.LOG2_E, fastmath=True)
+
+
+_ROUNDED = float(np.float32(dm.LOG2_E)) / dm.LOG2_E - 1.0
+
+
+def _log_of_product(excess) -> tuple:
+    """The sum of log1p(exp(x)) from what the product of 1 + exp(x) exceeds one by.
+
+    `_exp_below_one` takes each exp(x) to the power of 1 + `_ROUNDED`, which moves it by _ROUNDED x exp(x): 1e-6 of it
+    at x = -70. Where all are so small, the product's excess is their sum, and its logarithm is x to within log(64).
+    """
+    logarithm = cute.arch.fmax(cute.math.log2(excess, fastmath=True), Float32(-200.0))  # of 0, times 0
+    moved = cute.arch.fmin(logarithm, Float32(0.0)) * (_ROUNDED * dm.LN_2)
+    return (cute.math.log1p(cute.math.fma(excess, -moved, excess)),)
+
+
+def _sum_of_squares(xs: list) -> Any:
+    """By fours, a multiply-add for each but the first: pairwise each other one takes a multiplication and a sum."""
+    parts = [(sum((x * x for x in xs[i + 1 : i + 4]), xs[i] * xs[i]),) for i in range(0, len(xs), 4)]
+    return fold(ROWS["sum"], parts)
 
 
 _SUM = _by(lambda x, y: x + y)
-_LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, _log_of_product)
+_SQUARES = Row(0.0, lambda x: (x * x,), _SUM, _sum_of_squares)
+# The product of 1 + exp(x) <= 2 over 64 values is within 2^64; as its excess it is as exact as its smallest term.
+_PRODUCT = Pool(64, _exp_below_one, lambda p, q: cute.math.fma(p, q, p) + q, _log_of_product)
+_LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)
 ROWS: dict[str, Row] = {
     "sum": Row(0.0, lambda x: (x,), _SUM),
     "mean": Row(0.0, lambda x: (x,), _SUM),
-    "sum_of_squares": Row(0.0, lambda x: (x * x,), _SUM),
-    "norm": Row(0.0, lambda x: (x * x,), _SUM),
+    "sum_of_squares": _SQUARES,
+    "norm": _SQUARES,
     "amax": Row(-INFINITY, lambda x: (x,), _by(_largest)),
     "amin": Row(INFINITY, lambda x: (x,), _by(_smallest)),
     "absmax": Row(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
@@ -95,8 +116,8 @@ ROWS: dict[str, Row] = {
 }
 
 
-def fold(row: Row, values: list) -> Any:
-    """Partial results merged pairwise."""
+def fold(row: Row | Pool, values: list) -> Any:
+    """Partial results, or what stands for several, merged pairwise."""
     while len(values) > 1:
         pairs = [row.merge(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
         values = pairs + values[len(values) - len(values) % 2 :]
@@ -212,7 +233,8 @@ class Partials:
     def begin(self, down):
         """Partial results of a tile: a number, one for each of a thread's rows, or one for each of its columns."""
         counts = {"": 1, "m": 2 * down, "n": 8}
-        return [Held(counts[reduction.axis]) for reduction in self.reductions]
+        kinds = zip(self.reductions, self.rows, strict=True)
+        return [Held(reduction, row, counts[reduction.axis]) for reduction, row in kinds]
 
     @property
     def along_columns(self):
@@ -221,7 +243,7 @@ class Partials:
 
     def add(self, held, found, step, rows, columns, shape):
         """Merge a subtile, the `step`-th down. Values i and i ^ 2 share a column."""
-        for reduction, row, kept in zip(self.reductions, self.rows, held, strict=True):
+        for reduction, kept in zip(self.reductions, held, strict=True):
             bounds = self._bounds(reduction.axis, rows, columns, shape)
             xs = self._values(reduction, found[reduction.source], bounds)
             if reduction.axis == "":
@@ -231,12 +253,9 @@ class Partials:
             else:
                 firsts = [v for v in range(len(xs)) if v & 2 == 0]
                 parts = {place: [xs[v], xs[v | 2]] for place, v in enumerate(firsts)}
+            inside = [places[0] < end for places, end, edge in bounds if edge == "subtiles"]
             for slot, values in parts.items():
-                value = gather(row, values)
-                for places, end, edge in bounds:
-                    if edge == "subtiles":
-                        value = _select(places[0] < end, value, neutral(reduction))
-                kept.merge(slot, row, value)
+                kept.add(slot, values, inside)
 
     def leave_columns(self, held, columns, place, warp_part, given):
         """After the last rows of a column of subtiles: its partial results go to the workspace."""
@@ -313,18 +332,44 @@ class Partials:
 
 
 class Held:
-    """Partial results in registers; None until something is merged, which saves the merge with a neutral one."""
+    """Partial results of a reduction in registers; None until something is merged, which saves a merge with nothing."""
 
-    def __init__(self, count) -> None:
+    def __init__(self, reduction, row, count) -> None:
+        self.reduction, self.row = reduction, row
         self.slots: list = [None] * count
+        self.pooled: list = [(None, 0)] * count  # a number of the row's pool, and for how many arguments it stands
 
-    def merge(self, slot, row, value):
-        known = self.slots[slot]
-        self.slots[slot] = value if known is None else row.merge(known, value)
+    def add(self, slot, xs, inside):
+        """Merge arguments that count where all of `inside` hold."""
+        pool = self.row.pool
+        if pool is None:
+            self._merge(slot, _where(inside, gather(self.row, xs), neutral(self.reduction)))
+            return
+        value = fold(pool, [pool.lift(x) for x in xs])
+        (value,) = _where(inside, (value,), (pool.lift(argument(self.reduction)),))
+        known, count = self.pooled[slot]
+        if known is not None and count + len(xs) > pool.most:
+            self._merge(slot, pool.partial(known))
+            known, count = None, 0
+        self.pooled[slot] = (value if known is None else pool.merge(known, value), count + len(xs))
 
     def take(self, slot):
-        value, self.slots[slot] = self.slots[slot], None
+        """The partial result of all that was added; nothing is left of it."""
+        known, _ = self.pooled[slot]
+        if known is not None:
+            self._merge(slot, self.row.pool.partial(known))
+        value, self.slots[slot], self.pooled[slot] = self.slots[slot], None, (None, 0)
         return value
+
+    def _merge(self, slot, value):
+        known = self.slots[slot]
+        self.slots[slot] = value if known is None else self.row.merge(known, value)
+
+
+def _where(conditions, value: tuple, otherwise: tuple) -> tuple:
+    for condition in conditions:
+        value = _select(condition, value, otherwise)
+    return value
 
 
 def as_tuple(values) -> tuple:

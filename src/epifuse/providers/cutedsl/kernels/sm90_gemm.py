@@ -38,7 +38,7 @@ MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
-_LONGEST_REST = 1_000_000  # ns, of nanosleep
+_LONGEST_REST = 1_000_000 // (3 * budget.STAGGER)  # nanosleep takes no more than a millisecond
 
 
 class Sm90Gemm:
@@ -177,6 +177,8 @@ class Sm90Gemm:
         total = order.total
         _, _, turn = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
+        first = turn
+        rest = self.rest(k_tiles)
 
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
@@ -222,6 +224,8 @@ class Sm90Gemm:
                     turn += team * step
                     partitions = self.epilogue.load_partitions(shared, carriers)
                     arrivals = Int32(0)
+                    if const_expr(self.rests):
+                        nvvm.nanosleep((budget.STAGGER * rest).ir_value())
                     while turn < total:
                         m, n, l = tile_of(turn, order, self.cluster, place)
                         at = Place(m, n, l, within)
@@ -268,8 +272,6 @@ class Sm90Gemm:
             given = Given(tensors, numbers, outputs, workspace, shape)
             carried = self.epilogue.partials.carry()
             executed = Int32(0)
-            blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
-            rest = cutlass.min(blocks * budget.REST_NANOSECONDS, _LONGEST_REST)
             turn += team * step
             if const_expr(self.pingpong):
                 # The second group takes every other tile, and skips the stages of the first group's.
@@ -321,6 +323,9 @@ class Sm90Gemm:
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                 tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
                 self.epilogue.reduce_rows(values, tile, copies, given)
+                if const_expr(self.rests):
+                    if turn + step < total:
+                        nvvm.nanosleep((budget.STAGGER * rest * (first % 4)).ir_value())
                 arrived = copies.arrived(last, 0, early)
                 for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
                     if const_expr(s < self.epilogue.subtiles):
@@ -356,6 +361,11 @@ class Sm90Gemm:
                 cute.arch.griddepcontrol_launch_dependents()
             if sends:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def rest(self, k_tiles):
+        """Nanoseconds of one rest of a warp group."""
+        blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
+        return cutlass.min(blocks * budget.REST_NANOSECONDS, _LONGEST_REST)
 
     def warp_of_all(self, served, own):
         """Number of a warp among those of the launch that multiply."""
