@@ -185,26 +185,25 @@ def test_what_power_costs_is_as_measured() -> None:
     assert f"exponentials alone were {100 * min(gains):.1f} to {max(gains):.1%} of its time" in FLAT
 
 
-def test_how_two_gpus_differ_is_as_measured() -> None:
-    ratios, times = [], []
-    for name in ("", "_second"):
+def test_how_three_gpus_differ_is_as_measured() -> None:
+    found = []
+    for name in ("", "_second", "_third"):
         rows = json.loads((ROOT / f"benchmarks/results/gemm_epilogue{name}.json").read_text())["rows"]
-        ratios.append({(row["case"], *row["shape"]): row["ratios"] for row in rows})
-        times.append({(row["case"], *row["shape"]): row["microseconds"] for row in rows})
+        found.append({(row["case"], *row["shape"]): row for row in rows})
 
-    def both(case: str, peer: str, *shape: int) -> list[float]:
-        return [found[(case, *shape)][peer][0] for found in ratios]
+    def each(case: str, *shape: int) -> str:
+        first, second, third = (rows[(case, *shape)]["ratios"][OWN][0] for rows in found)
+        return f"{first:.3f}, {second:.3f} and {third:.3f}"
 
-    (plain, other), squares = both("plain", "cuBLAS", *CUBE), both("row_squares", OWN, *CUBE)
+    plain, other = (rows[("plain", *CUBE)]["ratios"]["cuBLAS"][0] for rows in found[:2])
     assert f"takes {plain:.2f} of cuBLAS's time" in FLAT
     assert f"and {other:.2f} on [another]" in FLAT
-    assert "take {:.3f} and {:.3f} of our plain product's time there".format(*squares) in FLAT
-    (wide, narrow), losses = both("row_squares", OWN, *LONG), both("bce", OWN, *LONG)
-    low, high = ratios[0][("row_squares", *LONG)][OWN][1:]
-    said = f"of 4096 x 14336 x 4096 {wide:.3f} ({low:.3f} to {high:.3f}) and {narrow:.3f}"
-    assert f"{said}, a binary cross-entropy {losses[0]:.3f} and {losses[1]:.3f}" in FLAT
-    first, second = (found[("row_squares", *LONG)][OWN] for found in times)
-    assert f"takes {first:.0f} us there on the first GPU and {second:.0f} on the other" in PAGE
+    times = [rows[("row_squares", *CUBE)]["microseconds"][OWN] for rows in found]
+    assert "it takes {:.0f}, {:.0f} and {:.0f} us there".format(*times) in FLAT
+    assert f"and they {each('row_squares', *CUBE)} of its time" in FLAT
+    low, high = found[2][("bce", *LONG)]["ratios"][OWN][1:]
+    said = f"of 4096 x 14336 x 4096 {each('row_squares', *LONG)}, and a binary cross-entropy {each('bce', *LONG)}"
+    assert f"{said} ({low:.3f} to {high:.3f} on the third" in FLAT
 
 
 CUBE, LONG, OWN = (4096, 4096, 4096), (4096, 14336, 4096), "epifuse plain"
