@@ -346,6 +346,10 @@ def gradient_and_sums(accum, C):
     return D, sums
 
 
+def row_losses(accum):
+    return ef.sum(ef.softplus(accum), dim=1)
+
+
 def three_logarithms(accum):
     one, two, three = ef.logsumexp(accum, dim=1), ef.logsumexp(2.0 * accum, dim=1), ef.logsumexp(3.0 * accum, dim=1)
     return one, two, three
@@ -672,6 +676,30 @@ def test_a_rest_is_one_instruction_a_subtile_and_one_before_all_and_one_before_o
     _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
     found = len(re.findall(r"\bnanosleep", function.__ptx__))
     assert found == (0 if besides is None else budget.subtiles(design) + besides)
+
+
+LOGARITHMS = {"a number": (lambda accum: ef.sum(ef.softplus(accum)), 2), "rows": (row_losses, 4)}
+
+
+@pytest.mark.parametrize("case", LOGARITHMS)
+def test_a_sum_of_logarithms_takes_one_for_64_values_and_corrects_it_once(case, tmp_path):
+    """A thread has 128 values, or 32 of each of four rows; `log1p` itself is a polynomial."""
+    epilogue, products = LOGARITHMS[case]
+    args = arguments(epilogue, m=2048, n=2048, k=4096)
+    _, _, function = built(args, tmp_path, SCHEDULES[128, 128])
+    assert len(re.findall(r"lg2\.approx", function.__ptx__)) == products
+
+
+def test_of_four_squares_three_are_a_multiply_add(tmp_path):
+    args = arguments(lambda accum: ef.sum_of_squares(accum), m=2048, n=2048, k=4096)
+    _, _, function = built(args, tmp_path, SCHEDULES[128, 128])
+    assert len(re.findall(r"fma\.rn\.f32", function.__ptx__)) == 128 * 3 // 4
+
+
+def test_no_rest_is_longer_than_nanosleep_may_be():
+    from epifuse.providers.cutedsl.kernels.sm90_gemm import LONGEST_REST
+
+    assert 3 * budget.STAGGER * LONGEST_REST <= 1_000_000
 
 
 def test_a_pair_of_bfloat16_becomes_float32_by_a_shift_and_a_mask(tmp_path):

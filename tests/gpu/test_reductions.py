@@ -184,6 +184,18 @@ def test_sums_of_logarithms_beside_float64(name: str, shift: float, machine: Mac
             assert error.max() <= SUM_ERROR, f"{written}: {error.max():.1e} of the sum of magnitudes"
 
 
+@pytest.mark.parametrize("x", [-1.5, -15.850454, -52.66867])
+@pytest.mark.parametrize("written", SUMS)
+def test_sums_of_equal_logarithms_are_as_if_x_were_rounded_once_more(written: str, x: float, machine: Machine) -> None:
+    """Nothing averages out. The largest errors that were found by emulation."""
+    a, b = machine.whole(256, 64, most=0), machine.whole(64, 256, most=0)
+    source = f"def epi(accum, shift): t = softplus(accum + shift); r = {written}; return r"
+    got = run(machine, source, a, b, {"shift": x})["r"].double()
+    each = math.log1p(math.exp(torch.tensor(x).item()))
+    want = each * (1 if written.startswith("mean") else 256 ** (1 if "dim" in written else 2))
+    torch.testing.assert_close(got, torch.full_like(got, want), rtol=2.0**-24 * abs(x) + SUM_ERROR / 2, atol=0)
+
+
 @pytest.mark.parametrize("written", SUMS)
 def test_a_product_of_largest_terms_does_not_overflow(written: str, machine: Machine) -> None:
     """1 + exp(-|0|) is 2, and a thread has 128 of them in a tile of 128 x 128."""

@@ -37,10 +37,12 @@ RESTLESS_BLOCKS, REST_NANOSECONDS = 16, 16
 """A warp group rests for so many ns a subtile for each block of K beyond the first ones: for 0.4 of the other's main
 loop, where a block of 128 x 128 takes some 330 ns and an epilogue that reads C the time of 14 blocks besides."""
 STAGGER = 3
-"""So many rests come before the first subtile in every second of four clusters, twice as many in the third and three
-times as many in the fourth, so that not all multiprocessors read and write at once; and as many before a CTA's first
-operands, which nothing needs before a main loop has ended, and whose loads hold up the first ones of A and B. At K of
-4096 the latter saves 0.1 to 0.5 %, both 0.2 to 0.9 % (4096 x 4096 x 4096). Nanosleep may take twice as long."""
+"""So many rests more come before the first subtile of a tile in every second of four clusters, twice as many in the
+third and three times as many in the fourth, which then rests for 0.8 of a main loop: not all multiprocessors read and
+write at once. As many come before a CTA's first operands, which nothing needs before a main loop has ended, and whose
+loads hold up the first ones of A and B. Both save 0.2 to 0.5 % of 4096 x 4096 x 4096, half of it the latter; bce of
+1024 x 4096 x 4096 loses 0.1 % (benchmarks/results/kernel_variants.json). Not measured where K is below 4096. Nanosleep
+may take twice as long as it is asked to, and was seen to take as long."""
 
 
 def rests(design: Design, program: Program) -> bool:
@@ -48,9 +50,10 @@ def rests(design: Design, program: Program) -> bool:
 
     What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.2 to
     0.4 % less at K of 4096, with row sums of squares 0.5 to 0.8 %, and 0.4 to 0.5 % at K of 2048; absmax takes up to
-    0.5 % less, and bce up to 0.7 %. Outputs alone, column sums, two operands and what else is heavy gain nothing, or
-    lose up to 0.5 %; beside an accumulator of 192 registers C gains nothing, and row sums spill
-    (benchmarks/results/kernel_variants.json). What goes direct or computes more than one function was not measured.
+    0.5 % less. For bce it is 0.3 % less on one GPU and 0.2 % more on another, and 0.4 to 0.8 % less with STAGGER.
+    Outputs alone, column sums, two operands and what else is heavy gain nothing, or lose up to 0.5 %; beside an
+    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json). What
+    goes direct or computes more than one function was not measured.
     """
     graph, operands = program.graph, program.loads_by("tile", "direct")
     ways = {access.way for access in (*program.stores, *(access for _, access in program.loads))}
@@ -139,8 +142,8 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
 
     An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
     that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
-    With 176 instead of 232, bce takes 1.5 % less at 4096 x 4096 x 4096, where it cost 4.4 %, and 5 % less at 16384 x
-    4096 x 1024; with 184, softplus, mish and exp take 5 to 7 % less there, and dgelu, which is longer than the main
+    With 176 instead of 232, bce takes 0.7 to 1.6 % less at 4096 x 4096 x 4096 and 3.5 to 4.3 % less at 16384 x 4096 x
+    1024; with 184, softplus, mish and exp take 5 to 7 % less there, and dgelu, which is longer than the main
     loop, 2 % more. Where a reduction is `waited_for` (K of 512) many are up to 14 % better, and where little is
     computed up to 2 % (benchmarks/results/kernel_variants.json).
     What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.

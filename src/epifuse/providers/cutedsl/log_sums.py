@@ -2,7 +2,7 @@
 
 softplus(x) is max(x, 0) + log1p(exp(-|x|)), and logsigmoid(x) is min(x, 0) less the same. Where nothing but a sum or a
 mean reads one, the logarithms are summed apart (`kernels.reduce`): two instructions for each value and one logarithm
-for 64, where a logarithm for each is a polynomial of ten terms. Imports no cutlass.
+for up to 64, where a logarithm for each is a polynomial of ten terms. Imports no cutlass.
 """
 
 from __future__ import annotations

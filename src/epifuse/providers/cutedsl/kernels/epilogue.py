@@ -622,14 +622,14 @@ class Team:
 
         Lanes outside the result read its edge: a branch around each load would wait for one before it starts the next.
         """
-        access = self.epilogue.tensors[i]
+        access, held = self.epilogue.tensors[i], self.epilogue._held(i)
         step = 2 if access.pairs else 1
         raw = cute.make_rmem_tensor((step, self.count // step), tensor.element_type)
         for v in range(0, self.count, step):
             row = cutlass.min(rows[v], extents[0] - 1)
             column = cutlass.min(columns[v], extents[1] - step)
             cute.autovec_copy(_at(tensor, access, row, column, batch), raw[None, v // step])
-        return _as(raw, self.shape).load()
+        return _as(raw, self.shape).load().to(held)
 
     def store_direct(self, results, rows, columns, place, given):
         """Outputs to where they lie, without TMA."""
