@@ -89,7 +89,8 @@ the float32 value that the kernel itself has. Generated from [accuracy.json](acc
   error of those not the last.
 - What is stored in 16 bits alone is computed with cheaper instructions where that keeps this promise:
   `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. What a sum, a
-  comparison, a rounding, a cast, an exponential or a reduction reads is computed as for float32.
+  comparison, a rounding, a cast, an exponential or a reduction reads is computed as for float32. What
+  a sum of logarithms loses is said in [docs/reductions.md](reductions.md).
 - Comparisons, logic, `where` and integer functions are exact. A quotient or root that is a float comes out exact.
 """
 _FAST = """
