@@ -167,7 +167,7 @@ SUMS = {"sum(t)": (0, 1), "mean(t)": (0, 1), "sum(t, dim=1)": 1, "mean(t, dim=0)
 @pytest.mark.parametrize("shift", [0.0, -6.0, -20.0, -60.0, 20.0, 60.0])
 @pytest.mark.parametrize("name", LOGARITHMS)
 def test_sums_of_logarithms_beside_float64(name: str, shift: float, machine: Machine) -> None:
-    """Terms of every size, the targets cancelling all else; the sum of tiny ones is as exact as that of large ones."""
+    """Terms of every size, the targets cancelling all else."""
     text, linear = LOGARITHMS[name]
     for shape in ("matrix", "whole subtiles"):
         a, b, _ = inputs(machine, shape)

@@ -43,6 +43,7 @@ write at once. As many come before a CTA's first operands, which nothing needs b
 loads hold up the first ones of A and B. Both save 0.2 to 0.5 % of 4096 x 4096 x 4096, half of it the latter; bce of
 1024 x 4096 x 4096 loses 0.1 % (benchmarks/results/kernel_variants.json). Not measured where K is below 4096. Nanosleep
 may take twice as long as it is asked to, and was seen to take as long."""
+LONGEST_REST = 1_000_000 // (3 * STAGGER)  # nanosleep takes no more than a millisecond
 
 
 def rests(design: Design, program: Program) -> bool:

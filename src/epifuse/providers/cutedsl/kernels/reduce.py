@@ -76,7 +76,7 @@ def _exp_below_one(x):
     An error of up to 6e-8 |x|, which x has already where it is a sum. Three instructions more correct it, and cost a
     binary cross-entropy 0.6 to 0.7 % of its time (4096 x 4096 x 4096, benchmarks/results/kernel_variants.json).
     """
-    return cute.math.exp2(x * dm.LOG2_E, fastmath=True)
+    return dm.ex2(x * dm.LOG2_E)
 
 
 _ROUNDED = float(np.float32(dm.LOG2_E)) / dm.LOG2_E - 1.0
@@ -96,7 +96,7 @@ def _log_of_product(excess) -> tuple:
 def _sum_of_squares(xs: list) -> Any:
     """By fours: of four, one needs a multiplication and three a multiply-add; pairwise it is two each, and a sum.
 
-    Row sums of squares take 0.1 to 0.2 % less so of 4096 x 4096 x 4096 (benchmarks/results/kernel_variants.json).
+    Row sums of squares take up to 0.2 % less so of 4096 x 4096 x 4096 (benchmarks/results/kernel_variants.json).
     """
     parts = [(sum((x * x for x in xs[i + 1 : i + 4]), xs[i] * xs[i]),) for i in range(0, len(xs), 4)]
     return fold(ROWS["sum"], parts)
@@ -241,7 +241,7 @@ class Partials:
         """Partial results of a tile: a number, one for each of a thread's rows, or one for each of its columns."""
         counts = {"": 1, "m": 2 * down, "n": 8}
         kinds = zip(self.reductions, self.rows, strict=True)
-        return [Held(reduction, row, counts[reduction.axis]) for reduction, row in kinds]
+        return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
 
     @property
     def along_columns(self):
@@ -339,10 +339,10 @@ class Partials:
 
 
 class Held:
-    """Partial results of a reduction in registers; None until something is merged, which saves a merge with nothing."""
+    """Partial results in registers; None until something is merged, which saves the merge with a neutral one."""
 
-    def __init__(self, reduction, row, count) -> None:
-        self.reduction, self.row = reduction, row
+    def __init__(self, row, neutral, count) -> None:
+        self.row, self.neutral = row, neutral
         self.slots: list = [None] * count
         self.pooled: list = [(None, 0)] * count  # a number of the row's pool, and for how many arguments it stands
 
@@ -350,7 +350,7 @@ class Held:
         """Merge arguments that count where all of `inside` hold."""
         pool = self.row.pool
         if pool is None:
-            self._merge(slot, _where(inside, gather(self.row, xs), neutral(self.reduction)))
+            self._merge(slot, _where(inside, gather(self.row, xs), self.neutral))
             return
         value = fold(pool, [pool.lift(x) for x in xs])
         (value,) = _where(inside, (value,), (Float32(0.0),))

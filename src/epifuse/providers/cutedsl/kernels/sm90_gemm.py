@@ -38,7 +38,6 @@ MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
-LONGEST_REST = 1_000_000 // (3 * budget.STAGGER)  # nanosleep takes no more than a millisecond
 
 
 class Sm90Gemm:
@@ -365,7 +364,7 @@ class Sm90Gemm:
     def rest(self, k_tiles):
         """Nanoseconds of one rest of a warp group."""
         blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
-        return cutlass.min(blocks * budget.REST_NANOSECONDS, LONGEST_REST)
+        return cutlass.min(blocks * budget.REST_NANOSECONDS, budget.LONGEST_REST)
 
     def warp_of_all(self, served, own):
         """Number of a warp among those of the launch that multiply."""
