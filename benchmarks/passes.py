@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,12 +22,11 @@ import torch
 from timing import machine, paired_ratio, save
 
 import epifuse as ef
-from epifuse import arguments, passes
+from epifuse import arguments, cache, passes
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
 from epifuse.problem import Problem
 from epifuse.providers import cutedsl
-from epifuse.runtime import cache
 
 
 def fused(accum: Any, C: Any) -> Any:
@@ -139,11 +137,10 @@ def pair(name: str, case: Case, values: Mapping[str, torch.Tensor], device: str)
 
 def bound(epilogue: Callable[..., Any], values: Mapping[str, torch.Tensor], device: str) -> Callable[[], Any]:
     """Everything decided, onto outputs of its own; typed and built anew, whatever the pipeline was before."""
-    arguments.typed_graph.cache_clear()
+    cache.forget()
     given = {name: values[name] for name in arguments.parsed(epilogue).parameters}
     args = ef.GemmArguments(values["A"], values["B"], epilogue=ef.EpilogueArguments.partial(epilogue, given))
-    with mock.patch.object(cache, "_built", OrderedDict()):
-        return kernel_of(args, device).bind(args)
+    return kernel_of(args, device).bind(args)
 
 
 def kernel_of(args: ef.GemmArguments, device: str) -> Kernel:

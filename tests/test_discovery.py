@@ -37,8 +37,8 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     loaded = providers.load
     monkeypatch.setattr(cache.providers, "load", lambda name: _Forward(loaded(name), built))
-    monkeypatch.setattr(cache, "_built", type(cache._built)())
-    monkeypatch.setattr(warm, "_known", {})
+    cache.BUILT.clear()
+    warm._known.clear()
     return built
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 import epifuse as ef
 from epifuse.fusion.primitives import PRIMITIVES
-from epifuse.providers.cutedsl import lowered
 from epifuse.providers.cutedsl.log_sums import APART
+from epifuse.providers.cutedsl.lowering import lower
 
 M, N = 64, 32
 
@@ -18,7 +18,7 @@ def graph_of(body, outputs="loss"):
     a = torch.empty(M, 64, dtype=torch.bfloat16)
     b = torch.empty(64, N, dtype=torch.bfloat16)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, operands))
-    return lowered(args.graph, args.problem)
+    return lower(args.graph, args.problem).walked
 
 
 def reduced(graph):

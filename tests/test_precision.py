@@ -5,7 +5,7 @@ import torch
 
 import epifuse as ef
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import lowered
+from epifuse.providers.cutedsl.lowering import lower
 from epifuse.providers.cutedsl.precision import accuracies
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -18,7 +18,7 @@ def exactness(body, dtypes, **options):
     source = f"def epilogue(accum, C):\n    {body}\n    return {outputs}\n"
     epilogue = ef.EpilogueArguments.partial(source, {"C": torch.empty(64, 64)})
     args = ef.GemmArguments(a, a, epilogue=epilogue, out_dtypes=dtypes, **options)
-    graph = lowered(args.graph, args.problem)
+    graph = lower(args.graph, args.problem).walked
     found = accuracies(graph, dtypes, fast_math=args.problem.constraints.fast_math)
     return {str(node.attr or node.op): found[node] for node in graph.nodes if node.op in ("call", "exp", "div")}
 

@@ -10,8 +10,9 @@ from gpu.harness import Machine, function_of
 
 import epifuse as ef
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import DESIGNS, NATIVE, ROW_DESIGNS, budget, lowered, rows
+from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, rows
 from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.lowering import NATIVE, lower
 from epifuse.target import TARGETS
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -60,7 +61,7 @@ def built(args, folder, design=None):
 
     plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
     plan = next(plan for plan in plans if design in (None, dict(plan.spec.design)["design"]))
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
+    found = arrange(lower(plan.graph, plan.problem).walked, plan.problem, dict(plan.spec.design)["design"])
     assert found is not None
     options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
     return *found, compile_program(plan, *found, extra_options=options)
@@ -301,7 +302,7 @@ def test_the_walks_over_a_tile():
     """Each keeps what the next ones need in place of the product, and what only the first needs is read once."""
     args = arguments(layer_norm, C=torch.empty(512, 512), weight=torch.empty(512), bias=torch.empty(512))
     plan = ef.get_kernels(args, cc=90)[0].plan
-    first, second, last = rows.walks(lowered(plan.graph, plan.problem))
+    first, second, last = rows.walks(lower(plan.graph, plan.problem).walked)
     assert [walk.held.op for walk in (first, second, last)] == ["accum", "add", "sub"]
     assert [[node.op for node in walk.nodes] for walk in (first, second)] == [["load", "add"], ["sub", "mul"]]
     assert [len(walk.reductions) for walk in (first, second, last)] == [1, 1, 0]
@@ -431,7 +432,7 @@ def many(operands, outputs, dtype=BF16, k=256, size=512):
 
 def arranged(args, design):
     """Program and design with its stages."""
-    found = arrange(lowered(args.graph, args.problem), replace(args.problem, target=TARGETS[90]), design)
+    found = arrange(lower(args.graph, args.problem).walked, replace(args.problem, target=TARGETS[90]), design)
     assert found is not None
     return found
 
@@ -487,7 +488,7 @@ def test_several_operands_are_not_read_early(capfd, tmp_path):
 def test_what_was_asked_to_go_by_tma_makes_room_last():
     args = many(2, 1, torch.float32, k=4096)
     problem = replace(args.problem, transports=(("C1", "tma"),), target=TARGETS[90])
-    found = arrange(lowered(args.graph, args.problem), problem, SCHEDULES[128, 128])
+    found = arrange(lower(args.graph, args.problem).walked, problem, SCHEDULES[128, 128])
     assert found is not None
     assert ways_of(found[0]) == (["direct", "tile"], ["tile"])
 

@@ -9,8 +9,8 @@ import torch
 
 import epifuse as ef
 from epifuse.dtypes import short
-from epifuse.providers.cutedsl import lowered
 from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.lowering import lower
 from tests.test_sm90_compile import arguments, hopper_kernel, spills
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -47,7 +47,7 @@ def compiled(args: ef.GemmArguments, tile: tuple[int, int], folder: Path) -> str
     from epifuse.providers.cutedsl.compile import compile_program
 
     plan = kernel.plan
-    found = arrange(lowered(plan.graph, plan.problem), plan.problem, dict(plan.spec.design)["design"])
+    found = arrange(lower(plan.graph, plan.problem).walked, plan.problem, dict(plan.spec.design)["design"])
     assert found is not None
     options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
     text: str = compile_program(plan, *found, extra_options=options).__ptx__

@@ -37,7 +37,7 @@ A, B, C = integers(6, 4), integers(4, 8), integers(6, 8)
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_known", {})
+    warm._known.clear()
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_reach_is_from_the_first_byte_to_the_last() -> None:
 
 
 def test_no_more_is_remembered_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_CAPACITY", 3)
+    monkeypatch.setattr(warm._known, "bound", 3)
     for n in range(1, 8):
         assert torch.equal(ef.gemm(A, integers(4, n).fill_(n)), A @ torch.full((4, n), float(n)))
         assert len(warm._known) <= 3

@@ -24,7 +24,6 @@ from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
 from epifuse.options import Options, given_by_name
 from epifuse.plan import Plan, Refusal, Selection, select
-from epifuse.problem import Problem
 from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime import cache, warm
@@ -88,21 +87,7 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
     for name in wanted:
         if name not in providers.NAMES:
             raise fail("option", None, name="providers", want=f"among {', '.join(providers.NAMES)}", value=name)
-    return _selected(args.graph, problem, wanted)
-
-
-@lru_cache(maxsize=1024)
-def _selected(graph: Graph, problem: Problem, names: tuple[str, ...]) -> Selection:
-    """A pure function of its arguments; `arguments.typed_graph` gives the same graph for the same problem."""
-    candidates, absent = [], []
-    for name in names:
-        provider = providers.load(name)
-        if (missing := provider.available()) is not None:
-            absent.append(Refusal(name, missing))
-        else:
-            candidates += [(spec, provider.supports) for spec in provider.specs()]
-    selection = select(graph, problem, candidates)
-    return replace(selection, refusals=(*selection.refusals, *absent))
+    return select(args.structure, problem, providers.candidates(wanted))
 
 
 def _target(cc: int) -> Any:
@@ -320,7 +305,7 @@ def run(
         names=names,
     )
     outputs = execute(args, options.fallback, options.hint)
-    plans = _selected(args.graph, args.problem, providers.NAMES).plans
+    plans = _selection(args).plans
     if call is not None and plans:
         warm.remember(call, _recipe(plans[0]))
     return outputs, args.graph
@@ -328,7 +313,7 @@ def run(
 
 def execute(args: GemmArguments, fallback: str | None = None, hint: str = "") -> dict[str, torch.Tensor]:
     """Run `args` on the best kernel; the outputs by name. Raises `UnsupportedError` with `hint` where there is none."""
-    selection = _selected(args.graph, args.problem, providers.NAMES)
+    selection = _selection(args)
     if not selection.plans:
         return _fall_back(fallback, hint, args, selection)
     outputs = args.allocate()

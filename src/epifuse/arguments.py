@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-from epifuse import passes
 from epifuse.checks import (
     check_accumulated,
     check_declared,
@@ -31,6 +30,7 @@ from epifuse.frontend import FrontEnd, Parsed, parse
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
+from epifuse.passes.structure import structure_of
 from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
 from epifuse.target import CPU, TARGETS, Target
 from epifuse.transports import Hint, Load, Store, Transport
@@ -228,7 +228,8 @@ class GemmArguments:
             check_tensor("out", out, A.device)
             if tuple(out.shape) != self.problem.accum_shape:
                 raise fail("out_shape", None, want=self.problem.accum_shape, shape=tuple(out.shape))
-        self.graph: Graph = typed_graph(parsed.graph, self.problem)
+        self.structure = structure_of(parsed.graph, self.problem)
+        self.graph: Graph = self.structure.graph
         if isinstance(out_dtypes, torch.dtype):
             out_dtypes = dict.fromkeys(self.epilogue.output_names, out_dtypes)
         if not isinstance(out_dtypes, (Mapping, type(None))):
@@ -332,12 +333,6 @@ def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
     """
     stage = graph.stages.get(output.node)
     return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
-
-
-@lru_cache(maxsize=1024)
-def typed_graph(graph: Graph, problem: Problem) -> Graph:
-    """The passes' result, the same object for the same graph as parsed and the same problem."""
-    return passes.run(graph, problem)
 
 
 def target_of(tensor: torch.Tensor) -> Target:

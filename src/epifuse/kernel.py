@@ -90,7 +90,7 @@ class Kernel:
         problem = replace(args.problem, target=self.plan.problem.target)
         if problem == self.plan.problem and args.graph is self.plan.graph:
             return self.plan
-        selection = select(args.graph, problem, [(self.spec, providers.load(self.spec.provider).supports)])
+        selection = select(args.structure, problem, [(self.spec, providers.load(self.spec.provider))])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 
     @outside_graph

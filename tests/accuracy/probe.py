@@ -10,9 +10,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 import epifuse as ef
 from epifuse.ir import Graph, Node
-from epifuse.providers.cutedsl import lowered
 from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.emit import walk
+from epifuse.providers.cutedsl.lowering import lower
 from epifuse.providers.cutedsl.precision import accuracies
 
 SHAPE = ((2, 2), 1)  # nested, as an accumulator's is
@@ -31,7 +31,7 @@ def graph_of(function: str, loads: tuple[torch.dtype, ...], dtype: torch.dtype, 
     args = ef.GemmArguments(a, a, epilogue=epilogue, out_dtypes={"D": dtype}, **options)
     explained = ef.explain(args, cc=90)
     problem = explained.args.problem
-    graph = lowered(explained.args.graph, problem)
+    graph = lower(explained.args.graph, problem).walked
     return graph, accuracies(graph, {"D": dtype}, fast_math=problem.constraints.fast_math)
 
 

@@ -1,7 +1,6 @@
 """Launching again and again: the same bits, in place, captured, on two streams, without compiling anew."""
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -201,7 +200,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     met: list[Any] = []
     monkeypatch.setattr(cutedsl_compile, "_compiled", {})
     monkeypatch.setattr(cutedsl_compile, "_compile", lambda plan, *_: met.append(plan) or Compiled())
-    monkeypatch.setattr(cache, "_built", OrderedDict())
+    cache.BUILT.clear()
     return met
 
 

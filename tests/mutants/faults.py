@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from epifuse import api, arguments, passes
+from epifuse import arguments, cache, passes
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.providers.cpu import fuse, kernel, primitives, product, program, reduce, space, store
-from epifuse.runtime import cache, launch, warm
+from epifuse.runtime import launch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -212,7 +212,4 @@ FAULTS: dict[str, Patch] = {
 
 def forget() -> None:
     """Empty every cache, so that nothing built right hides a fault, and nothing built wrong outlives it."""
-    warm._known.clear()
-    cache._built.clear()
-    api._selected.cache_clear()
-    arguments.typed_graph.cache_clear()
+    cache.forget()

@@ -190,12 +190,12 @@ def test_twins_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         return loaded(name)
 
     monkeypatch.setattr(cache.providers, "load", counting)
-    cache._built.clear()
+    cache.BUILT.clear()
     runners = []
     for body in ("D = accum * alpha + C; return D", "t = C + alpha * accum; D = t; return D"):
         runners.append(cache.get_or_build(plan(f"def epi(accum, C, alpha): {body}", SQUARE, 2.0)))
     assert runners[0] is runners[1]
-    assert len(cache._built) == 1
+    assert len(cache.BUILT) == 1
 
 
 def test_host_expressions_are_computed_for_each_epilogue() -> None:

@@ -10,6 +10,7 @@ from gpu.harness import judge, product
 import epifuse as ef
 from epifuse.passes.assign_stages import has_row_stage, sweeps
 from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
+from epifuse.passes.structure import Structure
 from epifuse.passes.verify import verify
 from epifuse.plan import select
 from epifuse.providers import WORKSPACE, Runner, load, sequence
@@ -52,7 +53,9 @@ def arguments(body: str, lead: tuple[int, ...] = (), **given: Any) -> ef.GemmArg
 def runner_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> Runner:
     """The CPU kernel, one part after the other."""
     cpu = load("cpu")
-    plans = [select(*part, [(spec, cpu.supports) for spec in cpu.specs()]).plans[0] for part in parts]
+    plans = [
+        select(Structure.of(*part), part.problem, [(spec, cpu) for spec in cpu.specs()]).plans[0] for part in parts
+    ]
     between = sequence.slots(parts, args.problem)
     return sequence.in_sequence([cpu.build(plan) for plan in plans], between, size_of(parts, args))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from epifuse.dtypes import short
 from epifuse.ir import Graph, Load
@@ -28,6 +31,8 @@ class Allocation:
     transports: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     launches: tuple[Plan, ...] = ()
+    program: Any = field(default=None, compare=False, repr=False)
+    """What the provider builds, as it was priced: nothing is lowered again."""
 
 
 class Reason(str):
@@ -43,16 +48,23 @@ class Reason(str):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel cannot run a problem, in the user's terms, and the place in their source that it is about."""
+    """Why a kernel cannot run a problem, in the user's terms, and the place in their source that it is about.
+
+    `why` is a `Reason`, a text without a place, or what tells one: mostly nobody asks.
+    """
 
     kernel: str
-    reason: str
-    loc: Loc | None = None
+    why: str | Callable[[], str]
 
-    @staticmethod
-    def of(kernel: str, reason: str) -> Refusal:
-        """With the reason's place, where it has one."""
-        return Refusal(kernel, str(reason), reason.loc if isinstance(reason, Reason) else None)
+    @cached_property
+    def reason(self) -> str:
+        """The reason as text."""
+        return self.why() if callable(self.why) else self.why
+
+    @property
+    def loc(self) -> Loc | None:
+        """The reason's place, where it has one."""
+        return self.reason.loc if isinstance(self.reason, Reason) else None
 
     def __str__(self) -> str:
         return f"{self.kernel}: {self.reason}"

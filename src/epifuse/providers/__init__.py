@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
 
+from epifuse.plan import KernelSpec
 from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
 
 NAMES: tuple[str, ...] = ("cutedsl", "cpu")
 
-__all__ = ["NAMES", "WORKSPACE", "Provider", "Runner", "Step", "load"]
+__all__ = ["NAMES", "WORKSPACE", "Provider", "Runner", "Step", "candidates", "load"]
 
 
 @cache
@@ -23,3 +25,10 @@ def load(name: str) -> Provider:
 
         return CuteDslProvider()
     raise LookupError(name)
+
+
+def candidates(names: Iterable[str] = NAMES) -> Iterator[tuple[KernelSpec, Provider]]:
+    """Every kernel of these providers, beside its provider."""
+    for name in names:
+        provider = load(name)
+        yield from ((spec, provider) for spec in provider.specs())

@@ -1,4 +1,4 @@
-"""What a provider is: four functions."""
+"""What a provider is: five functions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Provider(Protocol):
     name: str
 
     def available(self) -> str | None:
-        """None where the provider can plan, else what is missing and how to install it."""
+        """None where the provider can build, else what is missing and how to install it. Planning does not ask."""
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """Its kernels."""
 
-    def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
-        """Pure; needs neither the toolchain nor the device."""
+    def lower(self, graph: Graph, problem: Problem) -> Any:
+        """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
+
+    def supports(self, spec: KernelSpec, work: Any, problem: Problem) -> Allocation | Refusal:
+        """Whether the kernel carries what was lowered, for these extents. Pure; needs neither toolchain nor device."""
 
     def build(self, plan: Plan) -> Runner:
         """Compile."""

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-
 from epifuse import providers
+from epifuse.cache import LRU
 from epifuse.plan import Plan
 from epifuse.providers import Runner
 
-_CAPACITY = 512
-_built: OrderedDict[Plan, Runner] = OrderedDict()
-_lock = threading.Lock()
+BUILT: LRU[Plan, Runner] = LRU(512)
 
 
 def get_or_build(plan: Plan) -> Runner:
     """The runner for `plan`; plans are equal only where they bind the same names to the same places."""
-    with _lock:
-        if (runner := _built.get(plan)) is not None:
-            _built.move_to_end(plan)
-            return runner
-    runner = providers.load(plan.spec.provider).build(plan)
-    with _lock:
-        _built[plan] = runner
-        while len(_built) > _CAPACITY:
-            _built.popitem(last=False)
-    return runner
+    return BUILT.get_or_make(plan, lambda: providers.load(plan.spec.provider).build(plan))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.cache import LRU
 from epifuse.checks import host_number
 from epifuse.errors import EpifuseError
 from epifuse.frontend import Parsed
@@ -103,7 +104,7 @@ class _Known(NamedTuple):
     distances: set[tuple[int, ...]]
 
 
-_known: dict[Hashable, _Known] = {}
+_known: LRU[Hashable, _Known] = LRU(_CAPACITY)
 
 
 def find(call: Call) -> Recipe | None:
@@ -122,9 +123,7 @@ def remember(call: Call, recipe: Recipe) -> None:
     names = {name for name, *_ in recipe.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
     sizes = tuple(map(_bytes, (call.a, call.b, *call.tensors.values())))
-    if len(_known) >= _CAPACITY:
-        _known.clear()
-    known = _known.setdefault(call.key, _Known(recipe, written, sizes, set()))
+    known = _known.put(call.key, _Known(recipe, written, sizes, set()))
     if len(known.distances) >= _MOST_DISTANCES:
         known.distances.clear()
     known.distances.add(_distances(known, call.addresses))

@@ -34,7 +34,11 @@ class CpuProvider:
         """The compiled loop where it can, torch's own operations where it cannot."""
         return (_NATIVE, _PANEL)
 
-    def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
+    def lower(self, graph: Graph, problem: Problem) -> Graph:
+        """The typed graph; each kernel lowers it as it builds."""
+        return graph
+
+    def supports(self, spec: KernelSpec, work: Graph, problem: Problem) -> Allocation | Refusal:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
@@ -45,7 +49,7 @@ class CpuProvider:
         for name, via in problem.transports:
             if via != "tma":
                 return Refusal(spec.name, f"'{name}' cannot travel by {via} on the CPU")
-        return _native(graph, problem) if spec is _NATIVE else _panel(graph, problem)
+        return _native(work, problem) if spec is _NATIVE else _panel(work, problem)
 
     def build(self, plan: Plan) -> Runner:
         """Compile the tile programs, or the loop."""

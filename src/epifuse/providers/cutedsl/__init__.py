@@ -7,10 +7,7 @@ import importlib.util
 import torch
 
 from epifuse.ir import Graph, Load
-from epifuse.passes.assign_stages import assign_stages, has_row_stage
-from epifuse.passes.canonicalise import canonicalise
-from epifuse.passes.lower import lower
-from epifuse.passes.split_operators import split_operators
+from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers import sequence
@@ -19,24 +16,8 @@ from epifuse.providers.cutedsl import inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded, spills
 from epifuse.providers.cutedsl.heuristic import estimate, is_long, is_short
-from epifuse.providers.cutedsl.log_sums import split_log_sums
-from epifuse.providers.cutedsl.program import Access, Design, Program
-
-NATIVE = frozenset(
-    {
-        "sigmoid",
-        "silu",
-        "gelu_tanh",
-        "gelu_erf",
-        "dgelu_tanh",
-        "dgelu_erf",
-        "expm1",
-        "softplus",
-        "logsigmoid",
-        "mish",
-    }
-)
-"""Activations with a fast device form; a test compares this with the table, which needs cutlass to be imported."""
+from epifuse.providers.cutedsl.lowering import lower
+from epifuse.providers.cutedsl.program import Access, Design, Lowered, Program
 
 DESIGNS = tuple(
     Design(tile, cluster, pingpong, spans)
@@ -94,9 +75,13 @@ class CuteDslProvider:
         """One kernel in the designs it can be built in."""
         return tuple(map(_spec, (*DESIGNS, *ROW_DESIGNS)))
 
-    def supports(self, spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
+    def lower(self, graph: Graph, problem: Problem) -> Lowered:
+        """The graph as the kernel walks it, beside the one that several launches would split."""
+        return lower(graph, problem)
+
+    def supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
         """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
-        return recompute.supports(spec, graph, problem, _one_launch)
+        return recompute.supports(spec, work, problem, _one_launch)
 
     def build(self, plan: Plan) -> Runner:
         """Compile for sm_90a."""
@@ -105,21 +90,18 @@ class CuteDslProvider:
         if launches := plan.allocation.launches:
             between = sequence.slots(recompute.parts_of(plan), plan.problem)
             return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
-        found = _arranged(plan.spec, lowered(plan.graph, plan.problem), inputs.filled(plan.problem))
-        assert not isinstance(found, str), "a plan is of a kernel that supports it"
-        return GpuKernel(plan, *found)
+        return GpuKernel(plan, *plan.allocation.program)
 
 
 _SPILLING = 2.0
 """What a design that spills loses at least beside its estimate, where 64 x 128, whose rate is 0.8, is to be chosen."""
 
 
-def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation | Refusal:
-    problem = inputs.filled(problem)
-    walked = lowered(graph, problem)
+def _one_launch(spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
+    problem, walked = inputs.filled(problem), work.walked
     found = _arranged(spec, walked, problem)
     if isinstance(found, str):
-        return Refusal.of(spec.name, found)
+        return Refusal(spec.name, found)
     program, design = found
     full = spills(program, design, long=is_long(problem))
     return Allocation(
@@ -133,6 +115,7 @@ def _one_launch(spec: KernelSpec, graph: Graph, problem: Problem) -> Allocation 
             *(["so many operands and outputs spill registers beside this tile's accumulator"] if full else []),
             *_looser(problem),
         ),
+        program=found,
     )
 
 
@@ -140,12 +123,6 @@ def _looser(problem: Problem) -> list[str]:
     """What was allowed that makes results less exact."""
     found = ["A and B are multiplied as tf32, with 10 bits of fraction"] if problem.a.dtype == torch.float32 else []
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
-
-
-def lowered(graph: Graph, problem: Problem) -> Graph:
-    """The graph as the kernel walks it."""
-    opened = canonicalise(lower(split_operators(graph, problem), NATIVE), problem)
-    return assign_stages(split_log_sums(opened), problem)
 
 
 def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program, Design] | str:

@@ -85,6 +85,14 @@ class Design:
 
 
 @dataclass(frozen=True, eq=False)
+class Lowered:
+    """A typed graph, and the same as the kernel walks it."""
+
+    typed: Graph
+    walked: Graph
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
     value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch."""

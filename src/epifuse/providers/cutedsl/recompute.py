@@ -6,9 +6,9 @@ Imports no cutlass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from epifuse import passes
 from epifuse.ir import Graph, Load, Node
@@ -16,49 +16,77 @@ from epifuse.ir.graph import topological
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
 from epifuse.problem import Problem
 from epifuse.providers import sequence
+from epifuse.providers.cutedsl.lowering import lower
+from epifuse.providers.cutedsl.program import Lowered
 
-Supports = Callable[[KernelSpec, Graph, Problem], Allocation | Refusal]
-
-_split = lru_cache(maxsize=256)(split_sweeps)
-"""Every design asks for the same."""
+OneLaunch = Callable[[KernelSpec, Lowered, Problem], Allocation | Refusal]
 
 
-def supports(spec: KernelSpec, graph: Graph, problem: Problem, one_launch: Supports) -> Allocation | Refusal:
+class _Launch(NamedTuple):
+    """One of several launches: its part, and what the part was lowered to."""
+
+    part: Part
+    work: Lowered
+
+
+@lru_cache(maxsize=256)  # every design asks for the same
+def _split(graph: Graph, problem: Problem, *, whole_rows: bool) -> tuple[_Launch, ...]:
+    parts = split_sweeps(graph, problem, whole_rows=whole_rows)
+    return tuple(_Launch(part, lower(*part)) for part in parts)
+
+
+def supports(spec: KernelSpec, work: Lowered, problem: Problem, one_launch: OneLaunch) -> Allocation | Refusal:
     """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
-    answer = one_launch(spec, graph, problem)
+    answer = one_launch(spec, work, problem)
     if isinstance(answer, Allocation):
         return answer
+    if problem.constraints.allow_recompute:
+        for launches in _ways_to_split(work.typed, problem):
+            if isinstance(several := _several(spec, launches, problem, one_launch), Allocation):
+                return several
+    return Refusal(spec.name, partial(_reason, answer, spec, work.typed, problem, one_launch))
+
+
+def _ways_to_split(graph: Graph, problem: Problem) -> Iterator[tuple[_Launch, ...]]:
     # Whole rows first: what a tile can hold needs no launch of its own.
     for whole_rows in (True, False) if has_row_stage(graph) else (True,):
-        parts = _split(graph, problem, whole_rows=whole_rows)
-        if len(parts) < 2:  # none where no value varies over rows and columns
-            continue
-        several = _several(spec, parts, problem, one_launch)
+        launches = _split(graph, problem, whole_rows=whole_rows)
+        if len(launches) > 1:  # one where no value varies over rows and columns
+            yield launches
+
+
+def _reason(refusal: Refusal, spec: KernelSpec, graph: Graph, problem: Problem, one_launch: OneLaunch) -> Reason:
+    """Why one launch cannot, and what several could, or why they cannot either."""
+    text = refusal.reason
+    for launches in _ways_to_split(graph, problem):
+        several = _several(spec, launches, problem, one_launch)
         if isinstance(several, Allocation):
-            allowed = problem.constraints.allow_recompute
-            return several if allowed else replace(answer, reason=f"{answer.reason}; {_ways_out(parts, problem)}")
-        if several.reason != answer.reason:
-            answer = replace(answer, reason=f"{answer.reason}; as {len(parts)} launches: {several.reason}")
-    return answer
+            text = f"{text}; {_ways_out(tuple(launch.part for launch in launches), problem)}"
+            break
+        if several.reason != refusal.reason:
+            text = f"{text}; as {len(launches)} launches: {several.reason}"
+    return Reason(text, refusal.loc)
 
 
-def _several(spec: KernelSpec, parts: tuple[Part, ...], problem: Problem, one_launch: Supports) -> Allocation | Refusal:
-    launches = []
-    for graph, part in parts:
-        answer = one_launch(spec, graph, part)
+def _several(
+    spec: KernelSpec, launches: tuple[_Launch, ...], problem: Problem, one_launch: OneLaunch
+) -> Allocation | Refusal:
+    plans = []
+    for (graph, part), work in launches:
+        answer = one_launch(spec, work, part)
         if isinstance(answer, Refusal):
             return answer
-        launches.append(Plan(spec, part, *passes.identity(graph, part), answer, graph))
-    allocations = [launch.allocation for launch in launches]
-    between = sequence.slots(parts, problem)
+        plans.append(Plan(spec, part, *passes.identity(graph, part), answer, graph))
+    allocations = [plan.allocation for plan in plans]
+    between = sequence.slots([launch.part for launch in launches], problem)
     return Allocation(
         allocations[0].tile,
         cost=sum(allocation.cost for allocation in allocations),
         workspace_bytes=sequence.workspace_bytes(between, [a.workspace_bytes for a in allocations]),
-        launches=tuple(launches),
+        launches=tuple(plans),
     )
 
 
