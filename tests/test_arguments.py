@@ -329,7 +329,7 @@ def test_a_returned_accum_needs_a_destination() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"precision": "fp8"}, {"fallback": "numpy"}, {"deterministic": None}, {"fast_math": "yes"}], ids=str
+    "option", [{"precision": "fp8"}, {"fallback": "numpy"}, {"allow_recompute": None}, {"fast_math": "yes"}], ids=str
 )
 def test_an_option_out_of_range(option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(option))):

@@ -78,7 +78,6 @@ class Constraints:
     tile: tuple[int, int] | None = None
     cluster: tuple[int, int] | None = None
     schedule: str | None = None
-    deterministic: bool = True
     fast_math: bool = False
     precision: str | None = None
     allow_recompute: bool = False
@@ -88,7 +87,7 @@ class Constraints:
             value = getattr(self, name)
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name in ("deterministic", "fast_math", "allow_recompute"):
+        for name in ("fast_math", "allow_recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise fail("option", None, name=name, want="True or False", value=getattr(self, name))
         if not isinstance(self.schedule, (str, type(None))):
