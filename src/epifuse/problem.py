@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from epifuse.dtypes import short
+from epifuse.dtypes import Kind, short
 from epifuse.errors import fail
-from epifuse.ir.types import Dims, Factor, Kind
+from epifuse.ir.types import Dims, Factor
 from epifuse.target import Target
 
 
@@ -133,7 +133,7 @@ class Problem:
     operands: tuple[tuple[str, OperandInfo], ...] = ()
     outputs: tuple[tuple[str, TensorInfo | None], ...] = ()
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
-    transports: tuple[tuple[str, str], ...] = ()
+    by_tma: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     accumulated: tuple[tuple[str, torch.dtype], ...] = ()
     constraints: Constraints = field(default_factory=Constraints)
