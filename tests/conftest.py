@@ -10,15 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_GPU = "no CUDA device"
 NOT_HOPPER = "no Hopper GPU"
-
-# A time limit per example would fail on a busy machine, not on a slow function.
-settings.register_profile("epifuse", deadline=None, print_blob=True)
-settings.load_profile("epifuse")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

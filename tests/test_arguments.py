@@ -329,20 +329,20 @@ def test_a_returned_accum_needs_a_destination() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"precision": "fp8"}, {"fallback": "numpy"}, {"deterministic": None}, {"fast_math": "yes"}], ids=str
+    "option", [{"precision": "fp8"}, {"fallback": "numpy"}, {"allow_recompute": None}, {"fast_math": "yes"}], ids=str
 )
 def test_an_option_out_of_range(option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(option))):
         ef.gemm(A, B, **option)
 
 
-def test_hints_refuse_kernels_and_fall_back() -> None:
-    hint = ef.Load(C, "async_gmem_load")
-    with pytest.raises(ef.errors.UnsupportedError, match="cannot travel by async_gmem_load"):
-        add(hint)
+def test_hints_with_and_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = ef.Load(C, "tma")
+    assert torch.equal(add(hint), ACCUM + C)
+    monkeypatch.setattr("epifuse.providers.NAMES", ())
     with pytest.warns(UserWarning, match="PyTorch runs it unfused"):
-        got = add(hint, fallback="torch")
-    assert torch.equal(got, ACCUM + C)
+        got = add(hint, a=A + 1, fallback="torch")
+    assert torch.equal(got, (A + 1) @ B + C)
 
 
 def test_a_hint_on_the_wrong_side() -> None:

@@ -487,7 +487,7 @@ def test_several_operands_are_not_read_early(capfd, tmp_path):
 
 def test_what_was_asked_to_go_by_tma_makes_room_last():
     args = many(2, 1, torch.float32, k=4096)
-    problem = replace(args.problem, transports=(("C1", "tma"),), target=TARGETS[90])
+    problem = replace(args.problem, by_tma=("C1",), target=TARGETS[90])
     found = arrange(lower(args.graph, args.problem).walked, problem, SCHEDULES[128, 128])
     assert found is not None
     assert ways_of(found[0]) == (["direct", "tile"], ["tile"])

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from epifuse import errors, evt, thread, utils
 from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear
-from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store, Transport
+from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.dense_gemm import DenseGemm
 from epifuse.frontend.hints import absent as _absent
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
@@ -49,7 +49,6 @@ __all__ = [
     "Status",
     "Store",
     "TileDescription",
-    "Transport",
     "epilogue",
     "errors",
     "evt",

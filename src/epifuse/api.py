@@ -147,7 +147,6 @@ def gemm(
     accumulate: str | Iterable[str] = (),
     accumulator_type: torch.dtype | None = None,
     precision: str | None = None,
-    deterministic: bool = True,
     fast_math: bool = False,
     allow_recompute: bool = False,
     fallback: str | None = None,
@@ -165,9 +164,7 @@ def gemm(
     """
     parsed = parse_cached(PLAIN if epilogue is None else epilogue)
     given = given_by_name(parsed, by_name, operands, out)
-    options = Options(
-        accumulator_type, precision, deterministic, fast_math, allow_recompute, fallback, out_dtypes, accumulate
-    )
+    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     outputs, _ = run(a, b, parsed, given, options)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
@@ -185,7 +182,6 @@ def linear(
     accumulate: str | Iterable[str] = (),
     accumulator_type: torch.dtype | None = None,
     precision: str | None = None,
-    deterministic: bool = True,
     fast_math: bool = False,
     allow_recompute: bool = False,
     fallback: str | None = None,
@@ -213,9 +209,7 @@ def linear(
     written = parsed.output_names
     handed = given_by_name(parsed, by_name, operands, out)
     given = {name: _seen_flat(name, value, lead, written=name in written) for name, value in handed.items()}
-    options = Options(
-        accumulator_type, precision, deterministic, fast_math, allow_recompute, fallback, out_dtypes, accumulate
-    )
+    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
     outputs, graph = run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
     destinations = {name: value.tensor if isinstance(value, Hint) else value for name, value in handed.items()}

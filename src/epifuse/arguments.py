@@ -33,9 +33,9 @@ from epifuse.memory import empty
 from epifuse.passes.structure import structure_of
 from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
 from epifuse.target import CPU, TARGETS, Target
-from epifuse.transports import Hint, Load, Store, Transport
+from epifuse.transports import Hint, Load, Store
 
-__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "Transport"]
+__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store"]
 
 _PARSED: weakref.WeakKeyDictionary[Any, Parsed] = weakref.WeakKeyDictionary()
 
@@ -257,7 +257,7 @@ class GemmArguments:
             self.accumulator_type,
             target_of(self.A),
             tuple(operands),
-            transports=tuple((name, Transport(h.via).value) for name, h in epilogue.transports.items() if h.via),
+            by_tma=tuple(name for name, hint in epilogue.transports.items() if hint.via),
             accumulated=tuple((name, epilogue.tensors[name].dtype) for name in epilogue.accumulated),
             constraints=constraints,
         )

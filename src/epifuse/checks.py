@@ -15,7 +15,7 @@ from epifuse.frontend import Parsed
 from epifuse.ir import Dims, Graph, Kind, Load, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
-from epifuse.passes.kinds import const_kind, load_kind
+from epifuse.passes.kinds import const_kind
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.problem import Problem, has_memory
 
@@ -37,7 +37,7 @@ def host_number(name: str, value: Any) -> Number | None:
         if value.dtype not in BY_TORCH:
             raise fail("operand_dtype", None, name=name, dtype=value.dtype)
         if isinstance(value, FakeTensor):
-            return Number(None, load_kind(value.dtype))
+            return Number(None, BY_TORCH[value.dtype].loads_as)
         number = value.item()
         return Number(number, const_kind(number))
     if isinstance(value, np.generic):
@@ -123,8 +123,7 @@ def check_product(a: Any, b: Any, accumulator: torch.dtype | None, names: tuple[
 def check_operand(name: str, tensor: torch.Tensor, device: torch.device, accumulator: torch.dtype) -> None:
     """An operand the epilogue can load."""
     check_tensor(f"operand '{name}'", tensor, device)
-    row = BY_TORCH.get(tensor.dtype)
-    if row is None or row.loads_as is None:
+    if tensor.dtype not in BY_TORCH:
         raise fail("operand_dtype", None, name=name, dtype=tensor.dtype)
     if tensor.dtype == torch.float64 and accumulator != torch.float64:
         raise fail("operand_float64", None, name=name)
@@ -133,9 +132,8 @@ def check_operand(name: str, tensor: torch.Tensor, device: torch.device, accumul
 def check_accumulated(name: str, tensor: Any, device: torch.device, accumulator: torch.dtype) -> None:
     """A destination whose content an epilogue can load and add onto."""
     check_tensor(f"output '{name}'", tensor, device)
-    row = BY_TORCH.get(tensor.dtype)
     wide = tensor.dtype == torch.float64 and accumulator != torch.float64
-    if row is None or row.loads_as is None or wide:
+    if tensor.dtype not in BY_TORCH or wide:
         raise fail("accumulate_dtype", None, name=name, dtype=tensor.dtype, accumulator=accumulator)
 
 

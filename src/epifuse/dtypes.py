@@ -1,46 +1,37 @@
-"""One row a dtype: what it is called, how it loads into an epilogue, how it is stored."""
+"""One row a dtype: what it is called, and how it loads into an epilogue. An output may have any of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+Kind = Literal["mask", "int32", "int64", "float"]
 
 
 @dataclass(frozen=True)
 class DType:
-    """One storage dtype.
-
-    `loads_as` is the kind a value of this dtype has inside an epilogue (see `ir.types.Kind`), or None where an
-    operand may not have it. `short` is the name in printed graphs.
-    """
+    """One storage dtype: its name in printed graphs, and the kind that a value of it has inside an epilogue."""
 
     torch: torch.dtype
     short: str
-    bits: int
-    loads_as: str | None
-    storable: bool = True
-    gemm_input: bool = False
-
-    @property
-    def is_floating(self) -> bool:
-        """True for every floating-point dtype, fp8 included."""
-        return self.torch.is_floating_point
+    loads_as: Kind
 
 
 _ROWS = (
-    DType(torch.float64, "f64", 64, "float", gemm_input=True),
-    DType(torch.float32, "f32", 32, "float", gemm_input=True),
-    DType(torch.float16, "f16", 16, "float", gemm_input=True),
-    DType(torch.bfloat16, "bf16", 16, "float", gemm_input=True),
-    DType(torch.float8_e4m3fn, "e4m3", 8, "float", gemm_input=True),
-    DType(torch.float8_e5m2, "e5m2", 8, "float", gemm_input=True),
-    DType(torch.int8, "s8", 8, "int32", gemm_input=True),
-    DType(torch.uint8, "u8", 8, "int32", gemm_input=True),
-    DType(torch.int16, "s16", 16, "int32"),
-    DType(torch.int32, "s32", 32, "int32"),
-    DType(torch.int64, "s64", 64, "int64"),
-    DType(torch.bool, "bool", 8, "mask"),
+    DType(torch.float64, "f64", "float"),
+    DType(torch.float32, "f32", "float"),
+    DType(torch.float16, "f16", "float"),
+    DType(torch.bfloat16, "bf16", "float"),
+    DType(torch.float8_e4m3fn, "e4m3", "float"),
+    DType(torch.float8_e5m2, "e5m2", "float"),
+    DType(torch.int8, "s8", "int32"),
+    DType(torch.uint8, "u8", "int32"),
+    DType(torch.int16, "s16", "int32"),
+    DType(torch.int32, "s32", "int32"),
+    DType(torch.int64, "s64", "int64"),
+    DType(torch.bool, "bool", "mask"),
 )
 
 BY_TORCH: dict[torch.dtype, DType] = {row.torch: row for row in _ROWS}
@@ -54,8 +45,7 @@ def short(dtype: torch.dtype) -> str:
 
 def is_storable(dtype: object) -> bool:
     """Whether an output may have this dtype."""
-    row = BY_TORCH.get(dtype) if isinstance(dtype, torch.dtype) else None
-    return row is not None and row.storable
+    return isinstance(dtype, torch.dtype) and dtype in BY_TORCH
 
 
 def default_accumulator(a: torch.dtype, b: torch.dtype) -> torch.dtype:

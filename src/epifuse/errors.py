@@ -150,9 +150,7 @@ CATALOGUE: dict[str, Sentence] = {
     "overlap": Sentence(
         _A, "'{first}' and '{second}' overlap in memory", "an output may share storage with one full operand, exactly"
     ),
-    "transport": Sentence(_A, "{hint} transport must be one of {allowed}, got {value!r}"),
-    "transport_width": Sentence(_A, "{hint} num_bits_per_copy is only valid for non-TMA transports, not via={via!r}"),
-    "transport_width_type": Sentence(_AT, "{hint} num_bits_per_copy must be an int, not {type}"),
+    "transport": Sentence(_A, "{hint} transport must be 'tma' or None, got {value!r}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),

@@ -269,8 +269,8 @@ def _dtypes() -> Iterator[str]:
         (
             _code(str(row.torch)),
             ", ".join(_code(_bare(dtype)) for dtype in ACCUMULATORS.get(row.torch, ())) or "",
-            row.loads_as or "",
-            "yes" if row.storable else "",
+            row.loads_as,
+            "yes",
         )
         for row in BY_TORCH.values()
     )

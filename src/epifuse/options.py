@@ -17,7 +17,6 @@ class Options(NamedTuple):
 
     accumulator_type: torch.dtype | None
     precision: str | None = None
-    deterministic: bool = True
     fast_math: bool = False
     allow_recompute: bool = False
     fallback: str | None = None
@@ -56,7 +55,6 @@ class Options(NamedTuple):
         if self.pinned is not None:
             return self.pinned
         return Constraints(
-            deterministic=self.deterministic,
             fast_math=self.fast_math,
             precision=self.precision,
             allow_recompute=self.allow_recompute,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from epifuse.dtypes import short
+from epifuse.dtypes import Kind, short
 from epifuse.errors import fail
-from epifuse.ir.types import Dims, Factor, Kind
+from epifuse.ir.types import Dims, Factor
 from epifuse.target import Target
 
 
@@ -78,7 +78,6 @@ class Constraints:
     tile: tuple[int, int] | None = None
     cluster: tuple[int, int] | None = None
     schedule: str | None = None
-    deterministic: bool = True
     fast_math: bool = False
     precision: str | None = None
     allow_recompute: bool = False
@@ -88,7 +87,7 @@ class Constraints:
             value = getattr(self, name)
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name in ("deterministic", "fast_math", "allow_recompute"):
+        for name in ("fast_math", "allow_recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise fail("option", None, name=name, want="True or False", value=getattr(self, name))
         if not isinstance(self.schedule, (str, type(None))):
@@ -134,7 +133,7 @@ class Problem:
     operands: tuple[tuple[str, OperandInfo], ...] = ()
     outputs: tuple[tuple[str, TensorInfo | None], ...] = ()
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
-    transports: tuple[tuple[str, str], ...] = ()
+    by_tma: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     accumulated: tuple[tuple[str, torch.dtype], ...] = ()
     constraints: Constraints = field(default_factory=Constraints)

@@ -1,4 +1,4 @@
-"""One row an architecture: data, no code. A kernel asks `target.has_tma`, never `if sm == 90`."""
+"""One row an architecture: data, no code. A kernel asks for what a row says, never `if sm == 90`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ class Target:
     cc: int
     device: str
     shared_memory: int = 0
-    has_tma: bool = False
-    has_wgmma: bool = False
 
 
 CPU = Target("cpu", 0, "cpu")
@@ -26,9 +24,9 @@ TARGETS: dict[int, Target] = {
         Target("sm_80", 80, "cuda", shared_memory=163 << 10),
         Target("sm_86", 86, "cuda", shared_memory=99 << 10),
         Target("sm_89", 89, "cuda", shared_memory=99 << 10),
-        Target("sm_90a", 90, "cuda", shared_memory=227 << 10, has_tma=True, has_wgmma=True),
-        Target("sm_100a", 100, "cuda", shared_memory=227 << 10, has_tma=True),
-        Target("sm_103a", 103, "cuda", shared_memory=227 << 10, has_tma=True),
-        Target("sm_120a", 120, "cuda", shared_memory=99 << 10, has_tma=True),
+        Target("sm_90a", 90, "cuda", shared_memory=227 << 10),
+        Target("sm_100a", 100, "cuda", shared_memory=227 << 10),
+        Target("sm_103a", 103, "cuda", shared_memory=227 << 10),
+        Target("sm_120a", 120, "cuda", shared_memory=99 << 10),
     )
 }

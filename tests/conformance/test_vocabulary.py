@@ -22,7 +22,7 @@ from epifuse.fusion.vocabulary import VOCABULARY, is_static
 from epifuse.passes.accesses import CLASSES
 
 ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
-DTYPES = [row.torch for row in BY_TORCH.values() if row.loads_as is not None]
+DTYPES = list(BY_TORCH)
 ACCESSES = list(CLASSES)
 SHAPES = [(2, 5, 7, 3), (1, 1, 1, 1), (3, 1, 9, 2), (2, 19, 1, 4), (2, 9, 37, 5)]  # L, M, N, K
 TILE = (4, 8)  # several ragged panels on all but the smallest shapes

@@ -41,7 +41,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "schedule": (lambda: ef.Constraints(schedule=3), "schedule must be a name or None"),
     "precision": (lambda: ef.gemm(A, B, precision=torch.ones(2)), "precision must be None, 'ieee' or 'tf32'"),
     "precision list": (lambda: ef.gemm(A, B, precision=[1]), "precision must be"),
-    "deterministic": (lambda: ef.gemm(A, B, deterministic=torch.ones(2)), "deterministic must be True or False"),
     "fallback": (lambda: ef.gemm(A, B, fallback=torch.ones(2)), "fallback must be None or 'torch'"),
     "accumulator_type": (lambda: ef.gemm(A, B, accumulator_type=float), "accumulator_type must be a torch dtype"),
     "epilogue 3": (lambda: ef.epilogue(3), "epilogue takes a Python function, not an int"),

@@ -290,8 +290,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "output_expanded": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(1, N).expand(M, N)),
     "overlap": _overlapping,
     "transport": lambda: ef.Load(torch.ones(2), via="pigeon"),
-    "transport_width": lambda: ef.Load(torch.ones(2), num_bits_per_copy=64),
-    "transport_width_type": lambda: ef.Load(torch.ones(2), via="sync_gmem_load", num_bits_per_copy="64"),
     "transport_side": lambda: ef.EpilogueArguments("lambda accum, C: accum + C", C=ef.Store(torch.ones(2)), D=None),
     "option": lambda: gemm("lambda accum: accum", precision="sloppy"),
     "launch": _failed_launch,

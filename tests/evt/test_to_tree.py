@@ -27,7 +27,7 @@ def digest(epilogue: Any) -> str:
 def test_a_tree_read_again_is_the_same_graph(name: str) -> None:
     tree = to_tree(EPILOGUES[name])
     assert digest(tree) == digest(EPILOGUES[name])
-    assert digest(tree.__epifuse__().graph.to_tree()) == digest(EPILOGUES[name])
+    assert digest(to_tree(tree.__epifuse__().graph)) == digest(EPILOGUES[name])
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
@@ -35,13 +35,13 @@ def test_as_printed(name: str, golden: Callable[[str], None]) -> None:
     """As written, and as typed for a problem: then each load is of its kind."""
     graph, problem = problem_for(EPILOGUES[name])
     typed = passes.run(graph, problem)
-    golden(f"{to_tree(EPILOGUES[name])}\n\n== typed\n{typed.to_tree()}")
+    golden(f"{to_tree(EPILOGUES[name])}\n\n== typed\n{to_tree(typed)}")
 
 
 def test_the_functions_graph_is_the_articles_tree(data: dict[str, torch.Tensor]) -> None:  # noqa: F811
     """The loss, written as a function, typed, and drawn as a tree: the article's figure 6."""
     args = ef.GemmArguments(data["A"], data["B"], epilogue=as_function(data))
-    tree = args.graph.to_tree()
+    tree = to_tree(args.graph)
     assert str(tree).splitlines()[:9] == [*str(article()).splitlines()[:8], "   ├─ 2: Compute(mul) <- 1, 0"]
     named = {name: value for name, value in args.epilogue.parameters.items() if name != "result"}
     again = ef.GemmArguments(data["A"], data["B"], epilogue=ef.EpilogueArguments.partial(tree, named))
@@ -111,6 +111,6 @@ def test_a_trees_own_graph_as_a_tree(name: str) -> None:
     given = {"C": torch.empty(8, 12), "bias": torch.empty(8, 1), "aux": torch.empty(8, 12), "alpha": 1.0, "beta": 1.0}
     given = {name: given[name] for name in tree.__epifuse__().parameters}
     graph, problem = problem_for(tree, given)
-    again, problem_again = problem_for(graph.to_tree(), given)
+    again, problem_again = problem_for(to_tree(graph), given)
     identities = [passes.identity(passes.run(*pair), pair[1]) for pair in ((graph, problem), (again, problem_again))]
     assert identities[0].digest == identities[1].digest

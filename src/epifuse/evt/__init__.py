@@ -21,9 +21,6 @@ from epifuse.evt.nodes import (
 from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
 from epifuse.frontend.hints import absent
-from epifuse.ir import Graph
-
-Graph.to_tree = to_tree
 
 __all__ = [
     "EVT",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from epifuse.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
@@ -53,8 +53,6 @@ class Graph:
     stages: Mapping[Node, Any] = field(default_factory=dict, repr=False)
     hosts: Mapping[str, Node] = field(default_factory=dict, repr=False)
     checked: tuple[Node, ...] = field(default=(), repr=False)
-    to_tree: ClassVar[Callable[[Graph], Any]]
-    """The graph as a visitor tree. Set by `epifuse.evt`, which knows trees; this module knows no operation."""
 
     @property
     def roots(self) -> tuple[Node, ...]:

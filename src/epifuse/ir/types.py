@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Kind = Literal["mask", "int32", "int64", "float"]
+from epifuse.dtypes import Kind
+
 RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "float": 3}
 """Promotion takes the higher one, as torch's categories do."""
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from epifuse.dtypes import BY_TORCH
 from epifuse.errors import fail
 from epifuse.ir import Builder, Graph, Load, Output, Type
 from epifuse.passes.canonicalise import typed
-from epifuse.passes.kinds import load_kind
 from epifuse.problem import Problem, old_content
 
 
@@ -26,7 +26,7 @@ def accumulate(graph: Graph, problem: Problem) -> Graph:
 
 
 def _added(output: Output, dtype: torch.dtype, builder: Builder) -> Output:
-    type_, kind = builder.types[output.node], load_kind(dtype)
+    type_, kind = builder.types[output.node], BY_TORCH[dtype].loads_as
     if "mask" in (kind, type_.kind):
         raise fail("accumulate_mask", next(iter(builder.locs.get(output.node, ())), None), name=output.name)
     old = builder.node("load", attr=Load(old_content(output.name), (), output.dims))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from epifuse.dtypes import short
+from epifuse.dtypes import BY_TORCH, short
 from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
@@ -71,7 +71,7 @@ class _Inference(Alignment):
         operand = self.problem.by_name[load.name]
         if isinstance(operand, HostNumber):
             return Typed(self.emit("load", attr=load, kind=operand.kind, is_host=True), operand.kind, host=True)
-        return Typed(node, kinds.load_kind(operand.dtype), raw=load, shape=operand.shape)
+        return Typed(node, BY_TORCH[operand.dtype].loads_as, raw=load, shape=operand.shape)
 
     def infer_const(self, node: Node, args: list[Typed]) -> Typed:
         kind = kinds.const_kind(node.attr)
@@ -165,9 +165,10 @@ class _Inference(Alignment):
             raise self.fail(
                 "cast_unsupported", dtype="float64", hint="the epilogue computes in float32; use a float64 GEMM"
             )
-        kind: Kind = "float" if dtype.is_floating_point else "int64" if dtype == torch.int64 else "int32"
-        if dtype.is_complex:
-            raise self.fail("cast_unsupported", dtype=str(dtype), hint="an epilogue has real values")
+        if dtype not in BY_TORCH:
+            shown = ", ".join(str(row.torch).removeprefix("torch.") for row in BY_TORCH.values())
+            raise self.fail("cast_unsupported", dtype=str(dtype), hint=f"the dtypes are {shown}")
+        kind = BY_TORCH[dtype].loads_as
         made = self.emit("cast", x.node, attr=dtype, kind=kind, dims=x.dims)
         return Typed(made, kind, x.dims, narrow=None if dtype in (torch.int32, torch.int64) else dtype)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import torch
-
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.ir import Kind
@@ -119,13 +117,6 @@ def const_kind(value: object) -> Kind:
     if isinstance(value, int) and not isinstance(value, bool):
         return "int32" if value in INT32 else "int64"
     return "mask" if isinstance(value, bool) else "float"
-
-
-def load_kind(dtype: torch.dtype) -> Kind:
-    """Kind an operand of this dtype loads as."""
-    if dtype.is_floating_point:
-        return "float"
-    return "mask" if dtype == torch.bool else "int64" if dtype == torch.int64 else "int32"
 
 
 def fitting(value: Any, bits: int) -> Any:

@@ -46,9 +46,6 @@ class CpuProvider:
                 return Refusal(
                     spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for"
                 )
-        for name, via in problem.transports:
-            if via != "tma":
-                return Refusal(spec.name, f"'{name}' cannot travel by {via} on the CPU")
         return _native(work, problem) if spec is _NATIVE else _panel(work, problem)
 
     def build(self, plan: Plan) -> Runner:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from epifuse.fusion.primitives import PRIMITIVES
-
 Row = Callable[..., Any]
 
 
@@ -88,8 +86,3 @@ FAST: Mapping[str, Row] = {
     "square": torch.square,
 }
 """Activations that are one torch call: one pass over the panel instead of one for each step of the body."""
-
-
-def missing_rows() -> tuple[str, ...]:
-    """Primitives of the language without a row here."""
-    return tuple(name for name in PRIMITIVES if name not in PRIMITIVE_ROWS)

@@ -130,7 +130,6 @@ def _arranged(spec: KernelSpec, graph: Graph, problem: Problem) -> tuple[Program
     design: Design = dict(spec.design)["design"]
     reason = (
         inputs.refused(problem)
-        or _refused_transport(problem)
         or _refused_graph(graph, problem)
         or _not_asked_for(design, problem)
         or rows.refused(design, graph, problem)
@@ -155,15 +154,9 @@ def _not_asked_for(design: Design, problem: Problem) -> str | None:
     return None
 
 
-def _refused_transport(problem: Problem) -> str | None:
-    asked = next(((name, via) for name, via in problem.transports if via != "tma"), None)
-    return asked and f"'{asked[0]}' cannot be asked to travel by {asked[1]} yet"
-
-
 def _not_by_tma(program: Program, problem: Problem) -> str | None:
-    asked = dict(problem.transports)
     travelling = (*(access for _, access in program.tensors), *program.stores)
-    other = next((access for access in travelling if access.name in asked and access.way != "tile"), None)
+    other = next((access for access in travelling if access.name in problem.by_tma and access.way != "tile"), None)
     return None if other is None else f"'{other.name}' does not travel by TMA, as was asked for, but {_way(other)}"
 
 

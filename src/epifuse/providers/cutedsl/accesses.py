@@ -73,7 +73,7 @@ def _fitted(design: Design, sides: _Sides, problem: Problem, enough: int, least:
     Those are what does not fit, and what is 32 bits wide, whose pairs fill whole sectors of memory, until A and B have
     their `least` stages. Operands and outputs go in turn, the last first, and what was asked to go by TMA last of all.
     """
-    asked, sides = dict(problem.transports), (list(sides[0]), list(sides[1]))
+    asked, sides = problem.by_tma, (list(sides[0]), list(sides[1]))
 
     def tiles(may: Callable[[Access], bool]) -> list[list[int]]:
         return [[i for i, access in enumerate(side) if access.way == "tile" and may(access)] for side in sides]
