@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
-from types import FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
@@ -26,7 +22,7 @@ from epifuse.checks import (
 from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
-from epifuse.frontend import FrontEnd, Parsed, parse
+from epifuse.frontend import FrontEnd, Parsed, parsed
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
@@ -35,65 +31,7 @@ from epifuse.problem import Constraints, HostNumber, Problem, info, old_content,
 from epifuse.target import CPU, TARGETS, Target
 from epifuse.transports import Hint, Load, Store
 
-__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store"]
-
-_PARSED: weakref.WeakKeyDictionary[Any, Parsed] = weakref.WeakKeyDictionary()
-
-
-@lru_cache(maxsize=256)
-def _parsed_string(source: str) -> Parsed:
-    return parse(source)
-
-
-def parsed(function: Any) -> Parsed:
-    """`function`, source text or a `FrontEnd` parsed, from the cache while everything it captured is still the same."""
-    if isinstance(function, Parsed):
-        return function
-    if isinstance(function, str):
-        return _parsed_string(function)
-    # A visitor tree or a functor is its own front end: it says itself what it parses to.
-    if (own := getattr(type(function), "__epifuse__", None)) is not None:
-        return own(function)  # type: ignore[no-any-return]  # declared by the class
-    reassign = bool(getattr(function, "__epifuse_reassign__", False))
-    try:
-        known = _PARSED.get(function)
-    except TypeError:
-        return parse(function, reassign=reassign)
-    if known is None or not known.is_current():
-        known = _parsed_code(function) if _is_its_code(function) else parse(function, reassign=reassign)
-        try:
-            _PARSED[function] = known
-        except TypeError:  # a builtin, as in epilogue=torch.relu, takes no weak reference
-            return known
-    return known
-
-
-_BY_CODE: dict[int, tuple[FunctionType, Parsed]] = {}
-_MOST_CODES = 256
-
-
-def _parsed_code(function: FunctionType) -> Parsed:
-    """What the same code was parsed to: a lambda written in a call is a new function each time, but no new epilogue."""
-    # The function remembered keeps its code alive, so that no other code gets its id.
-    before = _BY_CODE.get(id(function.__code__))
-    if before is not None and _same_surroundings(before[0], function) and before[1].is_current():
-        return before[1]
-    made = parse(function)
-    if len(_BY_CODE) >= _MOST_CODES:
-        _BY_CODE.clear()
-    _BY_CODE[id(function.__code__)] = function, made
-    return made
-
-
-def _same_surroundings(one: FunctionType, other: FunctionType) -> bool:
-    ones, others = one.__defaults__ or (), other.__defaults__ or ()
-    same = len(ones) == len(others) and all(map(operator.is_, ones, others))
-    return same and one.__globals__ is other.__globals__
-
-
-def _is_its_code(function: Any) -> TypeGuard[FunctionType]:
-    """Whether nothing but code, globals and defaults makes this function what it is."""
-    return type(function) is FunctionType and not (function.__closure__ or function.__kwdefaults__ or vars(function))
+__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
 
 
 class EpilogueArguments:
