@@ -233,7 +233,7 @@ def test_hopper_computes_the_product_twice_for_a_norm_of_the_whole() -> None:
 
 def test_verify_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm, (a, b) = made(DenseGemm)
-    monkeypatch.setattr(dense_gemm, "execute", lambda args, hint: {"D": (args.A @ args.B) * 1.001})
+    monkeypatch.setattr(dense_gemm, "launch", lambda call, _: {"D": (call.request.a @ call.request.b) * 1.001})
     with pytest.raises(InternalError, match="output 'D' differs from PyTorch"):
         gemm.verify(a, b)
 

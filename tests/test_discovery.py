@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
 from epifuse import providers
-from epifuse.runtime import cache, warm
+from epifuse import cache
 
 SOURCE = "def epi(accum, C, alpha): D = relu(accum * alpha) + C; return D"
 A, B, C = torch.arange(12.0).reshape(4, 3) - 5, torch.arange(15.0).reshape(3, 5) - 7, torch.arange(20.0).reshape(4, 5)
@@ -36,9 +36,8 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     built: list[Any] = []
 
     loaded = providers.load
-    monkeypatch.setattr(cache.providers, "load", lambda name: _Forward(loaded(name), built))
-    cache.BUILT.clear()
-    warm._known.clear()
+    monkeypatch.setattr(providers, "load", lambda name: _Forward(loaded(name), built))
+    cache.forget()
     return built
 
 

@@ -16,14 +16,15 @@ LAYERS = (
     "fusion",
     "frontend",
     # The passes work on a graph *for a problem*, so the problem comes first.
-    "problem",
+    "problem transports options",
     "passes",
-    "checks transports arguments",
+    "checks signature",
     "plan",
     "providers",
     "runtime",
+    "arguments",
     "kernel reference",
-    "options api utils",
+    "api utils",
     "evt thread dense_gemm gemm_plan pytorch cli demo language store_rule testing debug",
     "__init__ __main__",  # the package itself: may import all, so nothing else may import it
 )

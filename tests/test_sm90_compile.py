@@ -250,7 +250,7 @@ def test_what_only_finished_values_read_is_not_loaded_in_tiles():
 @pytest.mark.parametrize("batches", [(), (2,)])
 def test_a_matrix_is_handed_over_as_it_is_and_what_is_printed_needs_no_destination(batches):
     """A view costs the host a microsecond. Batches come first in PyTorch, and last in the kernel."""
-    from epifuse.runtime import cache
+    from epifuse.runtime.launch import Prepared
 
     def printed(accum, C, bias):
         ef.debug_print("product {}", accum)
@@ -261,7 +261,7 @@ def test_a_matrix_is_handed_over_as_it_is_and_what_is_printed_needs_no_destinati
     args = ef.GemmArguments(
         a, b, epilogue=ef.EpilogueArguments(printed, C=C, bias=torch.empty(64), D=torch.empty_like(C))
     )
-    views = cache.get_or_build(hopper_kernel(args).plan).views
+    views = Prepared.of(hopper_kernel(args).plan).runner.views
     same = [views.a, views.b, *(view for name, view in (*views.operands, *views.outputs) if name in ("C", "D"))]
     assert [view.same for view in same] == 4 * [not batches]
     assert not dict(views.operands)["bias"].same

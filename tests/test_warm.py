@@ -13,10 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
 from epifuse import api
-from epifuse.arguments import parsed
+from epifuse.frontend import parsed
 from epifuse.errors import ArgumentError, EpifuseError
 from epifuse.kernel import Kernel
-from epifuse.runtime import warm
+from epifuse.plan.destinations import reach
+from epifuse.problem import info
+from epifuse.runtime import launch
 
 
 def epi(accum: Any, C: Any, alpha: Any = 2.0) -> Any:
@@ -37,7 +39,7 @@ A, B, C = integers(6, 4), integers(4, 8), integers(6, 8)
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    warm._known.clear()
+    launch._PREPARED.clear()
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*args: Any, **named: Any) -> Any:
         raise AssertionError("planned again")
 
-    return lambda: monkeypatch.setattr(api, "GemmArguments", refuse)
+    return lambda: monkeypatch.setattr(api, "settle", refuse)
 
 
 def test_data_numbers_and_addresses_change_and_nothing_is_planned(nothing_is_planned: Callable[[], None]) -> None:
@@ -217,18 +219,15 @@ def test_columns_of_one_buffer_are_found_again(nothing_is_planned: Callable[[], 
 
 
 def test_reach_is_from_the_first_byte_to_the_last() -> None:
-    assert [warm._bytes(t) for t in (torch.empty(6, 24)[:, :8], torch.empty(0, 3), torch.empty(5, 1).expand(5, 9))] == [
-        (5 * 24 + 8) * 4,
-        0,
-        20,
-    ]
+    tensors = (torch.empty(6, 24)[:, :8], torch.empty(0, 3), torch.empty(5, 1).expand(5, 9))
+    assert [reach(info(tensor)) for tensor in tensors] == [(5 * 24 + 8) * 4, 0, 20]
 
 
 def test_no_more_is_remembered_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm._known, "bound", 3)
+    monkeypatch.setattr(launch._PREPARED, "bound", 3)
     for n in range(1, 8):
         assert torch.equal(ef.gemm(A, integers(4, n).fill_(n)), A @ torch.full((4, n), float(n)))
-        assert len(warm._known) <= 3
+        assert len(launch._PREPARED) <= 3
 
 
 def test_a_parameter_may_have_any_name() -> None:

@@ -13,21 +13,22 @@ from typing import Any
 import torch
 
 from epifuse import ir, providers
-from epifuse.arguments import PLAIN, EpilogueArguments, GemmArguments, check_arguments
-from epifuse.arguments import parsed as parse_cached
+from epifuse.arguments import PLAIN, GemmArguments, check_arguments
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed
+from epifuse.frontend import parsed as parse_cached
 from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
 from epifuse.options import Options, given_by_name
 from epifuse.plan import Plan, Refusal, Selection, select
+from epifuse.plan.settle import Settled, settle
 from epifuse.reference import unfused
 from epifuse.results import Results
-from epifuse.runtime import cache, warm
-from epifuse.runtime.launch import Recipe, bind
+from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
+from epifuse.signature import Call, Request, describe
 from epifuse.target import TARGETS
 from epifuse.transports import Hint
 
@@ -165,7 +166,7 @@ def gemm(
     parsed = parse_cached(PLAIN if epilogue is None else epilogue)
     given = given_by_name(parsed, by_name, operands, out)
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
-    outputs, _ = run(a, b, parsed, given, options)
+    outputs, _ = run(Request(a, b, parsed, given, options))
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
@@ -211,7 +212,7 @@ def linear(
     given = {name: _seen_flat(name, value, lead, written=name in written) for name, value in handed.items()}
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
-    outputs, graph = run(rows, weight.t(), parsed, given, options, names=("x", "weight"))
+    outputs, graph = run(Request(rows, weight.t(), parsed, given, options, names=("x", "weight")))
     destinations = {name: value.tensor if isinstance(value, Hint) else value for name, value in handed.items()}
     shaped = {
         o.name: destinations[o.name]
@@ -276,54 +277,39 @@ def _with_bias(parsed: Parsed) -> Parsed:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-def run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    parsed: Parsed,
-    given: Mapping[str, Any],
-    options: Options,
-    names: tuple[str, str] = ("A", "B"),
-) -> tuple[dict[str, torch.Tensor], Graph]:
-    """The outputs by name, and the graph that ran. A call like an earlier one is only bound and launched."""
-    call = warm.describe(a, b, parsed, given, options.key)
-    if call is not None and (recipe := warm.find(call)) is not None:
-        return call.launch(recipe), recipe.plan.graph
-    options.check()
-    args = GemmArguments(
-        a,
-        b,
-        accumulator_type=options.accumulator_type,
-        epilogue=EpilogueArguments.partial(parsed, given, options.accumulated),
-        out_dtypes=options.out_dtypes,
-        constraints=options.constraints,
-        names=names,
-    )
-    outputs = execute(args, options.fallback, options.hint)
-    plans = _selection(args).plans
-    if call is not None and plans:
-        warm.remember(call, _recipe(plans[0]))
-    return outputs, args.graph
+def run(request: Request) -> tuple[dict[str, torch.Tensor], Graph]:
+    """The outputs by name, and the graph that ran. A call like an earlier one is only bound and launched.
+
+    Raises `UnsupportedError` where no kernel can run it, before anything is written.
+    """
+    call = describe(request)
+    if (prepared := find(call)) is not None:
+        return prepared.launch(call), prepared.plan.graph
+    request.options.check()
+    settled = settle(call)
+    return launch(call, settled), settled.structure.graph
 
 
-def execute(args: GemmArguments, fallback: str | None = None, hint: str = "") -> dict[str, torch.Tensor]:
-    """Run `args` on the best kernel; the outputs by name. Raises `UnsupportedError` with `hint` where there is none."""
-    selection = _selection(args)
+def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
+    """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
+    problem, structure = settled
+    selection = select(structure, problem, providers.candidates())
+    require_data(call)
     if not selection.plans:
-        return _fall_back(fallback, hint, args, selection)
-    outputs = args.allocate()
-    bind(_recipe(selection.plans[0]), args, outputs)()
+        return _fall_back(call, settled, selection)
+    prepared = Prepared.of(selection.plans[0])
+    outputs = prepared.launch(call)
+    remember(call, prepared)
     return outputs
 
 
-def _recipe(plan: Plan) -> Recipe:
-    return Recipe.of(plan, cache.get_or_build(plan))
-
-
-def _fall_back(fallback: str | None, hint: str, args: GemmArguments, selection: Selection) -> dict[str, torch.Tensor]:
+def _fall_back(call: Call, settled: Settled, selection: Selection) -> dict[str, torch.Tensor]:
+    """Unfused, by PyTorch, where that is allowed."""
+    options = call.request.options
     reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
-    if fallback is None:
-        raise fail("no_kernel", selection.loc, reasons=reasons, hint=hint)
-    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=5)
-    outputs = args.allocate()
-    unfused(args, outputs)
+    if options.fallback is None:
+        raise fail("no_kernel", selection.loc, reasons=reasons, hint=options.hint)
+    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=6)
+    outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
+    unfused(call, settled, outputs)
     return outputs

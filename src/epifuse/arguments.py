@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from epifuse.checks import (
-    check_accumulated,
-    check_declared,
-    check_operand,
-    check_output,
-    check_overlaps,
-    check_product,
-    check_tensor,
-    host_number,
-    is_written_once,
-)
-from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed, parsed
-from epifuse.ir import Graph, Output
-from epifuse.ir.types import shape_of
-from epifuse.memory import empty
-from epifuse.passes.structure import structure_of
-from epifuse.problem import Constraints, HostNumber, Problem, info, old_content, settled
-from epifuse.target import CPU, TARGETS, Target
-from epifuse.transports import Hint, Load, Store
+from epifuse.ir import Graph
+from epifuse.options import Options
+from epifuse.plan.destinations import check_described
+from epifuse.plan.settle import settle
+from epifuse.problem import Constraints
+from epifuse.signature import Request, describe
+from epifuse.transports import Load, Store, without_hints
 
 __all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
 
@@ -73,25 +60,8 @@ class EpilogueArguments:
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
                 raise fail("operand_not_given" if allocate else "missing_operand", None, name=name)
-        self.transports = {name: value for name, value in values.items() if isinstance(value, Hint)}
-        self.tensors: dict[str, Any] = {n: v.tensor if isinstance(v, Hint) else v for n, v in values.items()}
-        for name, hint in self.transports.items():
-            side, want = ("operand", "Load") if name in operands and name not in outputs else ("output", "Store")
-            if type(hint).__name__ != want:
-                raise fail("transport_side", None, name=name, side=side, want=want)
-        added = [name for name, hint in self.transports.items() if isinstance(hint, Store) and hint.accumulate]
-        self.accumulated = self._onto_given((*added, *accumulate))
-        for name, reader in self.parsed.captures.items():
-            self.tensors[name] = reader()
-
-    def _onto_given(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in self.output_names:
-                shown = ", ".join(self.output_names)
-                raise fail("unknown_output", None, option="accumulate", name=name, outputs=shown)
-            if self.tensors.get(name) is None:
-                raise fail("accumulate_new", None, name=name)
-        return tuple(dict.fromkeys(names))
+        self.tensors, added, self.by_tma = without_hints(values, outputs)
+        self.accumulated = tuple(dict.fromkeys((*added, *accumulate)))
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -141,157 +111,41 @@ class GemmArguments:
         names: tuple[str, str] = ("A", "B"),
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
-            raise fail(
-                "wrong_arguments",
-                None,
-                function="GemmArguments",
-                want="EpilogueArguments",
-                type=kind_of(epilogue),
-            )
+            want, type_ = "EpilogueArguments", kind_of(epilogue)
+            raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=type_)
         if not isinstance(constraints, (Constraints, type(None))):
             want = "constraints=ef.Constraints(...)"
             raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=kind_of(constraints))
         self.A, self.B, self.out, self.names = A, B, out, names
-        given = {} if out is None else {"D": out}
-        self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, given)
-        parsed = self.epilogue.parsed
-        check_product(A, B, accumulator_type or parsed.dtypes.get("accum"), names)
-        self.accumulator_type = accumulator_type or parsed.dtypes.get("accum") or default_accumulator(A.dtype, B.dtype)
-        check_declared("accum", self.accumulator_type, parsed)
+        self.bound: Any = None  # by the kernel that ran last, see `Kernel.run`
+        self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, {} if out is None else {"D": out})
+        parsed, accumulated, by_tma = self.epilogue.parsed, self.epilogue.accumulated, self.epilogue.by_tma
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
-            raise fail("no_output_d", self.epilogue.parsed.source.loc(self.epilogue.parsed.source.definition))
-        self.numbers: dict[str, Any] = {}
-        self.problem = self._problem(settled(constraints or Constraints(), A.dtype))
-        if out is not None:
-            check_tensor("out", out, A.device)
-            if tuple(out.shape) != self.problem.accum_shape:
-                raise fail("out_shape", None, want=self.problem.accum_shape, shape=tuple(out.shape))
-        self.structure = structure_of(parsed.graph, self.problem)
-        self.graph: Graph = self.structure.graph
-        if isinstance(out_dtypes, torch.dtype):
-            out_dtypes = dict.fromkeys(self.epilogue.output_names, out_dtypes)
-        if not isinstance(out_dtypes, (Mapping, type(None))):
-            raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=out_dtypes)
-        self._settle_outputs(out_dtypes or {})
+            raise fail("no_output_d", parsed.source.loc(parsed.source.definition))
+        pinned = constraints or Constraints()
+        options = Options(accumulator_type, out_dtypes=out_dtypes, accumulate=accumulated, by_tma=by_tma, pinned=pinned)
+        self.call = describe(Request(A, B, parsed, self.epilogue.tensors, options, names))
+        self.problem, self.structure = settle(self.call)
+        if epilogue is not None and out is not None:
+            check_described(out, self.graph, self.problem)
 
-    def _problem(self, constraints: Constraints) -> Problem:
-        operands: list[tuple[str, Any]] = []
-        epilogue = self.epilogue
-        for name in (*epilogue.parsed.parameters, *epilogue.parsed.captures):
-            value = epilogue.tensors[name]
-            number = host_number(name, value)
-            if number is not None:
-                self.numbers[name] = number.value
-                operands.append((name, HostNumber(number.kind)))
-            else:
-                check_operand(name, value, self.A.device, self.accumulator_type)
-                check_declared(name, value.dtype, epilogue.parsed)
-                operands.append((name, info(value)))
-        for name in epilogue.accumulated:
-            check_accumulated(name, epilogue.tensors[name], self.A.device, self.accumulator_type)
-        return Problem(
-            info(self.A),
-            info(self.B),
-            self.accumulator_type,
-            target_of(self.A),
-            tuple(operands),
-            by_tma=tuple(name for name, hint in epilogue.transports.items() if hint.via),
-            accumulated=tuple((name, epilogue.tensors[name].dtype) for name in epilogue.accumulated),
-            constraints=constraints,
-        )
+    @property
+    def graph(self) -> Graph:
+        """The typed graph of the epilogue."""
+        return self.structure.graph
 
-    def _settle_outputs(self, out_dtypes: Mapping[str, torch.dtype]) -> None:
-        """Check every destination given, and choose a dtype for those that are not."""
-        tensors = self.epilogue.tensors
-        for name, dtype in out_dtypes.items():
-            if name not in self.epilogue.output_names:
-                shown = ", ".join(self.epilogue.output_names)
-                raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=shown)
-            if not is_storable(dtype):
-                raise fail("output_dtype", None, name=name, dtype=dtype)
-        dtypes, infos, declared = [], [], self.epilogue.parsed.dtypes
-        for output in self.graph.outputs:
-            given = tensors.get(output.name)
-            if given is not None:
-                check_output(output, given, self.graph, self.problem)
-            chosen = (
-                given.dtype
-                if given is not None
-                else out_dtypes.get(output.name)
-                or declared.get(output.name)
-                or _default(output, self.graph, self.problem)
-            )
-            check_declared(output.name, chosen, self.epilogue.parsed)
-            dtypes.append((output.name, chosen))
-            infos.append((output.name, None if given is None else info(given)))
-        destinations = {o.name: tensors[o.name] for o in self.graph.outputs if tensors.get(o.name) is not None}
-        held = old_contents(self.graph, self.problem, destinations)
-        inputs = dict(zip(self.names, (self.A, self.B), strict=True))
-        aliases = check_overlaps(inputs, {**held, **tensors}, destinations, self.graph, self.problem)
-        operands = (*self.problem.operands, *((name, info(tensor)) for name, tensor in held.items()))
-        self.problem = replace(
-            self.problem, operands=operands, outputs=tuple(infos), dtypes=tuple(dtypes), aliases=aliases
-        )
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """Operands that are numbers, captured ones too, as they were when these arguments were made."""
+        return self.call.numbers
+
+    @property
+    def accumulator_type(self) -> torch.dtype:
+        """What products are added up in."""
+        return self.problem.accumulator
 
     @property
     def problem_size(self) -> tuple[int, int, int, int]:
         """(M, N, K, L)."""
         e = self.problem.extents
         return e["m"], e["n"], e["k"], e["l"]
-
-    def allocate(self) -> dict[str, torch.Tensor]:
-        """Destinations by name: those given, and new ones for the others."""
-        made = {}
-        for output in self.graph.outputs:
-            given = self.epilogue.tensors.get(output.name)
-            shape = shape_of(output.dims or (), self.problem.extents)
-            dtype = dict(self.problem.dtypes)[output.name]
-            made[output.name] = empty(shape, dtype, self.A.device) if given is None else given
-        return made
-
-
-def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What outputs are added onto, as operands: their destinations, without the ones of a shape that keeps dims.
-
-    A copy where `is_written_again` says that the destination itself does not keep it.
-    """
-    found = {}
-    for output in graph.outputs:
-        if output.name in dict(problem.accumulated):
-            held = outputs[output.name].view(shape_of(output.dims or (), problem.extents))
-            again = is_written_again(output, graph, problem)
-            found[old_content(output.name)] = held.clone(memory_format=torch.contiguous_format) if again else held
-    return found
-
-
-def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
-    """Whether each row, column or batch of tiles writes the output anew, so that a later one reads what it wrote.
-
-    A graph without stages has no tiles.
-    """
-    stage = graph.stages.get(output.node)
-    return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
-
-
-def target_of(tensor: torch.Tensor) -> Target:
-    """The target a tensor's device is. A GPU we have no row for is a target without kernels."""
-    if tensor.device.type != "cuda":
-        return CPU if tensor.device.type in ("cpu", "meta") else Target(tensor.device.type, -1, tensor.device.type)
-    if not torch.cuda.is_available():  # a FakeTensor of a GPU this machine does not have
-        return Target("unknown GPU", -1, "cuda")
-    major, minor = torch.cuda.get_device_capability(tensor.device)
-    cc = major * 10 + minor
-    return TARGETS.get(cc, Target(f"sm_{cc}", cc, "cuda"))
-
-
-def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
-    """DESIGN: A's dtype for wide floats, the accumulator's for 8-bit inputs, the accumulation dtype for reductions."""
-    kind = graph.types[output.node].kind
-    if kind == "mask":
-        return torch.bool
-    if kind != "float":
-        return torch.int64 if kind == "int64" else torch.int32
-    if graph.stages[output.node].kind == "finish" or problem.accumulator == torch.int32:
-        return problem.float_dtype
-    narrow = problem.a.dtype.itemsize == 1
-    return problem.accumulator if narrow else problem.a.dtype

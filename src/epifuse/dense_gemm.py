@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.api import execute, run
+from epifuse.api import launch, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.dtypes import ACCUMULATORS, is_storable
 from epifuse.dynamo import outside_graph
@@ -25,9 +25,11 @@ from epifuse.errors import fail
 from epifuse.frontend import Parsed, parse
 from epifuse.frontend.names import Instance
 from epifuse.options import Options
+from epifuse.plan.settle import Settled
 from epifuse.problem import Constraints
 from epifuse.reference import reference
 from epifuse.results import Results
+from epifuse.signature import Request
 from epifuse.testing import Verdict, verified, wanted
 
 Tensors = tuple[torch.Tensor, ...]
@@ -118,7 +120,7 @@ class DenseGemm:
         Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
         """
         a, b, parsed, given = self._by_name(tensors, named)
-        outputs, _ = run(a, b, parsed, given, self._options)
+        outputs, _ = run(Request(a, b, parsed, given, self._options))
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,7 +148,8 @@ class DenseGemm:
         """
         args = self.arguments(*tensors, **named)
         wants = wanted(args, partial(reference(type(self).epilogue_operation), self))
-        return verified(execute(args, hint=_HINT), wants)
+        request = args.call.request._replace(options=self._options)
+        return verified(launch(args.call._replace(request=request), Settled(args.problem, args.structure)), wants)
 
     def __epifuse__(self) -> Parsed:
         """`epilogue_operation`, parsed."""

@@ -93,6 +93,17 @@ CATALOGUE: dict[str, Sentence] = {
     "requires_grad": Sentence(
         _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
     ),
+    "traced": Sentence(
+        _U,
+        "torch.jit.trace and make_fx cannot record this call: they would keep its memory and not its computation",
+        "call it outside what is traced, or trace ef.reference(epilogue)(a @ b)",
+    ),
+    "symbolic_size": Sentence(
+        _A, "{name} has a size that is known only when it runs: {shape}", "fix it by torch._check, or call with real tensors"
+    ),
+    "inference_output": Sentence(
+        _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass name.clone()"
+    ),
     "tensor_layout": Sentence(_A, "{name} is not a plain dense tensor: it is {what}", "{hint}"),
     "host_number": Sentence(_A, "the scalar '{name}' is out of range: {value}"),
     "rank": Sentence(

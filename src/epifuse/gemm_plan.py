@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from epifuse import arguments
 from epifuse.api import explain, get_kernels, run
 from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.checks import check_tensor
@@ -25,6 +24,7 @@ from epifuse.dense_gemm import whole_pair
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail
 from epifuse.frontend import Parsed
+from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.names import is_number
 from epifuse.fusion import VOCABULARY
 from epifuse.fusion.activation import identity
@@ -33,6 +33,7 @@ from epifuse.kernel import Kernel
 from epifuse.options import Options
 from epifuse.problem import Constraints
 from epifuse.results import Results
+from epifuse.signature import Request
 from epifuse.thread import LinearCombinationGeneric, ScaleType
 
 
@@ -67,7 +68,7 @@ class Trace:
     graph: Graph
 
     def __epifuse__(self) -> Parsed:
-        return arguments.parsed(self.epilogue)
+        return parse_cached(self.epilogue)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -202,7 +203,7 @@ class Gemm:
     @epilogue_visitor.setter
     def epilogue_visitor(self, value: Any) -> None:
         if value is not None:
-            arguments.parsed(value)  # fails here, where the mistake is
+            parse_cached(value)  # fails here, where the mistake is
         self._visitor = value
 
     # --- tiles ---------------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Gemm:
         if print_module:
             sys.stdout.write(f"{explain(self.arguments(tensors, scalars, visitor_args))}\n")
         a, b, parsed, given = self._described(tensors, scalars, visitor_args)
-        outputs, _ = run(a, b, parsed, given, self._options(parsed))
+        outputs, _ = run(Request(a, b, parsed, given, self._options(parsed)))
         if sync and a.is_cuda:
             torch.cuda.current_stream(a.device).synchronize()
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
@@ -326,8 +327,8 @@ class Gemm:
             if given[name] is None:
                 given[name] = value
         if is_number(beta := given["beta"]) and beta == 0:
-            return arguments.parsed(self._without), {k: v for k, v in given.items() if k not in ("beta", "C")}
-        return arguments.parsed(self._with_source), given
+            return parse_cached(self._without), {k: v for k, v in given.items() if k not in ("beta", "C")}
+        return parse_cached(self._with_source), given
 
     def _visited(
         self, known: Mapping[str, Any], written: Mapping[str, Any], visitor_args: Mapping[str, Any]
@@ -336,7 +337,7 @@ class Gemm:
 
         What is `written` at the run must be one of them, C apart, which stands before D and may not be read.
         """
-        parsed = arguments.parsed(self._visitor)
+        parsed = parse_cached(self._visitor)
         names = {*parsed.parameters, *parsed.output_names}
         for name, value in written.items():
             if name not in {*names, "A", "B", "C"}:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from epifuse import providers
-from epifuse.arguments import GemmArguments, check_arguments, target_of
+from epifuse.arguments import GemmArguments, check_arguments
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
-from epifuse.providers import WORKSPACE, Runner
-from epifuse.runtime import cache
-from epifuse.runtime.launch import Recipe, bind, require_data
+from epifuse.runtime.launch import Prepared, require_data
+from epifuse.target import target_of
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,24 @@ class Status:
 class CompiledArtifact:
     """A plan and what it was built into. Serves every launch whose arguments give the same plan."""
 
-    plan: Plan
-    runner: Runner = field(repr=False)
+    prepared: Prepared = field(repr=False)
     kernel: Kernel = field(repr=False)
 
-    @cached_property
-    def recipe(self) -> Recipe:
-        """How such arguments are launched."""
-        return Recipe.of(self.plan, self.runner)
+    @property
+    def plan(self) -> Plan:
+        """What was built."""
+        return self.prepared.plan
 
     def fits(self, args: GemmArguments) -> bool:
-        """Whether `args` need this very plan; False may still be an equal one."""
-        return args.graph is self.plan.graph and args.problem == self.plan.problem
+        """Whether `args` need this plan: False may still be an equal one."""
+        return is_for(self.plan, args)
+
+
+def is_for(plan: Plan, args: GemmArguments) -> bool:
+    """Whether a plan is one for the structure and the problem of `args`."""
+    structure = args.structure
+    same = (plan.digest, plan.binding) == (structure.digest, structure.binding)
+    return same and plan.problem == args.problem
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,9 @@ class Kernel:
     def plan_for(self, args: GemmArguments) -> Plan | Refusal:
         """This kernel's plan for `args`, or why it has none."""
         check_arguments(self.spec.name, args)
-        problem = replace(args.problem, target=self.plan.problem.target)
-        if problem == self.plan.problem and args.graph is self.plan.graph:
+        if is_for(self.plan, args):
             return self.plan
+        problem = replace(args.problem, target=self.plan.problem.target)
         selection = select(args.structure, problem, [(self.spec, providers.load(self.spec.provider))])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 
@@ -104,8 +107,7 @@ class Kernel:
     @outside_graph
     def compile(self, args: GemmArguments) -> CompiledArtifact:
         """Build for `args`; needs their shapes and dtypes, not their data. Raises `UnsupportedError`."""
-        plan = self._plan(args)
-        return CompiledArtifact(plan, cache.get_or_build(plan), self)
+        return CompiledArtifact(Prepared.of(self._plan(args)), self)
 
     @outside_graph
     def get_workspace_size(self, args: GemmArguments) -> int:
@@ -133,13 +135,13 @@ class Kernel:
         each launch that may run at the same time as another needs its own. A launch without one allocates it.
         Raises `UnsupportedError` and `ArgumentError`, before anything is written.
         """
-        ready = _ready.get(args) if isinstance(args, GemmArguments) else None
-        if ready is None or not ready.serves(self, compiled_artifact):
-            ready = self._prepared(args, compiled_artifact)
-        launch = ready.launch
+        bound: _Bound | None = args.bound if isinstance(args, GemmArguments) else None
+        if bound is None or not bound.serves(self, compiled_artifact):
+            bound = self._bound(args, compiled_artifact)
+        launch = bound.launch
         if workspace is not None:
-            self._check_workspace(ready.plan, workspace)
-            launch = _launcher(self._artifact(args, compiled_artifact).recipe, args, {WORKSPACE: workspace})
+            self._check_workspace(bound.plan, workspace)
+            launch = _launcher(self._artifact(args, compiled_artifact).prepared, args, workspace)
         if stream is None:
             return launch()
         with _current(stream, args.A.device):
@@ -148,9 +150,10 @@ class Kernel:
     @outside_graph
     def bind(self, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
-        artifact = self._artifact(args, None)
-        outputs = args.allocate()
-        step = bind(artifact.recipe, args, outputs)
+        prepared = self._artifact(args, None).prepared
+        require_data(args.call)
+        outputs = prepared.destinations(args.call)
+        step = prepared.bind(args.call, outputs)
 
         @outside_graph
         def run() -> dict[str, torch.Tensor]:
@@ -159,14 +162,14 @@ class Kernel:
 
         return run
 
-    def _prepared(self, args: GemmArguments, given: CompiledArtifact | None) -> _Ready:
+    def _bound(self, args: GemmArguments, given: CompiledArtifact | None) -> _Bound:
         artifact = self._artifact(args, given)
-        require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items()))
-        tensors = (args.A, args.B, *filter(torch.is_tensor, args.epilogue.tensors.values()))
+        require_data(args.call)
+        tensors = (args.A, args.B, *args.call.tensors.values())
         addresses = [tensor.data_ptr() for tensor in tensors]
-        ready = _Ready(self, given, artifact.plan, tensors, addresses, _launcher(artifact.recipe, args))
-        _ready[args] = ready
-        return ready
+        bound = _Bound(self, given, artifact.plan, tensors, addresses, _launcher(artifact.prepared, args))
+        args.bound = bound
+        return bound
 
     def _artifact(self, args: GemmArguments, given: CompiledArtifact | None) -> CompiledArtifact:
         check_arguments(self.spec.name, args)
@@ -176,7 +179,7 @@ class Kernel:
         if given is not None and given.kernel is self and given.fits(args):
             return given
         target = self.plan.problem.target
-        if target_of(args.A) != target:
+        if target_of(args.problem.a.device) != target:
             raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)
         made = self.compile(args)
         if given is not None and given.plan != made.plan:
@@ -195,7 +198,7 @@ class Kernel:
             raise fail("workspace", None, want="contiguous, and to start at a multiple of 16 bytes")
 
 
-class _Ready(NamedTuple):
+class _Bound(NamedTuple):
     """Arguments checked, planned and bound for a kernel: good while their memory stays where it is."""
 
     kernel: Kernel
@@ -211,28 +214,22 @@ class _Ready(NamedTuple):
         return same and self.addresses == [tensor.data_ptr() for tensor in self.tensors]
 
 
-_ready: weakref.WeakKeyDictionary[GemmArguments, _Ready] = weakref.WeakKeyDictionary()
-"""By arguments, so that running them again costs no more than to launch."""
-
-
 def _launcher(
-    recipe: Recipe, args: GemmArguments, further: Mapping[str, torch.Tensor] | None = None
+    prepared: Prepared, args: GemmArguments, workspace: torch.Tensor | None = None
 ) -> Callable[[], dict[str, torch.Tensor]]:
     """Launches onto the destinations given, or each time onto new ones where some are not."""
-    a, b, numbers = args.A, args.B, args.numbers
-    tensors = {**args.epilogue.tensors, **(further or {})}
-    if any(tensors.get(name) is None for name, *_ in recipe.outputs):
+    call = args.call
+    if any(name not in call.tensors for name, *_ in prepared.outputs):
 
         def launch() -> dict[str, torch.Tensor]:
-            outputs = recipe.destinations(tensors, a.device)
-            require_data(outputs.items())
-            recipe.bind(a, b, tensors, numbers, outputs)()
+            outputs = prepared.destinations(call)
+            prepared.bind(call, outputs, workspace)()
             return outputs
 
         return launch
 
-    outputs = recipe.destinations(tensors, a.device)
-    step = recipe.bind(a, b, tensors, numbers, outputs)
+    outputs = prepared.destinations(call)
+    step = prepared.bind(call, outputs, workspace)
 
     def again() -> dict[str, torch.Tensor]:
         step()

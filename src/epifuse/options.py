@@ -13,7 +13,10 @@ from epifuse.problem import Constraints
 
 
 class Options(NamedTuple):
-    """How a call is to run; see `gemm`. `pinned` are all constraints at once, `hint` is said where no kernel can."""
+    """How a call is to run; see `gemm`.
+
+    `by_tma` names what is to travel so, `pinned` are all constraints at once, `hint` is said where no kernel can.
+    """
 
     accumulator_type: torch.dtype | None
     precision: str | None = None
@@ -22,6 +25,7 @@ class Options(NamedTuple):
     fallback: str | None = None
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
     accumulate: str | Iterable[str] = ()
+    by_tma: tuple[str, ...] = ()
     pinned: Constraints | None = None
     hint: str = "fallback='torch' runs it unfused in PyTorch"
 
@@ -61,7 +65,7 @@ class Options(NamedTuple):
         )
 
 
-_OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"pinned", "hint"}
+_OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"by_tma", "pinned", "hint"}
 
 
 def given_by_name(

@@ -6,11 +6,10 @@ import builtins
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.arguments import GemmArguments, old_contents
 from epifuse.errors import fail, kind_of
 from epifuse.frontend.names import known_function
 from epifuse.fusion.forms import debug_print
@@ -20,9 +19,12 @@ from epifuse.fusion.vocabulary import BUILTINS, VOCABULARY
 from epifuse.ir import Graph, Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.passes.lower import lower
+from epifuse.plan.settle import Settled, old_contents
+from epifuse.problem import Problem
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cpu.store import store
 from epifuse.runtime.launch import scalars
+from epifuse.signature import Call
 
 
 def reference(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,21 +91,34 @@ def _reaches(cell: types.CellType) -> bool:
         return False
 
 
-def unfused(args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> None:
+def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -> None:
     """Write the outputs by plain PyTorch on A's device: every value of the graph full-size, one operation at a time."""
-    graph = lower(args.graph, frozenset())
-    space = Space.of(graph, args.problem.extents)
-    operands = {**args.epilogue.tensors, **old_contents(graph, args.problem, outputs), **scalars(args)}
+    problem, graph = settled.problem, lower(settled.structure.graph, frozenset())
+    space = Space.of(graph, problem.extents)
+    numbers = scalars(graph, problem, call.numbers)
+    operands = {**call.tensors, **old_contents(graph, problem, outputs), **numbers}
+    whole = _Whole(call.request.a, call.request.b, problem, graph, space, operands)
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         below = [values[arg] for arg in node.args]
-        if node.op == "debug_print" and not args.problem.batched:
+        if node.op == "debug_print" and not problem.batched:
             below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
-        values[node] = _LEAVES[node.op](node, args, graph, space, operands) if not below else _apply(node, below, space)
+        values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space)
     for output in graph.outputs:
-        shape = shape_of(output.dims or (), args.problem.extents)
+        shape = shape_of(output.dims or (), problem.extents)
         destination = space.view(outputs[output.name].view(shape), output.dims or ())
         store(values[output.node].expand(destination.shape), destination)
+
+
+class _Whole(NamedTuple):
+    """What the leaves of a graph are read from."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    problem: Problem
+    graph: Graph
+    space: Space
+    operands: Mapping[str, Any]
 
 
 def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
@@ -117,35 +132,35 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
     return PRIMITIVES[node.op].meaning(*operands)
 
 
-def _accum(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
-    problem = args.problem
+def _accum(node: Node, at: _Whole) -> torch.Tensor:
+    problem = at.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
-    product = torch.matmul(args.A.to(wide), args.B.to(wide)).to(problem.accumulator)
+    product = torch.matmul(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
-    return space.view(product.to(held), problem.accum_dims)
+    return at.space.view(product.to(held), problem.accum_dims)
 
 
-def _load(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
+def _load(node: Node, at: _Whole) -> torch.Tensor:
     load = node.attr
     assert isinstance(load, Load)
-    kind = graph.types[node].kind
-    dtype = {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, args.problem.float_dtype)
-    value = operands[load.name]
+    kind = at.graph.types[node].kind
+    dtype = {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, at.problem.float_dtype)
+    value = at.operands[load.name]
     if not isinstance(value, torch.Tensor):
-        return torch.tensor(value, dtype=dtype, device=args.A.device)
-    return space.view(viewed(value, load), load.dims or ()).to(dtype)
+        return torch.tensor(value, dtype=dtype, device=at.a.device)
+    return at.space.view(viewed(value, load), load.dims or ()).to(dtype)
 
 
-def _const(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
+def _const(node: Node, at: _Whole) -> torch.Tensor:
     value = node.attr
-    dtype = args.problem.float_dtype if isinstance(value, float) else None
-    return torch.tensor(value, dtype=dtype, device=args.A.device)
+    dtype = at.problem.float_dtype if isinstance(value, float) else None
+    return torch.tensor(value, dtype=dtype, device=at.a.device)
 
 
-def _index(node: Node, args: GemmArguments, graph: Graph, space: Space, operands: Mapping[str, Any]) -> torch.Tensor:
+def _index(node: Node, at: _Whole) -> torch.Tensor:
     dim: Any = node.attr
-    count = dim_size(dim, args.problem.extents)
-    return space.view(torch.arange(count, dtype=torch.int32, device=args.A.device), (dim,))
+    count = dim_size(dim, at.problem.extents)
+    return at.space.view(torch.arange(count, dtype=torch.int32, device=at.a.device), (dim,))
 
 
 _LEAVES: dict[str, Callable[..., torch.Tensor]] = {"accum": _accum, "load": _load, "const": _const, "index": _index}

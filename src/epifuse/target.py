@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Target:
@@ -30,3 +32,15 @@ TARGETS: dict[int, Target] = {
         Target("sm_120a", 120, "cuda", shared_memory=99 << 10),
     )
 }
+
+
+def target_of(device: str) -> Target:
+    """The target that a device is, by its name in PyTorch. A GPU we have no row for is a target without kernels."""
+    kind = device.partition(":")[0]
+    if kind != "cuda":
+        return CPU if kind in ("cpu", "meta") else Target(kind, -1, kind)
+    if not torch.cuda.is_available():  # a FakeTensor of a GPU this machine does not have
+        return Target("unknown GPU", -1, "cuda")
+    major, minor = torch.cuda.get_device_capability(device)
+    cc = major * 10 + minor
+    return TARGETS.get(cc, Target(f"sm_{cc}", cc, "cuda"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -42,3 +43,25 @@ class Store(Hint):
         super().__post_init__()
         if not isinstance(self.accumulate, bool):
             raise fail("option", None, name="accumulate", want="True or False", value=self.accumulate)
+
+
+class Unhinted(NamedTuple):
+    """Operands and destinations without hints, and what the hints asked for, by name."""
+
+    values: dict[str, Any]
+    accumulate: tuple[str, ...]
+    by_tma: tuple[str, ...]
+
+
+def without_hints(values: Mapping[str, Any], outputs: tuple[str, ...]) -> Unhinted:
+    """Take the hints off. Raises `ArgumentError` for a `Load` of an output and a `Store` of an operand."""
+    hints = {name: value for name, value in values.items() if isinstance(value, Hint)}
+    for name, hint in hints.items():
+        side, want = ("output", Store) if name in outputs else ("operand", Load)
+        if not isinstance(hint, want):
+            raise fail("transport_side", None, name=name, side=side, want=want.__name__)
+    return Unhinted(
+        {name: value.tensor if isinstance(value, Hint) else value for name, value in values.items()},
+        tuple(name for name, hint in hints.items() if isinstance(hint, Store) and hint.accumulate),
+        tuple(name for name, hint in hints.items() if hint.via),
+    )

@@ -172,7 +172,7 @@ def _failed_launch() -> Any:
     def no_driver() -> None:
         raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
 
-    with mock.patch("epifuse.runtime.cache.get_or_build", return_value=lambda *bound: no_driver):
+    with mock.patch("epifuse.providers.cpu.CpuProvider.build", return_value=lambda *bound: no_driver):
         return ef.get_kernels(_arguments())[0].run(_arguments())
 
 

@@ -191,7 +191,6 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been compiled from here on; nothing is."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     from epifuse.providers.cutedsl import compile as cutedsl_compile
-    from epifuse.runtime import cache
 
     class Compiled:
         def __tvm_ffi_object__(self) -> None:
@@ -200,7 +199,6 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     met: list[Any] = []
     monkeypatch.setattr(cutedsl_compile, "_compiled", {})
     monkeypatch.setattr(cutedsl_compile, "_compile", lambda plan, *_: met.append(plan) or Compiled())
-    cache.BUILT.clear()
     return met
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epifuse.arguments import parsed
 from epifuse.evt.nodes import (
     AccFetch,
     AuxLoad,
@@ -28,6 +27,7 @@ from epifuse.evt.nodes import (
 )
 from epifuse.evt.tree import EVT, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
+from epifuse.frontend import parsed
 from epifuse.frontend.context import Visit
 from epifuse.frontend.statements import drive
 from epifuse.fusion.primitives import PRIMITIVES

@@ -1,29 +1,37 @@
-"""Launching: numbers read again, host expressions evaluated, operands bound, then the runner's step."""
+"""Launching: numbers read again, host expressions evaluated, operands bound, then the runner's step.
+
+A prepared call is all of it that neither addresses nor numbers change. It is found again by the call's signature.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from epifuse.arguments import GemmArguments, is_written_again, old_contents
+from epifuse import providers
+from epifuse.cache import LRU
 from epifuse.errors import EpifuseError, Loc, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.types import shape_of
 from epifuse.memory import empty
 from epifuse.plan import Plan
+from epifuse.plan.destinations import reach
+from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.problem import HostNumber, Problem
-from epifuse.providers import Runner, Step
+from epifuse.providers import WORKSPACE, Runner, Step
+from epifuse.signature import Call
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
 
 
-def scalars(args: GemmArguments) -> dict[str, Any]:
+def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
-    return _numbers(args.graph, _kinds(args.graph, args.problem), args.numbers)
+    return _numbers(graph, _kinds(graph, problem), numbers)
 
 
 def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
@@ -72,8 +80,8 @@ def _converted(value: Any, kind: str) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
-    """All that launching needs and that neither addresses nor numbers change: one serves every call of a geometry.
+class Prepared:
+    """All that launching needs and that neither addresses nor numbers change: one serves every call of a signature.
 
     `outputs` are names, shapes and dtypes in the order of the return statement.
     """
@@ -84,55 +92,126 @@ class Recipe:
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
     @staticmethod
-    def of(plan: Plan, runner: Runner) -> Recipe:
-        """The recipe of a plan that was built as `runner`."""
+    def of(plan: Plan) -> Prepared:
+        """Built. Raises `UnsupportedError` where what builds it is missing."""
         graph, problem = plan.graph, plan.problem
-        dtypes = dict(problem.dtypes)
-        outputs = tuple(
-            (output.name, shape_of(output.dims or (), problem.extents), dtypes[output.name]) for output in graph.outputs
+        return Prepared(
+            plan,
+            providers.load(plan.spec.provider).build(plan),
+            _kinds(graph, problem),
+            outputs_of(graph, problem),
         )
-        return Recipe(plan, runner, _kinds(graph, problem), outputs)
 
-    def destinations(self, given: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
-        """The outputs by name: those given, and new ones for the others."""
-        return {
-            name: empty(shape, dtype, device) if (tensor := given.get(name)) is None else tensor
-            for name, shape, dtype in self.outputs
-        }
-
-    def bind(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        tensors: Mapping[str, Any],
-        numbers: Mapping[str, Any],
-        outputs: Mapping[str, torch.Tensor],
-    ) -> Step:
-        """A function that only launches."""
-        operands = {**tensors, **_numbers(self.plan.graph, self.kinds, numbers)} if self.kinds else tensors
+    def bind(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
+        """A function that only launches. Nothing is written yet."""
+        operands: Mapping[str, Any] = call.tensors
+        if self.kinds or workspace is not None:
+            further = {} if workspace is None else {WORKSPACE: workspace}
+            operands = {**operands, **_numbers(self.plan.graph, self.kinds, call.numbers), **further}
+        a, b, runner = call.request.a, call.request.b, self.runner
         if not self.plan.problem.accumulated:
-            return _explained(self.runner(a, b, operands, outputs), self.plan)
+            return _explained(runner(a, b, operands, outputs), self.plan)
         graph, problem = self.plan.graph, self.plan.problem
 
         def onto_old() -> Step:
-            return self.runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
+            return runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
 
-        if any(is_written_again(o, graph, problem) for o in graph.outputs if o.name in dict(problem.accumulated)):
+        if self._copies_old:
             return _explained(lambda: onto_old()(), self.plan)  # each launch copies what it is to be added onto
         return _explained(onto_old(), self.plan)
 
+    @cached_property
+    def _copies_old(self) -> bool:
+        graph, problem = self.plan.graph, self.plan.problem
+        onto = dict(problem.accumulated)
+        return any(is_written_again(output, graph, problem) for output in graph.outputs if output.name in onto)
 
-def require_data(named: Iterable[tuple[str, Any]]) -> None:
+    def destinations(self, call: Call) -> dict[str, torch.Tensor]:
+        """The outputs by name: those given, and new ones for the others. Raises `ArgumentError` without data."""
+        return destinations(self.outputs, call)
+
+    def launch(self, call: Call) -> dict[str, torch.Tensor]:
+        """Run; the outputs by name."""
+        require_data(call)
+        outputs = destinations(self.outputs, call)
+        self.bind(call, outputs)()
+        return outputs
+
+
+def outputs_of(graph: Graph, problem: Problem) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
+    """Names, shapes and dtypes of the outputs, in the order of the return statement."""
+    dtypes = dict(problem.dtypes)
+    return tuple((o.name, shape_of(o.dims or (), problem.extents), dtypes[o.name]) for o in graph.outputs)
+
+
+def destinations(outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...], call: Call) -> dict[str, torch.Tensor]:
+    """The outputs by name: those given, and new ones for the others."""
+    given, device, found = call.tensors, call.request.a.device, {}
+    for name, shape, dtype in outputs:
+        tensor = given.get(name)
+        if tensor is None:
+            tensor = empty(shape, dtype, device)
+            if type(tensor) is not torch.Tensor:  # in a mode of torch whose tensors only describe
+                raise fail("no_data", None, name=name)
+        found[name] = tensor
+    return found
+
+
+def require_data(call: Call) -> None:
     """Raise `ArgumentError` for a tensor that only describes one."""
-    for name, value in named:
-        if isinstance(value, torch.Tensor) and (value.is_meta or type(value).__name__ == "FakeTensor"):
-            raise fail("no_data", None, name=name)
+    if call.has_data:
+        return
+    position = call.addresses.index(None)
+    raise fail("no_data", None, name=(*call.request.names, *call.tensors)[position])
 
 
-def bind(recipe: Recipe, args: GemmArguments, outputs: Mapping[str, torch.Tensor]) -> Step:
-    """A function that only launches: operands bound, numbers fixed. Raises `ArgumentError` for tensors without data."""
-    require_data((("A", args.A), ("B", args.B), *args.epilogue.tensors.items(), *outputs.items()))
-    return recipe.bind(args.A, args.B, args.epilogue.tensors, args.numbers, outputs)
+# --- calls seen before ------------------------------------------------------------------------------------------------
+
+
+_PREPARED: LRU[Hashable, tuple[Prepared, tuple[int, ...], tuple[int, ...]]] = LRU(1024)
+"""By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
+
+Where an output given and another tensor lie within each other's reach, their distances are part of the key.
+"""
+
+
+def find(call: Call) -> Prepared | None:
+    """The prepared call for an earlier one that was checked and planned, and that this one equals."""
+    try:
+        known = _PREPARED.get(call.signature)
+    except TypeError:  # an option of a type that cannot be right
+        return None
+    if known is not None and known[1] and (near := _distances(known[1], known[2], call.addresses)):
+        known = _PREPARED.get((call.signature, near))
+    return None if known is None else known[0]
+
+
+def remember(call: Call, prepared: Prepared) -> None:
+    """Keep what serves a call that was checked and planned."""
+    names = {name for name, *_ in prepared.outputs}
+    written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
+    sizes = tuple(reach(call.info(position)) for position in range(len(call.infos)))
+    entry = prepared, written, sizes
+    try:
+        _PREPARED.put(call.signature, entry)
+    except TypeError:  # an option that is no key, as a list of names
+        return
+    if near := _distances(written, sizes, call.addresses):
+        _PREPARED.put((call.signature, near), entry)
+
+
+def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list[int | None]) -> tuple[int, ...]:
+    """How far each output is from each tensor within reach that starts elsewhere; mostly there is none."""
+    found: list[int] = []
+    for i in written:
+        for j, address in enumerate(addresses):
+            distance = (address or 0) - (addresses[i] or 0)
+            if distance and -sizes[j] < distance < sizes[i]:
+                found += i, j, distance
+    return tuple(found)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _explained(step: Step, plan: Plan) -> Callable[[], None]:

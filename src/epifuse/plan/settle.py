@@ -1,0 +1,178 @@
+"""From a call to what is to be planned: the problem and the structure of its epilogue, with every check on the way.
+
+All comes from the call's signature; no data is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from epifuse.checks import check_accumulated, check_declared, check_operand, check_product
+from epifuse.dtypes import default_accumulator, is_storable
+from epifuse.errors import fail
+from epifuse.ir import Graph, Output
+from epifuse.ir.types import shape_of
+from epifuse.passes.structure import Structure, structure_of
+from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
+from epifuse.problem import Problem, TensorInfo, old_content, settled
+from epifuse.signature import Call
+from epifuse.target import target_of
+
+
+class Settled(NamedTuple):
+    """What is to be planned."""
+
+    problem: Problem
+    structure: Structure
+
+
+def settle(call: Call) -> Settled:
+    """The problem and the structure of a call.
+
+    Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, and `EpilogueTypeError` on
+    the user's line for values that do not.
+    """
+    request = call.request
+    problem = _problem(call)
+    structure = structure_of(request.parsed.graph, problem)
+    return Settled(_with_outputs(call, problem, structure.graph), structure)
+
+
+def _problem(call: Call) -> Problem:
+    request, a, b = call.request, call.info(0), call.info(1)
+    parsed, options = request.parsed, request.options
+    wanted = options.accumulator_type or parsed.dtypes.get("accum")
+    check_product(a, b, wanted, request.names)
+    accumulator = wanted or default_accumulator(a.dtype, b.dtype)
+    check_declared("accum", accumulator, parsed)
+    operands = []
+    for name in (*parsed.parameters, *parsed.captures):
+        if name not in call.tensors and name not in call.kinds:
+            raise fail("operand_not_given", None, name=name)
+        operand = call.operand(name)
+        if isinstance(operand, TensorInfo):
+            check_operand(name, operand, a.device, accumulator)
+            check_declared(name, operand.dtype, parsed)
+        operands.append((name, operand))
+    accumulated = []
+    for name in options.accumulated:
+        if name not in parsed.output_names:
+            outputs = ", ".join(parsed.output_names)
+            raise fail("unknown_output", None, option="accumulate", name=name, outputs=outputs)
+        if name not in call.tensors:
+            raise fail("accumulate_new", None, name=name)
+        onto = call.info(call.position(name))
+        check_accumulated(name, onto, a.device, accumulator)
+        accumulated.append((name, onto.dtype))
+    return Problem(
+        a,
+        b,
+        accumulator,
+        target_of(a.device),
+        tuple(operands),
+        by_tma=options.by_tma,
+        accumulated=tuple(accumulated),
+        constraints=settled(options.constraints, a.dtype),
+    )
+
+
+def _with_outputs(call: Call, problem: Problem, graph: Graph) -> Problem:
+    """The problem with every destination given, checked, and a dtype for those that are not."""
+    parsed, options = call.request.parsed, call.request.options
+    chosen = _out_dtypes(options.out_dtypes, parsed.output_names)
+    given: dict[str, Placed] = {}
+    dtypes = []
+    for output in graph.outputs:
+        name = output.name
+        dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, graph, problem)
+        if name in call.tensors:
+            given[name] = _placed(call, call.position(name))
+            check_output(output, given[name].info, graph, problem)
+            dtype = given[name].info.dtype
+        check_declared(name, dtype, parsed)
+        dtypes.append((name, dtype))
+    held = {old_content(o.name): _held(given[o.name], o, graph, problem) for o in _accumulated(graph, problem)}
+    loaded = {name: _placed(call, call.position(name)) for name in call.tensors if name not in parsed.output_names}
+    product = {name: _placed(call, position) for position, name in enumerate(call.request.names)}
+    aliases = check_overlaps(product, {**held, **loaded}, given, graph, problem) if given else ()
+    return replace(
+        problem,
+        operands=(*problem.operands, *((name, placed.info) for name, placed in held.items())),
+        outputs=tuple((o.name, given[o.name].info if o.name in given else None) for o in graph.outputs),
+        dtypes=tuple(dtypes),
+        aliases=aliases,
+    )
+
+
+def _out_dtypes(
+    asked: Mapping[str, torch.dtype] | torch.dtype | None, outputs: tuple[str, ...]
+) -> Mapping[str, torch.dtype]:
+    by_name = dict.fromkeys(outputs, asked) if isinstance(asked, torch.dtype) else asked or {}
+    if not isinstance(by_name, Mapping):
+        raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=asked)
+    for name, dtype in by_name.items():
+        if name not in outputs:
+            raise fail("unknown_output", None, option="out_dtypes", name=name, outputs=", ".join(outputs))
+        if not is_storable(dtype):
+            raise fail("output_dtype", None, name=name, dtype=dtype)
+    return by_name
+
+
+def _placed(call: Call, position: int) -> Placed:
+    return Placed(call.addresses[position], call.info(position))
+
+
+# --- outputs that are added onto what their destinations hold ---------------------------------------------------------
+
+
+def _accumulated(graph: Graph, problem: Problem) -> list[Output]:
+    return [output for output in graph.outputs if output.name in dict(problem.accumulated)]
+
+
+def _held(given: Placed, output: Output, graph: Graph, problem: Problem) -> Placed:
+    """What an output is added onto, as an operand: its destination, without the ones of a shape that keeps dims, or a
+    contiguous copy where the destination itself does not keep it."""
+    shape = shape_of(output.dims or (), problem.extents)
+    if is_written_again(output, graph, problem):
+        contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+        return Placed(None, replace(given.info, shape=shape, strides=contiguous, aligned=True))
+    steps = iter([s for s, extent in zip(given.info.strides, given.info.shape, strict=True) if extent != 1])
+    strides = tuple(next(steps) if extent != 1 else 1 for extent in shape)
+    return given._replace(info=replace(given.info, shape=shape, strides=strides))
+
+
+def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What outputs are added onto, as tensors; see `is_written_again`."""
+    found = {}
+    for output in _accumulated(graph, problem):
+        held = outputs[output.name].view(shape_of(output.dims or (), problem.extents))
+        again = is_written_again(output, graph, problem)
+        found[old_content(output.name)] = held.clone(memory_format=torch.contiguous_format) if again else held
+    return found
+
+
+def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
+    """Whether each row, column or batch of tiles writes the output anew, so that a later one reads what it wrote.
+
+    A graph without stages has no tiles.
+    """
+    stage = graph.stages.get(output.node)
+    return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
+
+
+def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
+    """DESIGN: A's dtype for wide floats, the accumulator's for 8-bit inputs, the accumulation dtype for reductions."""
+    kind = graph.types[output.node].kind
+    if kind == "mask":
+        return torch.bool
+    if kind != "float":
+        return torch.int64 if kind == "int64" else torch.int32
+    if graph.stages[output.node].kind == "finish" or problem.accumulator == torch.int32:
+        return problem.float_dtype
+    narrow = problem.a.dtype.itemsize == 1
+    return problem.accumulator if narrow else problem.a.dtype
