@@ -1,8 +1,12 @@
 """The random epilogues prove themselves: each planted fault is noticed within a bounded number of cases."""
 
 import pytest
+import torch
 from fuzzing import case, check
-from mutants.faults import FAULTS, forget
+from mutants.faults import FAULTS, IDENTITY_FAULTS, forget
+
+import epifuse as ef
+from epifuse.errors import ArgumentError
 
 CASES = 500
 
@@ -34,3 +38,36 @@ def test_without_a_fault_nothing_is_noticed():
 def test_fault_is_noticed(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
     assert noticed_at() is not None
+
+
+TWINS = (("accum * x - y", "accum * y - x"), ("x * y - accum", "accum - x * y"))
+
+
+def arguments(body):
+    given = {"x": torch.ones(3, 5), "y": torch.zeros(3, 5)}
+    epilogue = ef.EpilogueArguments.partial(f"def epi(accum, x, y): D = {body}; return D", given)
+    return ef.GemmArguments(torch.ones(3, 4), torch.ones(4, 5), epilogue=epilogue)
+
+
+def exchanged():
+    """Twins of which what was built for the one runs for the other."""
+    found = []
+    for twins in TWINS:
+        one, other = map(arguments, twins)
+        (kernel,) = ef.get_kernels(one, limit=1)
+        try:
+            kernel.run(other, compiled_artifact=kernel.compile(one))
+        except ArgumentError:
+            continue
+        found.append(twins)
+    return found
+
+
+def test_an_artifact_is_for_its_operands():
+    assert exchanged() == []
+
+
+@pytest.mark.parametrize("fault", IDENTITY_FAULTS)
+def test_fault_of_identity_is_noticed(fault, monkeypatch):
+    IDENTITY_FAULTS[fault](monkeypatch)
+    assert exchanged()

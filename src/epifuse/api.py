@@ -294,9 +294,9 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
     problem, structure = settled
     selection = select(structure, problem, providers.candidates())
-    require_data(call)
     if not selection.plans:
         return _fall_back(call, settled, selection)
+    require_data(call)
     prepared = Prepared.of(selection.plans[0])
     outputs = prepared.launch(call)
     remember(call, prepared)
@@ -310,6 +310,7 @@ def _fall_back(call: Call, settled: Settled, selection: Selection) -> dict[str, 
     if options.fallback is None:
         raise fail("no_kernel", selection.loc, reasons=reasons, hint=options.hint)
     warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=6)
+    require_data(call)
     outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
     unfused(call, settled, outputs)
     return outputs

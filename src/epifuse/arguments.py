@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from epifuse.checks import check_names
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed, parsed
@@ -15,6 +16,7 @@ from epifuse.options import Options
 from epifuse.plan.destinations import check_described
 from epifuse.plan.settle import settle
 from epifuse.problem import Constraints
+from epifuse.runtime.launch import destinations, outputs_of
 from epifuse.signature import Request, describe
 from epifuse.transports import Load, Store, without_hints
 
@@ -52,10 +54,7 @@ class EpilogueArguments:
         self.epilogue_fn = epilogue_fn
         given = self.parsed.named(given)
         operands, outputs = self.parsed.parameters, self.output_names
-        for name in given:
-            if name not in operands and name not in outputs:
-                shown = (", ".join(operands) or "none", ", ".join(outputs))
-                raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1])
+        check_names(self.parsed, given)
         values = {**self.parsed.defaults, **given}
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
@@ -143,6 +142,10 @@ class GemmArguments:
     def accumulator_type(self) -> torch.dtype:
         """What products are added up in."""
         return self.problem.accumulator
+
+    def allocate(self) -> dict[str, torch.Tensor]:
+        """Destinations by name: those given, and new ones for the others."""
+        return destinations(outputs_of(self.graph, self.problem), self.call)
 
     @property
     def problem_size(self) -> tuple[int, int, int, int]:

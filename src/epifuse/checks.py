@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,14 @@ def _layout(tensor: torch.Tensor) -> dict[str, str]:
 def _is_wrapped(tensor: torch.Tensor) -> bool:
     """True inside vmap and other functorch transforms."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_names(parsed: Parsed, given: Iterable[str]) -> None:
+    """Names of operands and outputs that the epilogue has."""
+    for name in given:
+        if name not in parsed.parameters and name not in parsed.output_names:
+            shown = (", ".join(parsed.parameters) or "none", ", ".join(parsed.output_names))
+            raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1])
 
 
 def check_device(name: str, info: TensorInfo, expected: str) -> None:

@@ -99,7 +99,9 @@ CATALOGUE: dict[str, Sentence] = {
         "call it outside what is traced, or trace ef.reference(epilogue)(a @ b)",
     ),
     "symbolic_size": Sentence(
-        _A, "{name} has a size that is known only when it runs: {shape}", "fix it by torch._check, or call with real tensors"
+        _A,
+        "{name} has a size that is known only when it runs: {shape}",
+        "give it a size that is known, or call with real tensors",
     ),
     "inference_output": Sentence(
         _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass name.clone()"

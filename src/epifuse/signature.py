@@ -96,6 +96,7 @@ def describe(request: Request) -> Call:
                     or careful
                     or value.layout is not strided
                     or value.is_nested
+                    or value.is_quantized
                     or value.is_neg()
                     or (grad and value.requires_grad)
                     or (name in outputs and value.is_inference())

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
 from epifuse import debug
@@ -176,6 +177,25 @@ def _failed_launch() -> Any:
         return ef.get_kernels(_arguments())[0].run(_arguments())
 
 
+_DOUBLED = "def epi(accum): D = 2 * accum; return D"
+
+
+def _symbolic_size() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        rows = mode.shape_env.create_unbacked_symint()
+        return ef.GemmArguments(torch.empty(rows, K), torch.empty(K, N))
+
+
+def _inference_output() -> Any:
+    with torch.inference_mode():
+        out = torch.empty(M, N)
+    return ef.gemm(torch.ones(M, K), torch.ones(K, N), out=out)
+
+
 def _artifact() -> Any:
     args = _arguments()
     kernel = ef.get_kernels(args)[0]
@@ -275,7 +295,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no_output_d": lambda: _arguments(
         out=torch.ones(M, N), epilogue=ef.EpilogueArguments("def epi(accum): E = accum; return E", E=torch.ones(M, N))
     ),
-    "out_shape": lambda: _arguments(out=torch.ones(N, M)),
+    "out_shape": lambda: _arguments(out=torch.ones(N, M), epilogue=ef.EpilogueArguments.partial(_DOUBLED, {})),
+    "traced": lambda: make_fx(lambda a: ef.gemm(a, torch.ones(K, N)))(torch.ones(M, K)),
+    "symbolic_size": _symbolic_size,
+    "inference_output": _inference_output,
     "out_single": lambda: gemm("def epi(accum): E = accum; G = accum; return E, G", out=torch.ones(M, N)),
     "unknown_result": lambda: gemm("def epi(accum): D = accum; E = accum; return D, E")["F"],
     "unknown_output": lambda: gemm("lambda accum: accum", out_dtypes={"X": torch.float16}),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from epifuse import arguments, cache, passes
+from epifuse import cache, passes
 from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.plan import settle
 from epifuse.providers.cpu import fuse, kernel, primitives, product, program, reduce, space, store
 from epifuse.runtime import launch
 
@@ -204,10 +205,15 @@ FAULTS: dict[str, Patch] = {
     "squares of integers wrap": lambda monkeypatch: monkeypatch.setitem(
         reduce._MERGE, "sum_of_squares", _narrow_squares
     ),
+    "a shared operand is forgotten": _attribute(settle, "check_overlaps", lambda _: lambda *args: ()),
+}
+
+
+IDENTITY_FAULTS: dict[str, Patch] = {
     "the digest sorts every argument": _attribute(passes, "COMMUTATIVE", lambda _: frozenset(PRIMITIVES)),
     "the digest numbers operands by name": _attribute(passes, "identity", _by_name),
-    "a shared operand is forgotten": _attribute(arguments, "check_overlaps", lambda _: lambda *args: ()),
 }
+"""What makes two epilogues one: seen where something built for the one is handed in for the other."""
 
 
 def forget() -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from epifuse.checks import check_accumulated, check_declared, check_operand, check_product
+from epifuse.checks import check_accumulated, check_declared, check_names, check_operand, check_product
 from epifuse.dtypes import default_accumulator, is_storable
 from epifuse.errors import fail
 from epifuse.ir import Graph, Output
@@ -50,6 +50,7 @@ def _problem(call: Call) -> Problem:
     check_product(a, b, wanted, request.names)
     accumulator = wanted or default_accumulator(a.dtype, b.dtype)
     check_declared("accum", accumulator, parsed)
+    check_names(parsed, request.given)
     operands = []
     for name in (*parsed.parameters, *parsed.captures):
         if name not in call.tensors and name not in call.kinds:

@@ -27,8 +27,8 @@ def load(name: str) -> Provider:
     raise LookupError(name)
 
 
-def candidates(names: Iterable[str] = NAMES) -> Iterator[tuple[KernelSpec, Provider]]:
-    """Every kernel of these providers, beside its provider."""
-    for name in names:
+def candidates(names: Iterable[str] | None = None) -> Iterator[tuple[KernelSpec, Provider]]:
+    """Every kernel of these providers, or of all, beside its provider."""
+    for name in NAMES if names is None else names:
         provider = load(name)
         yield from ((spec, provider) for spec in provider.specs())
