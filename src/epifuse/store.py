@@ -1,7 +1,7 @@
-"""Compiled kernels on disk: found by what they were made from, checked before use, shared by all processes of a user.
+"""Compiled kernels on disk: found by what they were made from, checked before use, shared by a user's processes.
 
-A file is `<folder>/<first two digits of its key>/<key>.<sha256 of its content><suffix>`. Its name holds its checksum. It
-gets this name when it is complete, so a reader meets a whole file or none. A folder is one of three:
+A file is `<folder>/<first two digits of its key>/<key>.<sha256 of its content><suffix>`. Its name holds its checksum
+and is given when the file is complete, so a reader meets a whole file or none. A folder is one of three:
 
 - `EPIFUSE_CACHE_READONLY`, for kernels that an image brings. It is looked at first and never written.
 - `EPIFUSE_CACHE_DIR`, by default `epifuse` in the user's cache folder.
@@ -38,8 +38,8 @@ _PATIENCE = 120.0  # seconds to wait for another process that makes the same fil
 _DIGITS = 64  # of a sha256
 
 _private: tuple[int, Path] | None = None  # the temporary folder and the process that made it
-_warned: set[Path] = set()  # folders whose fault was told
-_guard = threading.Lock()  # of both
+_guard = threading.Lock()  # of it
+_warned: dict[Path, str] = {}  # what was told of a folder, once
 
 
 def _renew_guard() -> None:
@@ -82,7 +82,7 @@ def _own_source() -> str:
 def find(key: str, suffix: str) -> Path | None:
     """The file of `key` that ends in `suffix` ('.so'), or None. Its content was compared with its checksum.
 
-    A file that does not have its checksum is removed. One that is returned stays for at least a minute: load it in that.
+    A file that does not have its checksum is removed. One that is returned stays for at least a minute.
     """
     if (path := _find_in(_read_only_folder(), key, suffix)) is not None:
         return path
@@ -310,12 +310,9 @@ def _locked_folder(key: str) -> Iterator[Path]:
 
 
 def _warn_once(folder: Path, why: str) -> None:
-    with _guard:
-        told = folder in _warned
-        _warned.add(folder)
-    if not told:
-        warnings.warn(
-            f"compiled kernels are not shared with other processes through {folder}: {why}. "
-            "Set EPIFUSE_CACHE_DIR to a folder that you own and that only you may write",
-            stacklevel=3,
-        )
+    text = (
+        f"compiled kernels are not shared with other processes through {folder}: {why}. "
+        "Set EPIFUSE_CACHE_DIR to a folder that you own and that only you may write"
+    )
+    if _warned.setdefault(folder, text) is text:
+        warnings.warn(text, stacklevel=3)
