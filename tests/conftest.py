@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="epifuse-tests-", ignore_cleanup_errors=True)
+        os.environ["EPIFUSE_CACHE_DIR"] = folder.name
+        config.add_cleanup(folder.cleanup)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
 

@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "epifuse"
 # Modules of one row may import each other; a row may import from the rows above it.
 LAYERS = (
     "places exceptions sentences",
-    "errors cache config dtypes target memory dynamo results",
+    "errors cache config dtypes target memory store dynamo results",
     "ir",
     "fusion",
     "frontend",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 _PREFIX = "EPIFUSE_"
 
@@ -18,12 +19,20 @@ class Config:
     """Elements of a result from which the CPU compiles the epilogue with the system's C++ compiler (half a second)."""
     panel_bytes: int = 1 << 20
     """Size in bytes of one float32 panel of the CPU kernel; 1 MiB is the usual L2 cache of a server core."""
+    cache_dir: Path | None = None
+    """Folder of the compiled kernels; by default `epifuse` in the user's cache folder."""
+    cache_readonly: Path | None = None
+    """A folder of compiled kernels that is looked at first and never written, for kernels that an image brings."""
+    cache_bytes: int = 2 << 30
+    """Size in bytes from which the least recently used compiled kernels are removed from the folder."""
+    no_compile: bool = False
+    """Raise an error where a kernel is not compiled yet, rather than compile it."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:
     """Read `Config` from the environment; a value that does not parse is a `ValueError` that names the variable."""
     source = os.environ if environment is None else environment
-    values: dict[str, bool | int] = {}
+    values: dict[str, bool | int | Path | None] = {}
     for field in fields(Config):
         name = _PREFIX + field.name.upper()
         text = source.get(name)
@@ -33,6 +42,9 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             if text not in ("0", "1"):
                 raise ValueError(f"{name} must be 0 or 1, got {text!r}")
             values[field.name] = text == "1"
+        elif field.type == "Path | None":
+            # Absolute at once: a program may change its folder later. An empty text is how a shell unsets a variable.
+            values[field.name] = Path(text).expanduser().absolute() if text else None
         else:
             if not text.isdigit():
                 raise ValueError(f"{name} must be a whole number, got {text!r}")

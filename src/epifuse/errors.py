@@ -244,6 +244,16 @@ CATALOGUE: dict[str, Sentence] = {
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
+    "no_compile": Sentence(
+        _U,
+        "{kernel} is not compiled for these arguments, and EPIFUSE_NO_COMPILE=1 forbids compiling",
+        "compile ahead with ef.precompile(...), or unset EPIFUSE_NO_COMPILE",
+    ),
+    "no_fingerprint": Sentence(
+        _U,
+        "no compiled kernel can be stored or found, because {what} cannot be identified: {why}",
+        "install epifuse as a folder of .py files that can be read",
+    ),
     "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
     # --- ours

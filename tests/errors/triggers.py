@@ -1,8 +1,10 @@
 """The smallest thing a person can do to read each sentence: source text, or a call."""
 
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -11,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
-from epifuse import debug
+from epifuse import debug, store
+from epifuse.config import Config
 from epifuse.passes.verify import verify
 from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
@@ -242,6 +245,19 @@ def _overlapping() -> Any:
     return gemm("lambda accum, C: accum + C", C=buffer[1:], out=buffer[:-1])
 
 
+def _compiling_forbidden() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Config(no_compile=True, cache_dir=Path(folder))
+        with mock.patch.object(store, "CONFIG", config):
+            return store.fetch(store.key_of("never made"), ".so", lambda path: None, kernel="cpu_native")
+
+
+def _without_source() -> Any:
+    """As from an archive."""
+    with mock.patch.object(store, "__file__", "/nowhere/epifuse.zip/epifuse/store.py"):
+        return store._own_source.__wrapped__()
+
+
 def _picture_without_the_package() -> Any:
     with mock.patch.dict(sys.modules, {"pygraphviz": None}):
         return debug.to_svg(_arguments().graph, "nowhere.svg")
@@ -325,6 +341,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "not_supported": lambda: _unwrap(ef.get_kernels(_arguments())[0].supports(_pinned())),
     "kernel_device": _without_a_gpu(_kernel_device),
     "missing_package": _picture_without_the_package,
+    "no_compile": _compiling_forbidden,
+    "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from epifuse.config import CONFIG
@@ -10,7 +11,7 @@ from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers.base import Runner
-from epifuse.providers.cpu import native
+from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.native import NativeKernel
 from epifuse.providers.cpu.space import Space
@@ -50,8 +51,19 @@ class CpuProvider:
 
     def build(self, plan: Plan) -> Runner:
         """Compile the tile programs, or the loop."""
-        kernel = NativeKernel(plan) if plan.spec == _NATIVE else CpuKernel(plan)
+        kernel = _loop_or_panel(plan) if plan.spec == _NATIVE else CpuKernel(plan)
         return partial(partial, kernel)  # binding decides nothing: the launch walks the tensors anyway
+
+
+def _loop_or_panel(plan: Plan) -> NativeKernel | CpuKernel:
+    """The loop; the panel kernel, which can run all that the loop can, where the compiler turns out not to build it."""
+    try:
+        return NativeKernel(plan)
+    except toolchain.BuildError:  # the toolchain has warned
+        panel = _panel(plan.graph, plan.problem)
+        if isinstance(panel, Refusal):
+            raise
+        return CpuKernel(replace(plan, spec=_PANEL, allocation=panel))
 
 
 def _native(graph: Graph, problem: Problem) -> Allocation | Refusal:
@@ -59,7 +71,7 @@ def _native(graph: Graph, problem: Problem) -> Allocation | Refusal:
         return Refusal(_NATIVE.name, "it has no tile to choose")
     if (reason := native.refusal(graph, problem)) is not None:
         return Refusal(_NATIVE.name, reason)
-    note = "the loop is compiled once a process, in about half a second"
+    note = "the loop is compiled in about half a second, once: it stays on disk"
     return Allocation(native.SCRATCH, cost=0.5, notes=(note,))
 
 

@@ -1,71 +1,134 @@
-"""The system's C++ compiler: found once, called once a source, its libraries loaded beside PyTorch's own."""
+"""The system's C++ compiler: called once a source, its libraries kept in the store and loaded beside PyTorch's own."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import hashlib
 import os
+import shlex
 import shutil
 import subprocess
-import tempfile
+import sys
+import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epifuse import store
+
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+_CPU = Path("/proc/cpuinfo")
+
+Command = tuple[str, ...]
+"""The path of a compiler, and arguments that go with it."""
+
+_failures: dict[Command, str] = {}  # what a compiler said when it could not build; told once, then planning avoids it
 
 
-@cache
-def compiler() -> str | None:
-    """Path of g++ or clang++, or None."""
-    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+class BuildError(Exception):
+    """The compiler is missing or did not build, in its own words. Another kernel serves, so nobody sees it raised."""
 
 
-_TRIAL = """
-typedef float v __attribute__((vector_size(32)));
-extern "C" v Sleef_expf8_u10(v);
-extern "C" void epilogue(float* x) { *(v*)x = Sleef_expf8_u10(*(v*)x); }
-"""
-
-
-@cache
 def missing() -> str | None:
-    """What keeps us from compiling here, found out by compiling a few lines once; None where it works."""
-    if compiler() is None:
-        return "it needs g++ or clang++ on the PATH"
+    """Why nothing can be compiled here, or None. It starts no compiler: only building shows whether that works."""
+    if sys.platform != "linux":
+        return f"it is built for Linux, and this is {sys.platform}"
     try:
-        build(_TRIAL)
-    except (subprocess.CalledProcessError, OSError, AttributeError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        return f"{compiler()} cannot build for PyTorch's libraries: {str(detail)[:200]}"
-    return None
+        return _failures.get(_compiler())
+    except BuildError as error:
+        return str(error)
 
 
-@cache
-def _folder() -> str:
-    # Removed when the process ends, without the warning a TemporaryDirectory gives; a library stays mapped.
-    folder = tempfile.mkdtemp(prefix="epifuse-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@cache
+@lru_cache(maxsize=512)
 def build(source: str) -> Callable[..., Any]:
-    """The function `epilogue` of `source`. The compiler takes about half a second."""
-    path = compiler()
-    assert path is not None, "planning has seen a compiler"
-    name = hashlib.sha256(source.encode()).hexdigest()[:16]
-    code, library = Path(_folder(), f"{name}.cpp"), Path(_folder(), f"{name}.so")
-    code.write_text(source)
-    libraries = Path(torch.__file__).parent / "lib"
-    command = [path, *_FLAGS, str(code), "-o", str(library), f"-L{libraries}", "-l:libtorch_cpu.so"]
-    subprocess.run(
-        [*command, f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed"], check=True, capture_output=True, text=True
-    )
-    function = ctypes.CDLL(str(library)).epilogue
+    """The function `epilogue` of `source`. The compiler takes about half a second where the store does not have it.
+
+    Raises `BuildError`, and warns the first time, where the compiler cannot build or what it built cannot be loaded.
+    """
+    command = _compiler()
+    try:
+        make = partial(_compile, command, source)
+        path = store.fetch(_key(command, source), ".so", make, kernel="the kernel cpu_native")
+        function = ctypes.CDLL(str(path)).epilogue
+    except (BuildError, OSError, AttributeError) as error:
+        _warn_once(command, str(error))
+        raise BuildError(_failures[command]) from error
     function.restype = None
     return function
+
+
+def _compiler() -> Command:
+    return _found(os.environ.get("CXX"), os.environ.get("PATH"))
+
+
+@lru_cache(maxsize=8)
+def _found(chosen: str | None, path: str | None) -> Command:
+    """The command that CXX names, arguments included; without it g++ or clang++."""
+    try:
+        candidates = [shlex.split(chosen)] if chosen else [["g++"], ["clang++"]]
+    except ValueError as error:
+        raise BuildError(f"CXX={chosen!r} is not a command: {error}") from error
+    for name, *arguments in filter(None, candidates):
+        if (program := shutil.which(name, path=path)) is not None:
+            return program, *arguments
+    if chosen:
+        raise BuildError(f"CXX={chosen!r} names no program on the PATH")
+    raise BuildError("it needs g++ or clang++ on the PATH")
+
+
+def _key(command: Command, source: str) -> str:
+    parts = (
+        "cpu loop",
+        source,
+        *_arguments(),
+        _version(command),
+        _instructions(),
+        torch.__version__,
+        torch.version.git_version,
+    )
+    return store.key_of(*parts, *command)
+
+
+@cache
+def _instructions() -> str:
+    """What -march=native depends on: the instructions that this CPU has."""
+    try:
+        with _CPU.open(encoding="utf-8") as lines:
+            return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration) as error:
+        raise BuildError(f"{_CPU} does not say which instructions this CPU has") from error
+
+
+@lru_cache(maxsize=8)
+def _version(command: Command) -> str:
+    return _run([*command, "--version"], "")
+
+
+def _arguments() -> Command:
+    libraries = Path(torch.__file__).parent / "lib"
+    return *_FLAGS, f"-L{libraries}", f"-Wl,-rpath,{libraries}"
+
+
+def _compile(command: Command, source: str, library: Path) -> None:
+    linked = ("-l:libtorch_cpu.so", "-Wl,--no-as-needed")
+    _run([*command, *_arguments(), "-x", "c++", "-", "-x", "none", "-o", str(library), *linked], source)
+
+
+def _run(command: list[str], text: str) -> str:
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", input=text)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(error.stderr.strip()[:400] or str(error)) from error
+    return done.stdout
+
+
+def _warn_once(command: Command, why: str) -> None:
+    failure = f"{shlex.join(command)} cannot build for PyTorch's libraries: {why}"
+    if _failures.setdefault(command, failure) is failure:
+        warnings.warn(
+            f"{failure}\nEpilogues run by PyTorch's own operations instead, which is slower. "
+            "Set CXX to a C++ compiler that works, or install g++",
+            stacklevel=2,
+        )
