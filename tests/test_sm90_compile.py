@@ -10,7 +10,7 @@ from gpu.harness import Machine, function_of
 
 import epifuse as ef
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import DESIGNS, NATIVE, ROW_DESIGNS, budget, lowered, rows
+from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, costs, lowered, rows
 from epifuse.providers.cutedsl.accesses import arrange
 from epifuse.target import TARGETS
 
@@ -383,17 +383,13 @@ def test_an_epilogue_beside_a_main_loop_gets_few_registers_and_spills_none(case,
     assert "sine" in case or set(spills(report)) == {0}
 
 
-def test_the_fast_forms_known_to_planning_are_the_table():
-    from epifuse.providers.cutedsl.primitives import FAST
-
-    assert frozenset(FAST) == NATIVE
-
-
-def test_the_reductions_known_to_planning_are_the_table():
+def test_what_planning_knows_of_the_tables_has_their_rows():
     from epifuse.providers.cutedsl.kernels.reduce import ROWS
-    from epifuse.providers.cutedsl.partials import REDUCTIONS
+    from epifuse.providers.cutedsl.primitives import FAST, PRIMITIVE_ROWS
 
-    assert frozenset(ROWS) == REDUCTIONS
+    assert costs.FAST.keys() == FAST.keys()
+    assert costs.PRIMITIVES.keys() == PRIMITIVE_ROWS.keys()
+    assert costs.REDUCTIONS.keys() == ROWS.keys()
 
 
 @pytest.mark.parametrize(("name", "most"), [("amax", 201), ("logsumexp", 100)])

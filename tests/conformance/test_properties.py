@@ -27,7 +27,7 @@ def raises(row: Primitive, given: tuple[Any, ...]) -> bool:
 
 
 def test_a_row_without_its_properties_is_none() -> None:
-    with pytest.raises(TypeError, match="commutative.*error.*costly.*may_fail"):
+    with pytest.raises(TypeError, match=r"commutative.*error.*costly.*may_fail"):
         primitive("arithmetic")  # type: ignore[call-arg]  # what is tested
 
 

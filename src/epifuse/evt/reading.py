@@ -138,7 +138,7 @@ class _Reading:
 
     def reduced(self, node: Reduction, value: Node, line: Line) -> Node:
         """Stores the reduction, and hands its input on."""
-        made = self.builder.node("reduce", value, attr=(node.reduction, node.gone, False), locs=(line.place,))
+        made = self.builder.node("reduce_axes", value, attr=(node.reduction, node.gone), locs=(line.place,))
         if node.identity is not None and not node.is_neutral(node.identity):
             start = self.builder.node("const", attr=float(node.identity), locs=(line.place,))
             made = self.calls.apply(node.again, (made, start), {}, line.place)
