@@ -11,21 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epifuse.arguments import parsed
-from epifuse.evt.nodes import (
-    AccFetch,
-    AuxLoad,
-    AuxStore,
-    ColBroadcast,
-    ColReduction,
-    Compute,
-    Operand,
-    Operation,
-    RowBroadcast,
-    RowReduction,
-    ScalarBroadcast,
-    ScalarReduction,
-    SrcFetch,
-)
+from epifuse.evt.nodes import AccFetch, AuxLoad, ColBroadcast, Operand, RowBroadcast, ScalarBroadcast, SrcFetch
+from epifuse.evt.operators import AuxStore, ColReduction, Compute, Operation, RowReduction, ScalarReduction
 from epifuse.evt.tree import EVT, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
 from epifuse.frontend.context import Visit
