@@ -86,6 +86,25 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+def module(path: Path, root: Path) -> str:
+    """ir/node.py -> epifuse.ir.node; ir/__init__.py -> epifuse.ir."""
+    parts = ("epifuse", *path.relative_to(root).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circle(root: Path) -> list[str]:
+    """Modules that import each other, wherever in the file, and those that need them."""
+    paths = {module(path, root): path for path in sorted(root.rglob("*.py"))}
+    needed = {}
+    for name, path in paths.items():
+        found = {imported for _, imported in imports(path, root)}
+        # `from x import y` is an import of the module x, unless y is one.
+        needed[name] = {each if each in paths else each.rpartition(".")[0] for each in found} & paths.keys() - {name}
+    while leaves := [name for name, found in needed.items() if not found]:
+        needed = {name: found - set(leaves) for name, found in needed.items() if found}
+    return list(needed)
+
+
 def too_long(root: Path) -> list[str]:
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -106,6 +125,19 @@ def plant(root: Path, file: str, text: str) -> Path:
 def test_imports_follow_the_arrow() -> None:
     assert list(SRC.rglob("*.py")), f"no source under {SRC}"
     assert violations(SRC) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circle(SRC) == []
+
+
+@pytest.mark.parametrize("text", ["from .b import x", "def f():\n    from epifuse.ir import b", "from . import b"])
+def test_a_circle_is_found(tmp_path: Path, text: str) -> None:
+    plant(tmp_path, "ir/__init__.py", "")
+    plant(tmp_path, "ir/b.py", "import epifuse.ir.c")
+    plant(tmp_path, "ir/c.py", "from epifuse.ir.a import y")
+    assert circle(plant(tmp_path, "ir/a.py", "x = 1")) == []
+    assert circle(plant(tmp_path, "ir/a.py", text)) == ["epifuse.ir.a", "epifuse.ir.b", "epifuse.ir.c"]
 
 
 def test_files_are_short() -> None:

@@ -10,9 +10,9 @@ from gpu.harness import Machine, function_of
 
 import epifuse as ef
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, rows
+from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, costs, rows
 from epifuse.providers.cutedsl.accesses import arrange
-from epifuse.providers.cutedsl.lowering import NATIVE, lower
+from epifuse.providers.cutedsl.lowering import lower
 from epifuse.target import TARGETS
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -384,17 +384,13 @@ def test_an_epilogue_beside_a_main_loop_gets_few_registers_and_spills_none(case,
     assert "sine" in case or set(spills(report)) == {0}
 
 
-def test_the_fast_forms_known_to_planning_are_the_table():
-    from epifuse.providers.cutedsl.primitives import FAST
-
-    assert frozenset(FAST) == NATIVE
-
-
-def test_the_reductions_known_to_planning_are_the_table():
+def test_what_planning_knows_of_the_tables_has_their_rows():
     from epifuse.providers.cutedsl.kernels.reduce import ROWS
-    from epifuse.providers.cutedsl.partials import REDUCTIONS
+    from epifuse.providers.cutedsl.primitives import FAST, PRIMITIVE_ROWS
 
-    assert frozenset(ROWS) == REDUCTIONS
+    assert costs.FAST.keys() == FAST.keys()
+    assert costs.PRIMITIVES.keys() == PRIMITIVE_ROWS.keys()
+    assert costs.REDUCTIONS.keys() == ROWS.keys()
 
 
 @pytest.mark.parametrize(("name", "most"), [("amax", 201), ("logsumexp", 100)])

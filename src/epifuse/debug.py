@@ -117,7 +117,7 @@ def _title(node: Node, graph: Graph) -> str:
         case "load":
             name = str(node.attr.name)
             return (expression(graph.hosts[name]) if name in graph.hosts else name).replace("@", "")
-        case "reduce":
+        case "reduce" | "reduce_dims" | "reduce_axes":
             return str(node.attr[0])
         case "call" | "cast":
             return str(node.attr)

@@ -20,6 +20,7 @@ from epifuse.dtypes import BY_TORCH
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
 from epifuse.passes.accesses import CLASSES
+from epifuse.providers.cutedsl import costs
 
 ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
 DTYPES = list(BY_TORCH)
@@ -207,3 +208,8 @@ def test_every_primitive_has_a_row(provider: str) -> None:
     assert not missing, f"neither a row in providers/{provider}/primitives.py nor refused by name: {missing}"
     assert rows <= set(PRIMITIVES), "rows for primitives that do not exist"
     assert table(provider, "FAST") <= set(VOCABULARY), "fast forms of activations that do not exist"
+
+
+def test_every_primitive_has_a_row_of_costs() -> None:
+    """What planning for a GPU knows of its table, which needs cutlass."""
+    assert costs.PRIMITIVES.keys() == PRIMITIVES.keys()

@@ -9,7 +9,6 @@ import torch
 import epifuse as ef
 from epifuse import passes
 from epifuse.evt import EVT, SplitTreeVisitor, TopologicalVisitor, Visitor, functional, fusion, to_tree
-from epifuse.evt.tree import children_of
 from tests.evt.test_article import article, as_function, data, loss  # noqa: F401 - a fixture
 from tests.passes import test_pipeline
 from tests.passes.test_pipeline import problem_for
@@ -53,7 +52,7 @@ def visitors(tree: Visitor) -> Iterator[Visitor]:
     while stack:
         node = stack.pop()
         yield node
-        stack += children_of(node)
+        stack += node.below
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
@@ -69,7 +68,7 @@ def test_a_topological_visitor_is_there_for_a_branch(name: str) -> None:
 
 def test_a_tree_has_none() -> None:
     tree = to_tree("def epi(accum, C, bias): D = relu(accum + bias) * C; return D")
-    assert all(isinstance(node, EVT) or not children_of(node) for node in visitors(tree))
+    assert all(isinstance(node, EVT) or not node.below for node in visitors(tree))
 
 
 def test_only_what_lies_between_branch_and_merge() -> None:

@@ -10,8 +10,9 @@ import torch
 import epifuse as ef
 from epifuse import passes
 from epifuse.errors import InternalError
+from epifuse.fusion.operations import OPERATIONS, broken
 from epifuse.ir import Builder, Factor, Graph, Load, Node, Output, Type
-from epifuse.passes.verify import verify
+from epifuse.passes.verify import verify, verify_written
 
 SOURCE = "def epi(accum, C): r = sum(accum, dim=-1, keepdim=True); D = accum * C + r; return D"
 M, N = Factor("m"), Factor("n")
@@ -98,7 +99,7 @@ BROKEN: dict[Callable[[Graph], Graph], str] = {
     wrong_arity_of_a_call: "has 2 arguments, not 1",
     unknown_operation: "is no operation",
     unaligned_load: "does not say how it is read",
-    load_without_attribute: "does not say how it is read",
+    load_without_attribute: "has the attribute 'C', not a Load",
     reduces_what_is_not_there: "reduces",
     keeps_what_it_reduced: "reduces",
     wrong_axes: "its arguments over",
@@ -119,6 +120,33 @@ def test_a_broken_graph_is_refused(graph: Graph, plant: Callable[[Graph], Graph]
         verify("planted", graph, broken)
     assert "after the pass 'planted'" in str(caught.value)
     assert str(graph) in str(caught.value)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_an_attribute_of_another_form_is_refused(op: str) -> None:
+    node = Node(op, (), object())
+    for place in OPERATIONS[op].places:
+        assert f"not {OPERATIONS[op].form.words}" in str(broken(node, place))
+
+
+def test_an_operation_stands_only_where_it_may() -> None:
+    node = Node("reduce", (Node("accum"),), ("sum", (N,)))
+    assert broken(node, "typed") is None
+    with pytest.raises(InternalError, match="does not belong into a written graph"):
+        verify_written(Graph((), (Output("D", node),)))
+
+
+def test_host_expressions_are_verified(graph: Graph) -> None:
+    with pytest.raises(InternalError, match="does not belong into a host graph"):
+        verify("planted", graph, replace(graph, hosts={"#0": Node("accum")}))
+
+
+def test_the_pipeline_verifies_what_is_written(graph: Graph) -> None:
+    args = ef.GemmArguments(
+        torch.empty(4, 3), torch.empty(3, 5), epilogue=ef.EpilogueArguments.partial(SOURCE, {"C": torch.empty(4, 5)})
+    )
+    with pytest.raises(InternalError, match="after the pass 'parse'"):
+        passes.run(graph, args.problem)  # which is typed already
 
 
 def test_the_pipeline_verifies_after_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:

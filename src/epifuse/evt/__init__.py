@@ -4,20 +4,8 @@ from typing import TYPE_CHECKING
 
 from epifuse.evt import functional, fusion
 from epifuse.evt.from_graph import to_tree
-from epifuse.evt.nodes import (
-    AccFetch,
-    AuxLoad,
-    AuxStore,
-    ColBroadcast,
-    ColReduction,
-    Compute,
-    Operand,
-    RowBroadcast,
-    RowReduction,
-    ScalarBroadcast,
-    ScalarReduction,
-    SrcFetch,
-)
+from epifuse.evt.nodes import AccFetch, AuxLoad, ColBroadcast, Operand, RowBroadcast, ScalarBroadcast, SrcFetch
+from epifuse.evt.operators import AuxStore, ColReduction, Compute, RowReduction, ScalarReduction
 from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
 from epifuse.frontend.hints import absent

@@ -11,38 +11,36 @@ import torch
 from epifuse import api
 from epifuse.arguments import GemmArguments, Load, Store
 from epifuse.errors import EpifuseError, fail
-from epifuse.evt.nodes import AuxStore, Compute, Reduction, ScalarBroadcast
 from epifuse.evt.outline import Line, outline
-from epifuse.evt.tree import EVT, children_of
-from epifuse.evt.visitor import Visitor
+from epifuse.evt.part import Part
 
 # --- nested ------------------------------------------------------------------------------------------------------
 
 
-def from_nested(tree: Visitor, nested: Any) -> dict[str, Any]:
+def from_nested(tree: Part, nested: Any) -> dict[str, Any]:
     """Operands and outputs by name. Raises `ArgumentError` naming the node whose part does not fit."""
     lines = outline(tree)
     found: dict[str, Any] = {}
     for line, part in _parts(tree, lines, nested):
-        for name, value in _own(line, part):
+        for name, value in line.node.handed(line, _fields(part), part):
             if name in found and not _same(found[name], value):
                 raise fail("tree_argument_twice", line.place, name=name)
             found[name] = value
     return found
 
 
-def _parts(tree: Visitor, lines: Sequence[Line], nested: Any) -> Iterator[tuple[Line, Any]]:
+def _parts(tree: Part, lines: Sequence[Line], nested: Any) -> Iterator[tuple[Line, Any]]:
     """Each line with the part that is for its own node; of a tree visitor the last part."""
     rest = iter(lines)
     stack = [(tree, nested)]
     while stack:
         node, part = stack.pop()
         line = next(rest)
-        children = children_of(node)
+        children = node.below
         if not children:
             yield line, part
             continue
-        has_own = isinstance(node, EVT)
+        has_own = node.operator is not node
         want = len(children) + has_own
         if not isinstance(part, (tuple, list)) or len(part) != want:
             shape = f"a tuple of {want}, one for each child" + (" and its own last" if has_own else "")
@@ -52,59 +50,19 @@ def _parts(tree: Visitor, lines: Sequence[Line], nested: Any) -> Iterator[tuple[
         stack.extend(reversed(list(zip(children, part, strict=False))))
 
 
-def _own(line: Line, part: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values from the part of one leaf or operator."""
-    node = line.node
-    fields = tuple(part) if isinstance(part, (tuple, list)) else () if part == {} else (part,)
-    match node:
-        case ScalarBroadcast():
-            yield from _scalars(line, node, fields)
-        case Compute():
-            if len(fields) != len(node.slots) and not (not fields and all(d is not None for _, d in node.slots)):
-                raise _misfit(line, ", ".join(name for name, _ in node.slots) or "(): nothing", part)
-            yield from ((name, value) for (name, _), value in zip(node.slots, fields, strict=False))
-        case AuxStore():
-            pointer, stride = _padded(line, fields, ("pointer", "stride"), part)
-            yield str(node.name), _pointer(line, pointer, stride, None)
-        case Reduction():
-            pointer, identity, stride = _padded(line, fields, ("pointer", "identity", "stride"), part)
-            if not isinstance(identity, (int, float, type(None))):
-                raise _misfit(line, "(pointer, identity, stride), the identity a number", part)
-            if identity is not None and identity != node.identity and not node.is_neutral(identity):
-                raise node.depends_on_tiles(line.place, identity)
-            if stride is not None:
-                node.check_stride(tuple(stride) if isinstance(stride, list) else stride, line.place)
-            yield str(node.name), _pointer(line, pointer, None, None)
-        case _ if line.node.slots and hasattr(node, "default"):
-            pointer, default, stride = _padded(line, fields, ("pointer", "value if null", "stride"), part)
-            yield str(node.name), _pointer(line, pointer, stride, node.default if default is None else default)
-        case _:
-            if fields:
-                raise _misfit(line, "(): nothing", part)
+def _fields(part: Any) -> tuple[Any, ...]:
+    return tuple(part) if isinstance(part, (tuple, list)) else () if part == {} else (part,)
 
 
-def _scalars(line: Line, node: ScalarBroadcast, fields: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """((value, ...), (pointer, ...), (stride, ...)); a pointer that is not null comes before the value."""
-    if not node.slots:
-        if fields:
-            raise _misfit(line, "(): its number is written in the tree", fields)
-        return
-    groups = [tuple(f) if isinstance(f, (tuple, list)) else (f,) for f in fields]
-    count = len(node.slots)
-    if len(groups) > 3 or any(len(group) > count for group in groups):
-        raise _misfit(line, f"((value, ...), (pointer, ...), (stride, ...)) for {count}", fields)
-    values, pointers, strides = ((*group, *(None,) * (count - len(group))) for group in (*groups, (), (), ())[:3])
-    for (name, default), value, pointer, stride in zip(node.slots, values, pointers, strides, strict=True):
-        yield name, _pointer(line, pointer, stride, default if value is None else value)
-
-
-def _padded(line: Line, fields: tuple[Any, ...], names: tuple[str, ...], part: Any) -> tuple[Any, ...]:
+def padded(line: Line, fields: tuple[Any, ...], names: tuple[str, ...], part: Any) -> tuple[Any, ...]:
+    """The fields, None for those left out at the end."""
     if len(fields) > len(names):
-        raise _misfit(line, f"({', '.join(names)})", part)
+        raise misfit(line, f"({', '.join(names)})", part)
     return (*fields, *(None,) * (len(names) - len(fields)))
 
 
-def _misfit(line: Line, want: str, part: Any) -> EpifuseError:
+def misfit(line: Line, want: str, part: Any) -> EpifuseError:
+    """The refusal of a part that is not as the node at `line` wants it."""
     return fail("tree_arguments", line.place, node=line.label, want=want, value=_shown(part))
 
 
@@ -131,7 +89,7 @@ def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, A
     rest = dict(given)
     found: dict[str, Any] = {}
     for line in lines:
-        outputs = ((line.node.name, None),) if isinstance(line.node, (AuxStore, Reduction)) else ()
+        outputs = ((line.node.name, None),) if line.node.drawn == "store" else ()
         for name, default in (*line.node.slots, *outputs):
             keys = (name, f"{name}_ptr", _stride_name(name))
             if name in found or not any(key in rest for key in keys):
@@ -142,7 +100,7 @@ def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, A
             if pointer is None and value is not None and not isinstance(value, _POINTERS):
                 found[name] = value
             else:
-                found[name] = _pointer(line, value if pointer is None else pointer, stride, default)
+                found[name] = pointed(line, value if pointer is None else pointer, stride, default)
     return found | rest
 
 
@@ -159,7 +117,7 @@ _STRIDES = {"row": ("(0, dN, dL)", (0,)), "column": ("(dM, 0, dL)", (1,)), "scal
 """The strides of what varies over fewer axes, and which of them are 0."""
 
 
-def _pointer(line: Line, pointer: Any, stride: Any, default: float | None) -> Any:
+def pointed(line: Line, pointer: Any, stride: Any, default: float | None) -> Any:
     """The operand behind a pointer and its strides; `default` where the pointer is null."""
     if pointer is None:
         if default is None:

@@ -10,21 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epifuse.evt.nodes import (
-    AccFetch,
-    AuxLoad,
-    AuxStore,
-    ColBroadcast,
-    ColReduction,
-    Compute,
-    Operand,
-    Operation,
-    RowBroadcast,
-    RowReduction,
-    ScalarBroadcast,
-    ScalarReduction,
-    SrcFetch,
-)
+from epifuse.evt.nodes import AccFetch, AuxLoad, ColBroadcast, Operand, RowBroadcast, ScalarBroadcast, SrcFetch
+from epifuse.evt.operators import AuxStore, ColReduction, Compute, Operation, RowReduction, ScalarReduction
 from epifuse.evt.tree import EVT, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
 from epifuse.frontend import parsed
@@ -128,7 +115,7 @@ _EACH_BATCH = {ScalarReduction: (0, 0, 1), RowReduction: (0, 1, 1), ColReduction
 
 def _reduction(node: Node, name: str, graph: Graph) -> Visitor | None:
     """An output that is a reduction of a whole tile over whole axes, as the node that stores it."""
-    axes = _axes_reduced(node, graph) if node.op == "reduce" else None
+    axes = _axes_reduced(node, graph)
     kind = _REDUCTIONS.get(tuple(axis for axis in axes if axis != "l")) if axes else None
     if axes is None or kind is None:
         return None
@@ -137,16 +124,15 @@ def _reduction(node: Node, name: str, graph: Graph) -> Visitor | None:
 
 
 def _axes_reduced(node: Node, graph: Graph) -> tuple[str, ...] | None:
-    """The axes a reduction of a tile is over, if they are whole."""
-    along = node.attr[1]
-    if node in graph.types:
+    """The axes that a node reduces a tile over, if it does and they are whole."""
+    if node.op == "reduce":
         held = graph.types[node.args[0]].factors
         whole = {"m", "n"} <= {f.axis for f in held} and all(f.extent is None and f.stride == 1 for f in held)
         batched = any(f.axis == "l" for f in held)
-        return tuple(f.axis for f in along) + (() if batched else ("l",)) if whole else None
-    if along is None:
-        return ("l", "m", "n") if _above_accum(node) else None
-    return along if isinstance(along[0], str) else None
+        return tuple(f.axis for f in node.attr[1]) + (() if batched else ("l",)) if whole else None
+    if node.op == "reduce_dims":
+        return ("l", "m", "n") if node.attr[1] is None and _above_accum(node) else None
+    return node.attr[1] if node.op == "reduce_axes" else None
 
 
 def _above_accum(node: Node) -> bool:
@@ -154,7 +140,7 @@ def _above_accum(node: Node) -> bool:
     for below in reversed(topological(node.args)):
         if below.op == "accum":
             return True
-        if below.op in ("reduce", "permute", "reshape", "unsqueeze", "index"):
+        if below.op in ("reduce_dims", "reduce_axes", "permute", "reshape", "unsqueeze", "coordinate"):
             return False
     return False
 

@@ -23,18 +23,8 @@ from epifuse.evt.functional import (
     multiplies,
     plus,
 )
-from epifuse.evt.nodes import (
-    AccFetch,
-    AuxLoad,
-    AuxStore,
-    ColBroadcast,
-    ColReduction,
-    Compute,
-    RowBroadcast,
-    ScalarBroadcast,
-    ScalarReduction,
-    SrcFetch,
-)
+from epifuse.evt.nodes import AccFetch, AuxLoad, ColBroadcast, RowBroadcast, ScalarBroadcast, SrcFetch
+from epifuse.evt.operators import AuxStore, ColReduction, Compute, ScalarReduction
 from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor
 from epifuse.evt.visitor import Visitor
 from epifuse.frontend.hints import absent

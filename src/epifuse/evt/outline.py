@@ -8,19 +8,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from epifuse.errors import Loc
-from epifuse.evt.tree import EVT, SplitTreeVisitor, TopologicalVisitor, children_of
-from epifuse.evt.visitor import Visitor
+from epifuse.evt.part import Part
 
 FILE = "<visitor tree>"
 """Where an error says it happened: the lines are those of the printed tree."""
-
-_SPLIT = ("input: ", "output: ")
 
 
 class Line(NamedTuple):
     """One node. `node` has a name; of a tree visitor it is the operator."""
 
-    tree: Visitor
+    tree: Part
     node: Any
     number: int
     before: str
@@ -38,19 +35,19 @@ class Line(NamedTuple):
         return Loc(FILE, self.number, len(self.before), len(self.label), self.text)
 
 
-def outline(tree: Visitor) -> tuple[Line, ...]:
+def outline(tree: Part) -> tuple[Line, ...]:
     """The lines of `tree`. Iterative: a tree may be as deep as an epilogue is long."""
     names = _taken(tree)
     lines: list[Line] = []
-    stack: list[tuple[Visitor, str, str, str]] = [(tree, "", "", "")]
+    stack: list[tuple[Part, str, str, str]] = [(tree, "", "", "")]
     while stack:
         node, before, below, after = stack.pop()
-        own = _named(node.node_op if isinstance(node, EVT) else node, names)
+        own = _named(node.operator, names)
         lines.append(Line(node, own, len(lines) + 1, before, own.label, after))
-        children = children_of(node)
+        children = node.below
         for position, child in reversed(list(enumerate(children))):
             last = position == len(children) - 1
-            mark, sources = _role(node, position)
+            mark, sources = node.role(position)
             branch, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
             stack.append((child, below + branch + mark, _shortened(below + rest + " " * len(mark)), sources))
     return tuple(lines)
@@ -64,18 +61,7 @@ def _shortened(prefix: str) -> str:
     return prefix if len(prefix) <= _DEEPEST else "…" + prefix[1 - _DEEPEST :]
 
 
-def _role(parent: Visitor, position: int) -> tuple[str, str]:
-    """What stands before and after a child: its number, and whose values it takes."""
-    match parent:
-        case TopologicalVisitor(edges=edges):
-            sources = ", ".join(map(str, edges[position]))
-            return f"{position}: ", f" <- {sources}" if sources else ""
-        case SplitTreeVisitor():
-            return (*_SPLIT, "aux: ")[min(position, 2)], ""
-    return "", ""
-
-
-def _named(node: Visitor, names: set[str]) -> Any:
+def _named(node: Part, names: set[str]) -> Any:
     if node.is_named:
         return node
     free = next(name for name in _candidates(node.kind) if name not in names)
@@ -88,13 +74,13 @@ def _candidates(kind: str) -> Iterator[str]:
     yield from (f"{kind}_{number}" for number in itertools.count(2))
 
 
-def _taken(tree: Visitor) -> set[str]:
+def _taken(tree: Part) -> set[str]:
     """Every name that stands in the tree, and D: the result's."""
     names, stack = {"D", "accum"}, [tree]
     while stack:
         node = stack.pop()
-        stack.extend(children_of(node))
-        own = node.node_op if isinstance(node, EVT) else node
+        stack.extend(node.below)
+        own = node.operator
         names.update(name for name, _ in own.slots)
         names.update({own.name} if isinstance(own.name, str) else ())
     return names

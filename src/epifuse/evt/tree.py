@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from epifuse.errors import fail
-from epifuse.evt.nodes import OPERATORS, STORES
+from epifuse.evt.operators import OPERATORS
+from epifuse.evt.outline import Line
+from epifuse.evt.part import Edges
+from epifuse.evt.reading import Reading
 from epifuse.evt.visitor import Visitor
-
-Edges = tuple[tuple[int, ...], ...]
+from epifuse.frontend.context import Visit
+from epifuse.ir import Node
 
 
 @dataclass(frozen=True, repr=False, init=False)
@@ -22,6 +25,7 @@ class EVT(Visitor):
 
     node_op: Visitor
     children: tuple[Visitor, ...]
+    drawn = "visitor"
 
     def __init__(self, node_op: Visitor, *children: Visitor) -> None:
         _check_nodes("EVT", (node_op, *children))
@@ -36,6 +40,23 @@ class EVT(Visitor):
     def label(self) -> str:
         return self.node_op.label
 
+    @property
+    def below(self) -> tuple[Visitor, ...]:
+        return self.children
+
+    @property
+    def operator(self) -> Visitor:
+        return self.node_op
+
+    giver = operator
+
+    def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
+        """The operator's value of its children's."""
+        values = []
+        for child in self.children:
+            values.append((yield reader.visit(child, acc)))
+        return line.node.read(reader, line, values, acc)
+
 
 @dataclass(frozen=True, repr=False, init=False)
 class TopologicalVisitor(Visitor):
@@ -47,6 +68,7 @@ class TopologicalVisitor(Visitor):
 
     edges: Edges
     nodes: tuple[Visitor, ...]
+    drawn = "visitor"
 
     def __init__(self, edges: Sequence[Sequence[int]], *nodes: Visitor) -> None:
         _check_nodes("TopologicalVisitor", nodes)
@@ -66,6 +88,29 @@ class TopologicalVisitor(Visitor):
     def label(self) -> str:
         return "TopologicalVisitor"
 
+    @property
+    def below(self) -> tuple[Visitor, ...]:
+        return self.nodes
+
+    @property
+    def giver(self) -> Visitor:
+        return self.nodes[-1]
+
+    def role(self, position: int) -> tuple[str, str]:
+        sources = ", ".join(map(str, self.edges[position]))
+        return f"{position}: ", f" <- {sources}" if sources else ""
+
+    def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
+        """The last node's value, each taking those that its edges name."""
+        found: list[Node] = []
+        for sources, child in zip(self.edges, self.nodes, strict=True):
+            if sources:
+                own = next(reader.lines)
+                found.append(own.node.read(reader, own, [found[source] for source in sources], acc))
+            else:
+                found.append((yield reader.visit(child, acc)))
+        return found[-1]
+
 
 @dataclass(frozen=True, repr=False, init=False)
 class SplitTreeVisitor(Visitor):
@@ -77,6 +122,7 @@ class SplitTreeVisitor(Visitor):
     input_tree: Visitor
     output_tree: Visitor
     aux_out_trees: tuple[Visitor, ...]
+    drawn = "visitor"
 
     def __init__(self, input_tree: Visitor, output_tree: Visitor, *aux_out_trees: Visitor) -> None:
         nodes = (input_tree, output_tree, *aux_out_trees)
@@ -90,31 +136,24 @@ class SplitTreeVisitor(Visitor):
     def label(self) -> str:
         return "SplitTreeVisitor"
 
+    @property
+    def below(self) -> tuple[Visitor, ...]:
+        return (self.input_tree, self.output_tree, *self.aux_out_trees)
 
-def children_of(node: Visitor) -> tuple[Visitor, ...]:
-    """The nodes below, in the order in which they are printed, read, and given arguments."""
-    match node:
-        case EVT():
-            return node.children
-        case TopologicalVisitor():
-            return node.nodes
-        case SplitTreeVisitor():
-            return (node.input_tree, node.output_tree, *node.aux_out_trees)
-    return ()
+    @property
+    def giver(self) -> Visitor:
+        return self.output_tree
 
+    def role(self, position: int) -> tuple[str, str]:
+        return ("input: ", "output: ", "aux: ")[min(position, 2)], ""
 
-def stores_its_result(tree: Visitor) -> bool:
-    """Whether the operator that gives the tree's value stores it: then there is no further output D."""
-    while True:
-        match tree:
-            case EVT():
-                return isinstance(tree.node_op, STORES)
-            case TopologicalVisitor():
-                tree = tree.nodes[-1]
-            case SplitTreeVisitor():
-                tree = tree.output_tree
-            case _:
-                return isinstance(tree, STORES)
+    def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
+        """The output tree's value, whose accumulator is the input tree's."""
+        value = yield reader.visit(self.input_tree, acc)
+        result = yield reader.visit(self.output_tree, value)
+        for other in self.aux_out_trees:
+            yield reader.visit(other, value)
+        return result
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
         dim = _dims(context, fixed["dim"], entry.name, spelled, at)
         if not isinstance(fixed["keepdim"], bool):
             raise context.fail("wrong_static", at, function=spelled, name="keepdim", want="True or False")
-        return context.emit("reduce", *values, attr=(entry.name, dim, fixed["keepdim"]), at=at)
+        return context.emit("reduce_dims", *values, attr=(entry.name, dim, fixed["keepdim"]), at=at)
     return _FORMS[entry.name](context, spelled, values[0], fixed, at)
 
 
@@ -199,7 +199,7 @@ def _layout(op: str, name: str, want: str) -> Callable[..., Node]:
 
 def _index(axis: str) -> Callable[..., Node]:
     def emit(context: Context, spelled: str, x: Node, _: dict[str, Any], at: ast.AST) -> Node:
-        return context.emit("index", context.tensor(x, spelled, at), attr=axis, at=at)
+        return context.emit("coordinate", context.tensor(x, spelled, at), attr=axis, at=at)
 
     return emit
 
@@ -224,7 +224,7 @@ def _is_plain_format(fmt: str) -> bool:
 def _one_hot(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
     if not _integers((fixed["dim"],)):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")
-    return context.emit("one_hot", context.tensor(x, spelled, at), attr=fixed["dim"], at=at)
+    return context.emit("assume_one_hot", context.tensor(x, spelled, at), attr=fixed["dim"], at=at)
 
 
 _FORMS: dict[str, Callable[..., Node]] = {

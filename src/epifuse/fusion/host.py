@@ -40,21 +40,22 @@ def is_host_operation(node: Node) -> bool:
     return node.op in ("const", "number", "host", "select") or node.op in PRIMITIVES
 
 
-_MAY_FAIL = frozenset({"div", "floor_divide", "remainder", "pow", "host"})
-
-
 def may_fail(candidates: Iterable[Node], computed: Iterable[Node]) -> Iterator[Node]:
     """Those of `candidates` whose arithmetic may raise in Python and is not on the way to `computed` anyway."""
     covered = set(topological(computed))
     risky: set[Node] = set()
     candidates = tuple(candidates)
     for node in topological(candidates):
-        if node.op in _MAY_FAIL or not risky.isdisjoint(node.args):
+        if _raises(node) or not risky.isdisjoint(node.args):
             risky.add(node)
     for node in reversed(candidates):
         if node in risky and node not in covered:
             covered.update(topological((node,), covered))
             yield node
+
+
+def _raises(node: Node) -> bool:
+    return node.op == "host" or (node.op in PRIMITIVES and PRIMITIVES[node.op].may_fail)
 
 
 def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:

@@ -1,5 +1,5 @@
 """The primitives: one decorated function each. Its body is the meaning in PyTorch, its signature the arity, its
-docstring the documentation, and the decorator's argument the rule for kinds. A provider has one row for each of them.
+docstring the documentation, and the decorator's arguments say what else holds. A provider has one row for each of them.
 
 Called on tensors (or numbers) these are plain PyTorch; written in an epilogue they are parsed and never called.
 Every operand broadcasts by NumPy's rule. NaN behaves as in PyTorch.
@@ -28,17 +28,34 @@ KindRule = Literal[
 ]
 
 
+Error = Literal["carried", "added", "amplified"]
+"""*carried*: the relative error of the result is at most that of the arguments together. *added*: that, and an error of
+its own where it is approximated. *amplified*: it may be any multiple, since a sum may cancel, an exponential multiplies
+the error by its argument, and a comparison or a rounding makes a step of it."""
+
+
 @dataclass(frozen=True)
 class Primitive:
-    """One row: `meaning` on tensors, `on_host` on Python numbers, and how kinds combine."""
+    """One row. Nothing in it has a default: who adds a primitive says what holds for it."""
 
     name: str
     arity: int
     rule: KindRule
+    """How kinds combine."""
     meaning: Callable[..., Any]
+    """The meaning on tensors."""
     on_host: Callable[..., Any]
+    """The meaning on Python numbers."""
     commutative: bool
+    """Whether its two arguments may change places."""
+    error: Error
+    """What becomes of an error of its arguments."""
+    costly: bool
+    """Whether it takes an instruction that a GPU has few of: sharing it gains more than a fast form does."""
+    may_fail: bool
+    """Whether `on_host` may raise; that an integer may be too large for a float is left aside."""
     symbol: str | None
+    """Python's operator, if it has one of two arguments."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -57,11 +74,14 @@ def _on_numbers(meaning: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 def primitive(
     rule: KindRule,
     *,
+    commutative: bool,
+    error: Error,
+    costly: bool,
+    may_fail: bool,
     host: Callable[..., Any] | None = None,
-    commutative: bool = False,
     symbol: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a row. `host` is Python's own meaning for numbers, where it differs from PyTorch's on a 0-d tensor."""
+    """Register a row; see `Primitive`. `host` is left out where the meaning on numbers is PyTorch's on a 0-d tensor."""
 
     def register(meaning: Function) -> Function:
         on_host = host or _on_numbers(meaning)
@@ -75,7 +95,7 @@ def primitive(
 
         name = meaning.__name__
         arity = meaning.__code__.co_argcount
-        PRIMITIVES[name] = Primitive(name, arity, rule, meaning, on_host, commutative, symbol)
+        PRIMITIVES[name] = Primitive(name, arity, rule, meaning, on_host, commutative, error, costly, may_fail, symbol)
         return function  # type: ignore[return-value]  # `meaning` with its numbers apart
 
     return register
@@ -100,79 +120,85 @@ def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
 # --- arithmetic ------------------------------------------------------------------------------------------------
 
 
-@primitive("arithmetic", host=operator.add, commutative=True, symbol="+")
+@primitive(
+    "arithmetic", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.add, symbol="+"
+)
 def add(x: Value, y: Value) -> Value:
     """x + y."""
     return x + y
 
 
-@primitive("subtract", host=operator.sub, symbol="-")
+@primitive(
+    "subtract", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.sub, symbol="-"
+)
 def sub(x: Value, y: Value) -> Value:
     """x - y; a mask is refused on either side, as by PyTorch."""
     return x - y
 
 
-@primitive("arithmetic", host=operator.mul, commutative=True, symbol="*")
+@primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False, host=operator.mul, symbol="*")
 def mul(x: Value, y: Value) -> Value:
     """x * y. A mask times a number keeps the number where the mask holds."""
     return x * y
 
 
-@primitive("divide", host=operator.truediv, symbol="/")
+@primitive("divide", commutative=False, error="added", costly=True, may_fail=True, host=operator.truediv, symbol="/")
 def div(x: Value, y: Value) -> Value:
     """x / y, a float also for two integers."""
     return x / y
 
 
-@primitive("integer", host=operator.floordiv, symbol="//")
+@primitive(
+    "integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.floordiv, symbol="//"
+)
 def floor_divide(x: Value, y: Value) -> Value:
     """x // y for integers, rounded towards minus infinity."""
     return x // y
 
 
-@primitive("integer", host=operator.mod, symbol="%")
+@primitive("integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.mod, symbol="%")
 def remainder(x: Value, y: Value) -> Value:
     """x % y for integers, with the sign of y."""
     return x % y
 
 
-@primitive("power", host=operator.pow, symbol="**")
+@primitive("power", commutative=False, error="amplified", costly=True, may_fail=True, host=operator.pow, symbol="**")
 def pow(x: Value, y: Value) -> Value:  # noqa: A001 - the field's name
     """x ** y. An integer base takes a non-negative integer literal as exponent, or becomes a float."""
     return x**y
 
 
-@primitive("arithmetic", host=operator.neg)
+@primitive("arithmetic", commutative=False, error="carried", costly=False, may_fail=False, host=operator.neg)
 def neg(x: Value) -> Value:
     """-x."""
     return -x
 
 
-@primitive("arithmetic", host=operator.abs)
+@primitive("arithmetic", commutative=False, error="carried", costly=False, may_fail=False, host=operator.abs)
 def abs(x: Value) -> Value:  # noqa: A001 - the field's name
     """The absolute value."""
     return torch.abs(x)
 
 
-@primitive("arithmetic")
+@primitive("arithmetic", commutative=False, error="amplified", costly=False, may_fail=False)
 def sign(x: Value) -> Value:
     """-1, 0 or 1; 0 for NaN."""
     return torch.sign(x)
 
 
-@primitive("arithmetic")
+@primitive("arithmetic", commutative=False, error="amplified", costly=False, may_fail=False)
 def multiply_add(x: Value, y: Value, z: Value) -> Value:
     """x * y + z."""
     return x * y + z
 
 
-@primitive("arithmetic", commutative=True)
+@primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def maximum(x: Value, y: Value) -> Value:
     """The larger of the two; NaN where either is NaN."""
     return torch.maximum(*_same_dtype(x, y))
 
 
-@primitive("arithmetic", commutative=True)
+@primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def minimum(x: Value, y: Value) -> Value:
     """The smaller of the two; NaN where either is NaN."""
     return torch.minimum(*_same_dtype(x, y))
@@ -184,7 +210,7 @@ def _same_dtype(*values: Value) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-@primitive("arithmetic")
+@primitive("arithmetic", commutative=False, error="carried", costly=False, may_fail=False)
 def clip(x: Value, min: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter names
     """min(max(x, min), max); NaN where any of the three is NaN."""
     return torch.clamp(*_same_dtype(x, min, max))
@@ -193,79 +219,79 @@ def clip(x: Value, min: Value, max: Value) -> Value:  # noqa: A002 - torch's par
 # --- roots, exponentials, trigonometry -------------------------------------------------------------------------
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def sqrt(x: Value) -> Value:
     """The square root; NaN below zero."""
     return torch.sqrt(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def rsqrt(x: Value) -> Value:
     """1 / sqrt(x)."""
     return torch.rsqrt(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def reciprocal(x: Value) -> Value:
     """1 / x."""
     return torch.reciprocal(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def exp(x: Value) -> Value:
     """e to the x."""
     return torch.exp(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def exp2(x: Value) -> Value:
     """2 to the x."""
     return torch.exp2(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def log(x: Value) -> Value:
     """The natural logarithm; -inf at zero, NaN below."""
     return torch.log(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def log2(x: Value) -> Value:
     """The logarithm to base two."""
     return torch.log2(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def log1p(x: Value) -> Value:
     """log(1 + x), accurate near zero."""
     return torch.log1p(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def sin(x: Value) -> Value:
     """The sine of x in radians."""
     return torch.sin(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def cos(x: Value) -> Value:
     """The cosine of x in radians."""
     return torch.cos(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
 def tan(x: Value) -> Value:
     """The tangent of x in radians."""
     return torch.tan(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def tanh(x: Value) -> Value:
     """The hyperbolic tangent."""
     return torch.tanh(x)
 
 
-@primitive("floating")
+@primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def erf(x: Value) -> Value:
     """The error function."""
     return torch.erf(x)
@@ -274,19 +300,19 @@ def erf(x: Value) -> Value:
 # --- rounding --------------------------------------------------------------------------------------------------
 
 
-@primitive("same", host=math.floor)
+@primitive("same", commutative=False, error="amplified", costly=False, may_fail=True, host=math.floor)
 def floor(x: Value) -> Value:
     """The largest integer not above x: a float of a float, an integer as it is."""
     return torch.floor(x)
 
 
-@primitive("same", host=math.ceil)
+@primitive("same", commutative=False, error="amplified", costly=False, may_fail=True, host=math.ceil)
 def ceil(x: Value) -> Value:
     """The smallest integer not below x: a float of a float, an integer as it is."""
     return torch.ceil(x)
 
 
-@primitive("same", host=builtins.round)
+@primitive("same", commutative=False, error="amplified", costly=False, may_fail=True, host=builtins.round)
 def round(x: Value) -> Value:  # noqa: A001 - the field's name
     """The nearest integer, halves to even: a float of a float, an integer as it is."""
     return torch.round(x)
@@ -295,61 +321,68 @@ def round(x: Value) -> Value:  # noqa: A001 - the field's name
 # --- comparisons and masks -------------------------------------------------------------------------------------
 
 
-@primitive("compare", host=operator.eq, commutative=True, symbol="==")
+@primitive("compare", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.eq, symbol="==")
 def eq(x: Value, y: Value) -> Value:
     """x == y, a mask."""
     return x == y
 
 
-@primitive("compare", host=operator.ne, commutative=True, symbol="!=")
+@primitive("compare", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.ne, symbol="!=")
 def ne(x: Value, y: Value) -> Value:
     """x != y, a mask."""
     return x != y
 
 
-@primitive("compare", host=operator.lt, symbol="<")
+@primitive("compare", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.lt, symbol="<")
 def lt(x: Value, y: Value) -> Value:
     """x < y, a mask."""
     return x < y
 
 
-@primitive("compare", host=operator.le, symbol="<=")
+@primitive("compare", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.le, symbol="<=")
 def le(x: Value, y: Value) -> Value:
     """x <= y, a mask."""
     return x <= y
 
 
-@primitive("compare", host=operator.gt, symbol=">")
+@primitive("compare", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.gt, symbol=">")
 def gt(x: Value, y: Value) -> Value:
     """x > y, a mask."""
     return x > y
 
 
-@primitive("compare", host=operator.ge, symbol=">=")
+@primitive("compare", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.ge, symbol=">=")
 def ge(x: Value, y: Value) -> Value:
     """x >= y, a mask."""
     return x >= y
 
 
-@primitive("logic", commutative=True, symbol="&")
+@primitive("logic", commutative=True, error="amplified", costly=False, may_fail=False, symbol="&")
 def logical_and(x: Value, y: Value) -> Value:
     """Both masks hold; written x & y."""
     return x & y
 
 
-@primitive("logic", commutative=True, symbol="|")
+@primitive("logic", commutative=True, error="amplified", costly=False, may_fail=False, symbol="|")
 def logical_or(x: Value, y: Value) -> Value:
     """Either mask holds; written x | y."""
     return x | y
 
 
-@primitive("logic")
+@primitive("logic", commutative=False, error="amplified", costly=False, may_fail=False)
 def logical_not(x: Value) -> Value:
     """The mask does not hold; written ~x."""
     return torch.logical_not(x)
 
 
-@primitive("select", host=lambda condition, x, y: x if condition else y)
+@primitive(
+    "select",
+    commutative=False,
+    error="carried",
+    costly=False,
+    may_fail=False,
+    host=lambda condition, x, y: x if condition else y,
+)
 def where(condition: Value, x: Value, y: Value) -> Value:
     """x where the mask holds, else y. The branch not taken is dropped, NaN included."""
     if not isinstance(condition, torch.Tensor):

@@ -14,8 +14,8 @@ from epifuse.ir.types import Type
 class Node:
     """`op` applied to `args`. Equality is identity: build through `Builder`.
 
-    `attr` is the op's compile-time part, hashable: a `Load`, a number, a dtype, a format, a dim, (combine, factors).
-    `passes.verify` says which op has which.
+    `attr` is the op's compile-time part, hashable: None, a number, a string, a dtype, a `Load`, or a tuple of such.
+    `fusion.operations` says which op has which.
     """
 
     op: str

@@ -16,7 +16,7 @@ from epifuse.passes.fuse_operators import fuse_operators
 from epifuse.passes.infer_types import infer_types
 from epifuse.passes.lower import lower
 from epifuse.passes.prune import prune
-from epifuse.passes.verify import verify
+from epifuse.passes.verify import verify, verify_written
 from epifuse.problem import Problem
 
 Pass = Callable[[Graph, Problem], Graph]
@@ -34,6 +34,8 @@ PIPELINE: tuple[Pass, ...] = (
 
 def run(graph: Graph, problem: Problem) -> Graph:
     """Everything between parsing and planning. Raises `EpilogueTypeError` for what the epilogue cannot mean."""
+    if CONFIG.verify:
+        verify_written(graph)
     for step in PIPELINE:
         before, graph = graph, step(graph, problem)
         if CONFIG.verify:

@@ -55,7 +55,7 @@ class Alignment:
     def explained(self, error: KindError | DimsError) -> dict[str, Any]:
         values: dict[str, Any] = dict(error.values)
         if error.key in ("shapes_differ", "dims_differ"):
-            reduced = any(arg.op == "reduce" for arg in self.current.args)
+            reduced = any(arg.op in ("reduce_dims", "reduce_axes") for arg in self.current.args)
             permuted_ = any(arg.op in ("permute", "reshape") for arg in self.current.args)
             values["op"] = self.current.attr if self.current.op == "call" else self.current.op
             values["hint"] = (

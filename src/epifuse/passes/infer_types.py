@@ -193,16 +193,21 @@ class _Inference(Alignment):
 
     # --- reductions ------------------------------------------------------------------------------------------
 
-    def infer_reduce(self, node: Node, args: list[Typed]) -> Typed:
+    def infer_reduce_dims(self, node: Node, args: list[Typed]) -> Typed:
         name, dim, keepdim = node.attr
-        by_axes = dim is not None and isinstance(dim[0], str)
-        if args[0].host and not by_axes:
+        if args[0].host:
             raise self.fail("tensor_wanted", what=name)
-        x = Typed(self.device(args[0]), args[0].kind) if args[0].host else self.settle(args[0])
+        return self.reduction(name, self.settle(args[0]), dim, keepdim=keepdim)
+
+    def infer_reduce_axes(self, node: Node, args: list[Typed]) -> Typed:
+        """A visitor tree's reduction: of a tile, over axes of accum."""
+        (name, axes), x = node.attr, args[0]
+        tile = self.tile_of(Typed(self.device(x), x.kind) if x.host else self.settle(x))
+        return self.reduction(name, tile, self.dims_of_axes(axes), keepdim=False)
+
+    def reduction(self, name: str, x: Typed, dim: tuple[int, ...] | None, *, keepdim: bool) -> Typed:
         if x.narrow is not None and x.narrow not in NARROW:
             raise self.fail("storage_only", dtype=short(x.narrow))
-        if by_axes:
-            x, dim = self.tile_of(x), self.dims_of_axes(dim)
         kind = self.reduced_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
         chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
@@ -223,7 +228,7 @@ class _Inference(Alignment):
             made = self.emit("cast", made, attr=narrow, kind="float", dims=dims)
         return Typed(made, kind, dims, narrow=narrow)
 
-    def infer_one_hot(self, node: Node, args: list[Typed]) -> Typed:
+    def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
         """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""
         x = self.settle(args[0])
         factors = x.dims[normalise(node.attr, len(x.dims), shape_of(x.dims, self.extents))]
@@ -302,7 +307,7 @@ class _Inference(Alignment):
         assert x.raw is not None
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
 
-    def infer_index(self, node: Node, args: list[Typed]) -> Typed:
+    def infer_coordinate(self, node: Node, args: list[Typed]) -> Typed:
         x = self.settle(args[0])
         position = {"n": 1, "m": 2, "l": 3}[str(node.attr)]
         if len(x.dims) < position and not (node.attr == "l" and len(x.dims) == 2):

@@ -10,24 +10,21 @@ from collections.abc import Iterator
 from functools import cache
 
 from epifuse.frontend import activation_body
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.lower import inlined
 from epifuse.problem import Problem
 
-_COSTLY = frozenset(
-    {"div", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p"}
-    | {"sin", "cos", "tan", "tanh", "erf"}
-)
-"""What takes an instruction that a GPU has few of; sharing anything else would gain less than a fast form does."""
-
 
 @cache
 def has_costly_body(name: str) -> bool:
-    """Whether an activation takes such an instruction."""
-    nodes = activation_body(name).nodes
-    return any(node.op in _COSTLY or (node.op == "call" and has_costly_body(str(node.attr))) for node in nodes)
+    """Whether an activation computes something costly, which is worth sharing."""
+    return any(
+        has_costly_body(str(node.attr)) if node.op == "call" else node.op in PRIMITIVES and PRIMITIVES[node.op].costly
+        for node in activation_body(name).nodes
+    )
 
 
 _ACTIVATIONS = frozenset(name for name, entry in VOCABULARY.items() if entry.group == "activation")

@@ -78,8 +78,4 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
 
 def _reads_extents(graph: Graph) -> bool:
     """Whether extents themselves become part of the typed graph: as factors of a reshape, or as counts."""
-    return any(
-        node.op in ("reshape", "one_hot", "expand")
-        or (node.op == "reduce" and node.attr[1] is not None and isinstance(node.attr[1][0], str))
-        for node in graph.nodes
-    )
+    return any(node.op in ("reshape", "one_hot", "reduce_axes") for node in graph.nodes)

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epifuse.errors import fail
-from epifuse.fusion.primitives import PRIMITIVES
-from epifuse.fusion.vocabulary import VOCABULARY
-from epifuse.ir import Graph, Load, Node
+from epifuse.fusion.operations import broken
+from epifuse.ir import Graph, Node
+from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, factors_of
-
-_LEAVES = {
-    "accum": 0,
-    "load": 0,
-    "const": 0,
-    "index": 0,
-    "cast": 1,
-    "expand": 1,
-    "one_hot": 1,
-    "reduce": 1,
-    "debug_print": 1,
-}
 
 
 def verify(name: str, before: Graph, after: Graph) -> None:
-    """Raise `InternalError` with both graphs if `after` breaks a rule."""
+    """Raise `InternalError` with both graphs if `after`, which is typed, breaks a rule."""
     for rule in _broken(after):
         raise fail("verify", None, name=name, rule=rule, before=before, after=after)
+
+
+def verify_written(graph: Graph) -> None:
+    """Raise `InternalError` if a node that a front end wrote has not the form of its operation."""
+    for node in topological((*graph.roots, *graph.checked)):
+        if (rule := broken(node, "written")) is not None:
+            raise fail("verify", None, name="parse", rule=rule, before="source", after=graph)
 
 
 def _broken(graph: Graph) -> Iterator[str]:
@@ -41,22 +36,22 @@ def _broken(graph: Graph) -> Iterator[str]:
             yield f"{node} is a host number among the kernel's values"
         else:
             yield from _broken_node(graph, node)
+    for node in topological(graph.hosts.values()):
+        if (rule := broken(node, "host")) is not None:
+            yield rule
     for output in graph.outputs:
         if output.dims is None or factors_of(output.dims) != graph.types[output.node].factors:
             yield f"output {output.name} has dims {output.dims}"
 
 
 def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
-    arity = _arity(node)
-    if arity is None:
-        yield f"{node} is no operation"
-    elif len(node.args) != arity:
-        yield f"{node} has {len(node.args)} arguments, not {arity}"
+    if (rule := broken(node, "typed")) is not None:
+        yield rule
     added = node.attr if node.op == "expand" else ()
     given = canonical([*added, *(factor for arg in node.args for factor in graph.types[arg].factors)])
     factors = graph.types[node].factors
     if node.op == "load":
-        if not isinstance(node.attr, Load) or node.attr.dims is None or factors_of(node.attr.dims) != factors:
+        if node.attr.dims is None or factors_of(node.attr.dims) != factors:
             yield f"{node} does not say how it is read"
     elif node.op == "reduce":
         gone = set(node.attr[1])
@@ -64,11 +59,3 @@ def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
             yield f"{node} reduces {gone} of {given} to {factors}"
     elif node.args and factors != given:
         yield f"{node} varies over {factors}, its arguments over {given}"
-
-
-def _arity(node: Node) -> int | None:
-    if node.op in PRIMITIVES:
-        return PRIMITIVES[node.op].arity
-    if node.op == "call":
-        return len(VOCABULARY[str(node.attr)].signature.parameters)
-    return _LEAVES.get(node.op)

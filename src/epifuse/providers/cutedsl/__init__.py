@@ -12,7 +12,7 @@ from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
 from epifuse.problem import Problem, TensorInfo
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, partials, recompute, rows
+from epifuse.providers.cutedsl import costs, inputs, partials, recompute, rows
 from epifuse.providers.cutedsl.accesses import arrange, is_viewable
 from epifuse.providers.cutedsl.budget import crowded, spills
 from epifuse.providers.cutedsl.heuristic import estimate, is_long, is_short
@@ -162,6 +162,8 @@ def _not_by_tma(program: Program, problem: Problem) -> str | None:
 
 def _refused_graph(graph: Graph, problem: Problem) -> str | None:
     for node in graph.nodes:
+        if costs.name_of(node) not in costs.REGISTERS:
+            return Reason(f"it has no form of {costs.name_of(node)} yet", graph.loc(node))
         if node.op == "cast" and node.attr not in _CASTS:
             return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
         if isinstance(node.attr, Load):

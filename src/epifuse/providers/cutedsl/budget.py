@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from itertools import product
 
 from epifuse.ir import Graph, Node
 from epifuse.passes.assign_stages import has_row_stage
+from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
 
 MATH_GROUPS = 2
@@ -61,7 +62,7 @@ def rests(design: Design, program: Program) -> bool:
     narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
     gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and "direct" not in ways
     calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
-    long = is_heavy(graph, _LONG_REDUCTIONS) or has_row_stage(graph) or calls > 1
+    long = is_heavy(graph, ("longest",)) or has_row_stage(graph) or calls > 1
     return design.pingpong and _accumulators(design) == _WARP_GROUP and gains and not long
 
 
@@ -84,25 +85,12 @@ _WIDE = 128 * 160
 """Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
 _ROOM = 4  # fragments beside such an accumulator
 _ROOM_BESIDE_128, _ROOM_WHERE_K_IS_LONG = 13, 16  # beside one of 128 registers
-_HUNGRY = {"sin": ("full", "narrow"), "cos": ("full", "narrow"), "tan": ("full", "narrow")}
-"""Functions that spill there, and how exactly they are computed when they do."""
-
-
-_LIGHT = frozenset(
-    {"accum", "load", "const", "index", "reduce", "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "clip"}
-    | {"multiply_add", "where", "expand", "gelu_tanh", "sigmoid", "silu"}
-)
-"""What takes few registers beside reductions; of others 200 to 2800 bytes spill (erf, log, divisions, comparisons)."""
 _FEW = 2  # reductions
 
 
-def _name(node: Node) -> str:
-    return str(node.attr) if node.op == "call" else node.op
-
-
-def _computed(graph: Graph) -> set[str]:
-    """Names of what is computed value by value."""
-    return {_name(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes}
+def _taken(graph: Graph) -> set[Registers]:
+    """What is computed value by value takes so many registers."""
+    return {registers_of(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes}
 
 
 def _reductions(graph: Graph) -> list[Node]:
@@ -118,7 +106,7 @@ def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
     few = len(_reductions(program.graph)) <= _FEW
-    return _computed(program.graph) <= _LIGHT and few and not wide and not program.loads_by("column")
+    return _taken(program.graph) <= {"few"} and few and not wide and not program.loads_by("column")
 
 
 def producer_registers(program: Program) -> int:
@@ -128,14 +116,12 @@ def producer_registers(program: Program) -> int:
 
 _REGISTERS = 65_536 // _WARP_GROUP  # of a thread of each of the three warp groups, together
 _FEW_REGISTERS = 48  # beside those of the accumulator
-_LONG_REDUCTIONS = frozenset({"logsumexp"})
-_HEAVY_REDUCTIONS = _LONG_REDUCTIONS | {"sum_log1p_exp", "mean_log1p_exp"}
 
 
-def is_heavy(graph: Graph, reductions: frozenset[str] = _HEAVY_REDUCTIONS) -> bool:
-    """Whether an epilogue takes long, by one of these reductions or by what it computes."""
-    reduces_much = any(node.attr[0] in reductions for node in _reductions(graph))
-    return reduces_much or not _computed(graph) <= _LIGHT
+def is_heavy(graph: Graph, times: Container[str] = ("long", "longest")) -> bool:
+    """Whether an epilogue takes long, by a reduction of these times or by what it computes."""
+    reduces_much = any(REDUCTIONS[node.attr[0]].time in times for node in _reductions(graph))
+    return reduces_much or not _taken(graph) <= {"few"}
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
@@ -155,7 +141,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     hidden = design.pingpong and accumulators >= _WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
     direct = any(a.way == "direct" for a in (*program.stores, *(access for _, access in program.loads)))
-    spills = len(reductions) > _FEW or "values" in program.edges or direct or "pow" in _computed(program.graph)
+    spills = len(reductions) > _FEW or "values" in program.edges or direct or "many" in _taken(program.graph)
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
@@ -165,8 +151,8 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
 
 def _hungry(program: Program) -> str | None:
     """A function that takes many registers, as exactly as it is computed."""
-    named = ((_name(node), how) for node, how in program.accuracies.items())
-    return next((name for name, how in named if how in _HUNGRY.get(name, ())), None)
+    accuracies = program.accuracies.items()
+    return next((name_of(node) for node, how in accuracies if registers_of(node, how) == "most"), None)
 
 
 def _bytes(program: Program) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import Any
 from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
 from epifuse.problem import Problem
+from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.program import SUBTILE, Design, Edge
 from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, written
@@ -21,12 +22,6 @@ from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, writ
 WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
 MATH_WARPS = 8  # of a CTA
 MOST_CTAS = 132  # at once: an H100 or H200 has so many multiprocessors
-REDUCTIONS = frozenset(
-    {"sum", "mean", "sum_of_squares", "norm", "amax", "amin", "absmax", "any", "all", "logsumexp", *APART.values()}
-)
-"""What the device has a row for; a test compares this with the table, which needs cutlass to be imported."""
-NUMBERS = {"logsumexp": 2}
-"""Numbers a partial result consists of, where it is not one: the largest value and the sum of exponentials over it."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +43,14 @@ class Reduction:
         return self.node.args[0]
 
     @property
+    def numbers(self) -> int:
+        """Numbers that a partial result consists of."""
+        return REDUCTIONS[self.name].numbers
+
+    @property
     def words(self) -> int:
         """32-bit words of one partial result."""
-        return NUMBERS.get(self.name, 1) * (2 if self.kind == "int64" else 1)
+        return self.numbers * (2 if self.kind == "int64" else 1)
 
 
 def reductions_of(graph: Graph) -> tuple[Reduction, ...]:

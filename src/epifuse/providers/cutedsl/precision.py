@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from epifuse.fusion.primitives import PRIMITIVES, Error
 from epifuse.ir import Graph, Node
 
 Accuracy = Literal["full", "narrow", "fast"]
@@ -19,10 +20,6 @@ NARROW_ERROR = 2.0**-16
 """Largest relative error of a narrow form wherever its result is a normal number of the output's dtype."""
 _BUDGET = 16
 """How many such errors may meet in one output: 16 of them are half of a float16's last place."""
-_EXACT = frozenset({"mul", "neg", "abs", "maximum", "minimum", "clip", "where", "expand"})
-_CARRIES = _EXACT | {"div", "reciprocal", "sqrt", "rsqrt", "tanh", "erf"}
-"""Functions whose relative error is at most that of their arguments. A sum may cancel, an exponential multiplies the
-error by its argument, a comparison, a rounding or a cast makes a step of it: what these read is computed in full."""
 
 
 def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bool = False) -> Mapping[Node, Accuracy]:
@@ -31,7 +28,7 @@ def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bo
         return dict.fromkeys(graph.nodes, "fast")
     errors = _reach(graph, dtypes)
     narrow = {node for node, count in errors.items() if count is not None}
-    approximated = (errors[node] or 0 for node in narrow if node.args and node.op not in _EXACT)
+    approximated = (errors[node] or 0 for node in narrow if node.args and _error(node) != "carried")
     if sum(approximated) > _BUDGET:
         return dict.fromkeys(graph.nodes, "full")
     return {node: "narrow" if node in narrow else "full" for node in graph.nodes}
@@ -47,10 +44,15 @@ def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int
         _add(reach, output.node, 1 if dtype.is_floating_point and dtype.itemsize == 2 else None)
     for node in reversed(graph.nodes):
         for position, arg in enumerate(node.args):
-            carried = node.op in _CARRIES and not (node.op == "where" and position == 0)
+            carried = _error(node) != "amplified" and not (node.op == "where" and position == 0)
             carried = carried or _adds_positive(node)
             _add(reach, arg, reach[node] if carried else None)
     return reach
+
+
+def _error(node: Node) -> Error:
+    """What becomes of an error of its arguments: what amplifies it reads what is computed in full."""
+    return PRIMITIVES[node.op].error if node.op in PRIMITIVES else "amplified"
 
 
 def _adds_positive(node: Node) -> bool:

@@ -131,7 +131,7 @@ class Finish:
 
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
-        numbers = partials.NUMBERS.get(self.reductions[number].name, 1)
+        numbers = self.reductions[number].numbers
         row = self.warps + 1  # partials.MERGED_BYTES a word at most
         layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
@@ -184,7 +184,7 @@ class Finish:
         for number, kept, found in zip(self.needed, held, loaded, strict=True):
             reduction = self.reductions[number]
             for exists, words in zip(exist, found, strict=True):
-                numbers = words if reduction.name in partials.NUMBERS else [joined(HELD[reduction.kind], words)]
+                numbers = words if reduction.numbers > 1 else [joined(HELD[reduction.kind], words)]
                 pairs = zip(numbers, neutral(reduction), strict=True)
                 inside = tuple(cutlass.select_(exists, number, nothing) for number, nothing in pairs)
                 _put(kept, ROWS[reduction.name].merge(as_tuple(kept), inside))

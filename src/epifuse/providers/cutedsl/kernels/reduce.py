@@ -192,7 +192,7 @@ def argument(reduction: Any) -> Any:
 def neutral(reduction: Any) -> Any:
     """A partial result that changes nothing."""
     value = argument(reduction)
-    return (value, Float32(0.0)) if reduction.name in partials.NUMBERS else ROWS[reduction.name].lift(value)
+    return (value, Float32(0.0)) if reduction.numbers > 1 else ROWS[reduction.name].lift(value)
 
 
 def as_words(reduction: Any, workspace: Any) -> Any:

@@ -1,0 +1,135 @@
+"""What a node of each operation is made of: where it may stand, how many arguments it takes, and what its `attr` is.
+
+A graph is *written* as the front ends make it and *typed* after inference; its *host* expressions are computed from
+numbers alone at each launch. An operation has one form wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Factor, Load, Node
+from epifuse.ir.types import AXES
+
+Place = Literal["written", "typed", "host"]
+
+
+class Form(NamedTuple):
+    """What an `attr` is, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+class Operation(NamedTuple):
+    """One row. `arity` is None where any number of arguments may stand."""
+
+    places: tuple[Place, ...]
+    arity: int | None
+    form: Form
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(map(holds, value))
+
+
+def _fields(*holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, tuple) and len(value) == len(holds) and all(h(v) for h, v in zip(holds, value, strict=True))
+    )
+
+
+def _is_axis(value: Any) -> bool:
+    return value in AXES
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, Factor)
+
+
+def _is_load(value: Any) -> bool:
+    return (
+        isinstance(value, Load)
+        and _is_text(value.name)
+        and _each(_fields(_is_text, lambda _: True))(value.views)
+        and (value.dims is None or _each(_each(_is_factor))(value.dims))
+    )
+
+
+NOTHING = Form("None", lambda value: value is None)
+_NUMBER = Form("a number", lambda value: type(value) in (bool, int, float))
+_TEXT = Form("a string", _is_text)
+_LOAD = Form("a Load", _is_load)
+_DTYPE = Form("a dtype", lambda value: isinstance(value, torch.dtype))
+_AXIS = Form("an axis", _is_axis)
+_WHOLE = Form("an integer", _is_whole)
+_WHOLES = Form("a tuple of integers", _each(_is_whole))
+_FACTORS = Form("a tuple of factors", _each(_is_factor))
+_WORDS = Form("two strings", _fields(_is_text, _is_text))
+_RANK = Form("a string and an integer", _fields(_is_text, _is_whole))
+_ACTIVATION = Form("an activation", lambda value: value in VOCABULARY and VOCABULARY[value].group == "activation")
+_REDUCED = Form("a reduction and the factors it is over", _fields(_is_text, _each(_is_factor)))
+_REDUCED_AXES = Form("a reduction and the axes it is over", _fields(_is_text, _each(_is_axis)))
+_REDUCED_DIMS = Form(
+    "a reduction, the dims it is over or None, and whether it keeps them",
+    _fields(_is_text, lambda dims: dims is None or _each(_is_whole)(dims), lambda keepdim: isinstance(keepdim, bool)),
+)
+
+OPERATIONS: Mapping[str, Operation] = {
+    "accum": Operation(("written", "typed"), 0, NOTHING),
+    "load": Operation(("written", "typed", "host"), 0, _LOAD),
+    "const": Operation(("written", "typed", "host"), 0, _NUMBER),
+    "call": Operation(("written", "typed"), None, _ACTIVATION),
+    "cast": Operation(("written", "typed"), 1, _DTYPE),
+    "debug_print": Operation(("written", "typed"), 1, _TEXT),
+    # As written: layout, coordinates and reductions count the dims of a value.
+    "permute": Operation(("written",), 1, _WHOLES),
+    "reshape": Operation(("written",), 1, _WHOLES),
+    "unsqueeze": Operation(("written",), 1, _WHOLE),
+    "coordinate": Operation(("written",), 1, _AXIS),
+    "assume_one_hot": Operation(("written",), 1, _WHOLE),
+    "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS),
+    "reduce_axes": Operation(("written",), 1, _REDUCED_AXES),
+    # Claims that inference checks; each stands for its first argument.
+    "access": Operation(("written",), 1, _WORDS),
+    "number": Operation(("written",), 1, _TEXT),
+    "tensor": Operation(("written",), 1, _RANK),
+    "torch": Operation(("written",), None, _WORDS),
+    # As typed: what varies, over which factors.
+    "index": Operation(("typed",), 0, _FACTORS),
+    "expand": Operation(("typed",), 1, _FACTORS),
+    "one_hot": Operation(("typed",), 1, _FACTORS),
+    "reduce": Operation(("typed",), 1, _REDUCED),
+    # Numbers, in Python's arithmetic.
+    "host": Operation(("written", "host"), None, _TEXT),
+    "select": Operation(("written", "host"), 3, NOTHING),
+    **{name: Operation(("written", "typed", "host"), row.arity, NOTHING) for name, row in PRIMITIVES.items()},
+}
+
+
+def broken(node: Node, place: Place) -> str | None:
+    """What is wrong with `node` where it stands, if anything is."""
+    row = OPERATIONS.get(node.op)
+    if row is None:
+        return f"{node} is no operation"
+    if place not in row.places:
+        return f"{node} does not belong into a {place} graph"
+    if not row.form.holds(node.attr):
+        return f"{node} has the attribute {node.attr!r}, not {row.form.words}"
+    arity = len(VOCABULARY[node.attr].signature.parameters) if node.op == "call" else row.arity
+    if arity is not None and len(node.args) != arity:
+        return f"{node} has {len(node.args)} arguments, not {arity}"
+    return None

@@ -1,0 +1,63 @@
+"""What the rows of the primitives say about themselves, tried: drawn from the registry."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from epifuse.fusion.primitives import PRIMITIVES, Primitive, primitive
+
+FLOATS = (0.0, -0.0, 1.5, -2.0, 0.25, float("inf"), float("-inf"), float("nan"))
+INTEGERS = (0, 1, -1, 7, -12)
+
+
+def numbers(row: Primitive) -> tuple[tuple[Any, ...], ...]:
+    """What each argument may be."""
+    plain: tuple[Any, ...] = {"logic": (True, False), "integer": INTEGERS}.get(row.rule, (*FLOATS, *INTEGERS))
+    return ((True, False), plain, plain) if row.rule == "select" else (plain,) * row.arity
+
+
+def raises(row: Primitive, given: tuple[Any, ...]) -> bool:
+    try:
+        row.on_host(*given)
+    except (ArithmeticError, ValueError):
+        return True
+    return False
+
+
+def test_a_row_without_its_properties_is_none() -> None:
+    with pytest.raises(TypeError, match=r"commutative.*error.*costly.*may_fail"):
+        primitive("arithmetic")  # type: ignore[call-arg]  # what is tested
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_may_fail(name: str) -> None:
+    row = PRIMITIVES[name]
+    assert any(raises(row, given) for given in itertools.product(*numbers(row))) == row.may_fail
+
+
+@pytest.mark.parametrize("name", [name for name, row in PRIMITIVES.items() if row.arity == 2])
+def test_commutative(name: str) -> None:
+    row = PRIMITIVES[name]
+    kinds = {"logic": (torch.bool,), "integer": (torch.int32,)}.get(row.rule, (torch.int32, torch.float32))
+    x, y = (torch.tensor(pair) for pair in zip(*itertools.product(INTEGERS[1:], repeat=2), strict=True))
+    pairs = [(x.to(kind), y.abs().to(kind)) for kind in kinds]
+    same = (torch.equal(row.meaning(x, y), row.meaning(y, x)) for x, y in pairs)
+    assert all(same) == row.commutative
+
+
+@pytest.mark.parametrize("name", [name for name, row in PRIMITIVES.items() if row.error != "amplified"])
+def test_an_error_of_the_arguments_is_not_amplified(name: str) -> None:
+    """Both arguments moved, up or down: the result moves no further than both together, beside its size."""
+    row, step = PRIMITIVES[name], 1e-6
+    x = torch.cat([torch.randn(1000), torch.logspace(-3, 3, 500), -torch.logspace(-3, 3, 500)]).double()
+    masks = (x[torch.randperm(2000)] > 0,) if row.rule == "select" else ()
+    exact = [x[torch.randperm(2000)] for _ in range(row.arity - len(masks))]
+    if name == "clip":
+        exact[1:] = [torch.minimum(*exact[1:]), torch.maximum(*exact[1:])]
+    value = row.meaning(*masks, *exact)
+    for signs in itertools.product((1, -1), repeat=len(exact)):
+        moved = row.meaning(*masks, *(x * (1 + sign * step) for x, sign in zip(exact, signs, strict=True)))
+        known = value.isfinite()
+        assert ((moved - value).abs() <= len(exact) * step * 1.001 * value.abs())[known].all()
