@@ -59,7 +59,8 @@ def make(options: argparse.Namespace) -> common.Layer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status."""
     meaning = "tokens, hidden width, width of the layer's output"
-    parser = common.layer_command_line(str(__doc__).split("\n")[0], (512, 1024, 256), meaning)
+    sizes = common.Sizes(checked=(512, 1024, 256), cpu=(2048, 4096, 256), gpu=(16384, 4096, 1024))
+    parser = common.layer_command_line(str(__doc__).split("\n")[0], sizes, meaning)
     return common.run_layer(parser, arguments, make)
 
 

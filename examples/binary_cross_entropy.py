@@ -45,7 +45,8 @@ def make(options: argparse.Namespace) -> common.Layer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status."""
     meaning = "samples, labels, features"
-    parser = common.layer_command_line(str(__doc__).split("\n")[0], (1024, 1024, 256), meaning)
+    sizes = common.Sizes(checked=(1024, 1024, 256), cpu=(2048, 4096, 256), gpu=(16384, 4096, 1024))
+    parser = common.layer_command_line(str(__doc__).split("\n")[0], sizes, meaning)
     return common.run_layer(parser, arguments, make)
 
 

@@ -1,18 +1,45 @@
-"""What the examples share: command lines, runs, timing."""
+"""What the examples share: command lines, runs, timing.
+
+Where no size is given, each element is compared with PyTorch at a small size, for the CPU does that, and times are
+taken at a size at which a person would use the example on the device.
+"""
 
 import argparse
-import time
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import epifuse as ef
-from epifuse.testing import verified, wanted
+from epifuse.debug import interleaved, peak_bytes
+from epifuse.testing import Verdict, verified, wanted
 
 NAMES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32")
 DTYPES = {name: getattr(torch, name) for name in NAMES}
 FLOATS = tuple(DTYPES[name] for name in NAMES[:4])
+Size = tuple[int, ...]
+
+
+class Sizes(NamedTuple):
+    """Of an example, where none is given: to compare each element, and to take times on the CPU or a GPU."""
+
+    checked: Size
+    cpu: Size
+    gpu: Size
+
+    def checked_and_timed(self, given: Size | None, device: torch.device) -> tuple[Size, Size]:
+        """A size that was given is both."""
+        return given or self.checked, given or (self.gpu if device.type == "cuda" else self.cpu)
+
+    def __str__(self) -> str:
+        checked, cpu, gpu = (",".join(map(str, size)) for size in self)
+        return f"by default {cpu} on the CPU and {gpu} on a GPU, verified at {checked}"
+
+
+CUTLASS = Sizes(checked=(512, 256, 128, 1), cpu=(2048, 2048, 256, 1), gpu=(8192, 4096, 2048, 1))
+"""Of the programs that take CUTLASS's command lines: M, N, K and L."""
 
 
 def dtype(text: str) -> torch.dtype:
@@ -45,7 +72,7 @@ def command_line(description: str, *tensors: str) -> argparse.ArgumentParser:
     """The options of every example; `tensors` are those whose dtypes can be chosen beside A and B."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     problem = parser.add_argument_group("problem")
-    problem.add_argument("--mnkl", type=numbers(4, "M,N,K,L"), default=(512, 256, 128, 1), help="M,N,K,L")
+    problem.add_argument("--mnkl", type=numbers(4, "M,N,K,L"), default=argparse.SUPPRESS, help=f"M,N,K,L; {CUTLASS}")
     problem.add_argument("--ab_dtype", type=dtype, default=torch.float16, help="dtype of A and B")
     problem.add_argument("--acc_dtype", type=dtype, default=torch.float32, help="dtype of the accumulator")
     for name in tensors:
@@ -69,25 +96,47 @@ def run(
     arguments: Sequence[str] | None,
     make: Callable[[argparse.Namespace], tuple[ef.DenseGemm, tuple[torch.Tensor, ...], dict[str, Any]]],
 ) -> int:
-    """Parse the command line, make the GEMM with its tensors and numbers, explain, verify and time it."""
+    """Parse the command line, make the GEMM with its tensors and numbers, verify, explain and time it."""
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     try:
-        gemm, tensors, scalars = make(options)
-        args = gemm.arguments(*tensors, **scalars)
-        explanation = ef.explain(args)
-        print(explanation if options.explain else explanation.plan or explanation)
+        device = torch.device(options.device)
+        checked, timed = CUTLASS.checked_and_timed(getattr(options, "mnkl", None), device)
         if options.verify:
-            for name, verdict in gemm.verify(*tensors, **scalars).items():
-                print(f"verified {name}: {verdict.judged} of {verdict.total} elements compared with PyTorch, all right")
-        seconds = timed(lambda: gemm.run(*tensors, **scalars), options.warmup_iterations, options.iterations)
+            gemm, tensors, scalars = make(at(options, mnkl=checked))
+            say_verdicts(gemm.verify(*tensors, **scalars), checked)
+        gemm, tensors, scalars = make(at(options, mnkl=timed))
+        explanation = ef.explain(gemm.arguments(*tensors, **scalars))
+        print(explanation if options.explain else explanation.plan or explanation)
+        say_times({"epifuse": lambda: gemm.run(*tensors, **scalars)}, device, options, 2 * math.prod(timed))
     except (ef.errors.EpifuseError, RuntimeError) as error:  # torch's, where memory does not suffice
         parser.exit(1, f"{parser.prog}: {error}\n")
-    m, n, k, l = options.mnkl
-    if seconds is not None:
-        rate = 2 * m * n * k * l / seconds
-        print(f"{seconds * 1e3:.3f} ms a run, {rate / 1e12:.2f} TFLOP/s, mean of {options.iterations}")
     return 0
+
+
+def at(options: argparse.Namespace, **size: Size) -> argparse.Namespace:
+    """The options with another size."""
+    return argparse.Namespace(**{**vars(options), **size})
+
+
+def say_verdicts(verdicts: Mapping[str, Verdict], size: Size) -> None:
+    """How much of each output was compared, and at which size."""
+    for name, verdict in verdicts.items():
+        compared = f"{verdict.judged} of {verdict.total} elements compared with PyTorch"
+        print(f"verified {name}: {compared} at {' x '.join(map(str, size))}, all right")
+
+
+def say_times(
+    runs: Mapping[str, Callable[[], Any]], device: torch.device, options: argparse.Namespace, operations: int = 0
+) -> None:
+    """Time and memory of each run; on a GPU the device's time, from an empty L2 cache. `operations`: of the product."""
+    if options.iterations == 0:
+        return
+    for name, times in interleaved(runs, device, options.iterations, options.warmup_iterations).items():
+        seconds = statistics.median(times)
+        rate = f", {operations / seconds / 1e12:.2f} TFLOP/s" if operations else ""
+        memory = f"{peak_bytes(runs[name], device) / 1e6:.1f} MB allocated"
+        print(f"{name:<16}{seconds * 1e3:9.3f} ms{rate}, median of {options.iterations}; {memory}")
 
 
 # --- examples of a layer or a loss, written as functions -------------------------------------------------------------
@@ -105,10 +154,11 @@ class Layer(NamedTuple):
     remark: str
 
 
-def layer_command_line(description: str, mnk: tuple[int, int, int], meaning: str) -> argparse.ArgumentParser:
+def layer_command_line(description: str, sizes: Sizes, meaning: str) -> argparse.ArgumentParser:
     """The options of every such example; `meaning` says what M, N and K are."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--mnk", type=numbers(3, "M,N,K"), default=mnk, help=meaning)
+    parser.add_argument("--mnk", type=numbers(3, "M,N,K"), default=argparse.SUPPRESS, help=f"{meaning}; {sizes}")
+    parser.set_defaults(sizes=sizes)
     parser.add_argument(
         "--dtype", type=dtype, choices=FLOATS, default=torch.bfloat16, metavar="dtype", help="activations and weights"
     )
@@ -126,15 +176,16 @@ def run_layer(
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     try:
-        layer = make(options)
-        made = layer.fused(told_and_verified if options.verify else told)
+        device = torch.device(options.device)
+        checked, timed = options.sizes.checked_and_timed(getattr(options, "mnk", None), device)
+        layer = make(at(options, mnk=timed))
+        if options.verify:
+            (layer if checked == timed else make(at(options, mnk=checked))).fused(verified_gemm)
+        made = layer.fused(told)
         if options.verify:
             say_errors(made, layer)
         print(layer.remark)
-        for name, step in (("epifuse", lambda: layer.fused(ef.gemm)), ("PyTorch, eager", layer.eager)):
-            seconds = timed(step, options.warmup_iterations, options.iterations)
-            if seconds is not None:
-                print(f"{name:<16}{seconds * 1e3:9.3f} ms, mean of {options.iterations}")
+        say_times({"epifuse": lambda: layer.fused(ef.gemm), "PyTorch, eager": layer.eager}, device, options)
     except (ef.errors.EpifuseError, RuntimeError) as error:  # torch's, where memory does not suffice
         parser.exit(1, f"{parser.prog}: {error}\n")
     return 0
@@ -146,15 +197,14 @@ def told(a: torch.Tensor, b: torch.Tensor, **named: Any) -> Any:
     return ef.gemm(a, b, **named)
 
 
-def told_and_verified(a: torch.Tensor, b: torch.Tensor, **named: Any) -> Any:
-    """`told`, and every output compared with the epilogue run by PyTorch in float64, by an error bound."""
+def verified_gemm(a: torch.Tensor, b: torch.Tensor, **named: Any) -> Any:
+    """`ef.gemm`, and every output compared with the epilogue run by PyTorch in float64, by an error bound."""
     args = described(a, b, **named)
     wants = wanted(args, ef.reference(named["epilogue"]))
-    result = told(a, b, **named)
+    result = ef.gemm(a, b, **named)
     outputs = args.epilogue.parsed.output_names
     made = dict(zip(outputs, result if len(outputs) > 1 else (result,), strict=True))
-    for name, verdict in verified(made, wants).items():
-        print(f"verified {name}: {verdict.judged} of {verdict.total} elements compared with PyTorch, all right")
+    say_verdicts(verified(made, wants), (len(a), b.shape[1], len(b)))
     return result
 
 
@@ -176,28 +226,3 @@ def say_errors(made: Tensors, layer: Layer) -> None:
 def normal(*shape: int, like: argparse.Namespace, scale: float = 1.0) -> torch.Tensor:
     """Normal numbers, the same on every device."""
     return (torch.randn(shape) * scale).to(like.dtype).to(like.device)
-
-
-# --- timing ----------------------------------------------------------------------------------------------------------
-
-
-def timed(step: Callable[[], Any], warmup: int, iterations: int) -> float | None:
-    """Mean seconds of a run; says how far it is once a second."""
-    for _ in range(warmup):
-        step()
-    wait()
-    start = said = time.perf_counter()
-    for done in range(1, iterations + 1):
-        step()
-        if time.perf_counter() - said > 1.0 and done < iterations:
-            wait()
-            said = time.perf_counter()
-            print(f"  {done} of {iterations} runs, {(said - start) / done * 1e3:.1f} ms each", flush=True)
-    wait()
-    return (time.perf_counter() - start) / iterations if iterations > 0 else None
-
-
-def wait() -> None:
-    """Until the GPU has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -53,7 +53,8 @@ def make(options: argparse.Namespace) -> common.Layer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status."""
     meaning = "tokens, size of the vocabulary, hidden width"
-    parser = common.layer_command_line(str(__doc__).split("\n")[0], (256, 8000, 256), meaning)
+    sizes = common.Sizes(checked=(256, 8000, 256), cpu=(1024, 32000, 256), gpu=(4096, 32000, 2048))
+    parser = common.layer_command_line(str(__doc__).split("\n")[0], sizes, meaning)
     return common.run_layer(parser, arguments, make)
 
 

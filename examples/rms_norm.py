@@ -76,7 +76,8 @@ def make(options: argparse.Namespace) -> common.Layer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status."""
-    parser = common.layer_command_line(str(__doc__).split("\n")[0], (512, 1024, 512), "tokens, outputs, hidden width")
+    sizes = common.Sizes(checked=(512, 1024, 512), cpu=(4096, 2048, 512), gpu=(16384, 4096, 2048))
+    parser = common.layer_command_line(str(__doc__).split("\n")[0], sizes, "tokens, outputs, hidden width")
     return common.run_layer(parser, arguments, make)
 
 

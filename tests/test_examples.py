@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def test_an_example_verifies_itself(
     printed = run(load(example), arguments, capsys)
     for name in outputs.split():
         assert f"verified {name}: 3840 of 3840 elements" in printed
-    assert "ms a run" in printed
+    assert re.search(r"epifuse +[\d.]+ ms, [\d.]+ TFLOP/s, median of 1; [\d.]+ MB allocated", printed)
 
 
 def test_what_an_example_computes(load: Load) -> None:
@@ -82,16 +83,7 @@ def test_what_an_example_computes(load: Load) -> None:
     torch.testing.assert_close(w1, ((a @ b) * 0.5 + read) * 0.5 + read)
 
 
-def test_an_example_explains_and_says_how_far_it_is(
-    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    common = load("common")
-    clock = iter(range(100))
-    monkeypatch.setattr(common.time, "perf_counter", lambda: float(next(clock)))
-    assert common.timed(lambda: None, 1, 4) is not None
-    assert "2 of 4 runs" in capsys.readouterr().out
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(EXAMPLES)
+def test_an_example_explains(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run(load(CUSTOM), "--explain --no-verify", capsys)
     assert "return d[l, m, n]" in printed
     assert "refused" in printed
@@ -141,8 +133,9 @@ def test_a_wrong_command_line(arguments: str, says: str, load: Load, capsys: pyt
 
 
 def options(load: Load, **named: Any) -> argparse.Namespace:
-    parser = load("common").layer_command_line("", (48, 40, 32), "")
-    parser.set_defaults(quantised=torch.int8, device="cpu", **named)
+    common = load("common")
+    parser = common.layer_command_line("", common.Sizes((), (), ()), "")
+    parser.set_defaults(quantised=torch.int8, device="cpu", mnk=(48, 40, 32), **named)
     return parser.parse_args([])
 
 
@@ -209,6 +202,27 @@ def test_a_layer_that_is_wrong_says_so(
     assert "'dx'" in capsys.readouterr().err
 
 
+def test_without_a_size_a_small_one_is_verified_and_a_useful_one_timed(
+    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = load("common")
+    sizes = common.Sizes(checked=(16, 24, 8), cpu=(48, 40, 32), gpu=(64, 40, 32))
+    assert sizes.checked_and_timed(None, torch.device("cuda:1")) == (sizes.checked, sizes.gpu)
+    assert sizes.checked_and_timed(sizes.cpu, torch.device("cuda")) == (sizes.cpu, sizes.cpu)
+    monkeypatch.setattr(common, "Sizes", lambda **_: sizes)
+    monkeypatch.setattr(common, "CUTLASS", common.CUTLASS._replace(checked=(16, 24, 8, 1), cpu=(48, 40, 32, 1)))
+    for example in ("bias_gradient", CUSTOM):
+        assert load(example).main(["--device", "cpu", "--iterations", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert "384 of 384 elements compared with PyTorch at 16 x 24 x 8" in printed
+        assert "M=48 N=40 K=32" in printed
+
+
+def test_no_iterations_time_nothing(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("bias_gradient").main([*SMALL_LAYER.split(), "--iterations", "0"]) == 0
+    assert " ms" not in capsys.readouterr().out
+
+
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +257,16 @@ def test_a_layer_on_a_gpu(example: str, mnk: str, load: Load, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert printed.count("plan ") == printed.count("on sm_90a") >= 1
     assert "all right" in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("example", LAYERS)
+def test_a_layer_is_faster_than_eager_at_its_own_size_on_a_gpu(
+    example: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(example).main(["--device", "cuda"]) == 0
+    ours, eager = (float(ms) for ms in re.findall(r"([\d.]+) ms, median", capsys.readouterr().out))
+    assert ours < eager
 
 
 def test_every_example_is_here() -> None:

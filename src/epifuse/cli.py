@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
     demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
-    demo.add_argument("--rounds", type=int, default=9, help="timed rounds")
+    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
     commands.add_parser("docs", help="the language on one page, in Markdown")
     commands.add_parser("version", help="the version")
     options = parser.parse_args(arguments)
@@ -26,9 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(1, f"epifuse: {error}\n")
 
 
+def _above_zero(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> int:
     if options.command == "demo":
-        from epifuse.demo import run  # scikit-learn is imported for the demo only
+        from epifuse.demo import run  # the other commands do not need it
 
         run(options.svg, options.rounds)
     elif options.command == "docs":
