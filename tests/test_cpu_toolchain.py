@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import store
+from epifuse import cache, store
 from epifuse.config import Config
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES
-from epifuse.runtime import cache
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in LANES or toolchain.missing() is not None,
@@ -49,8 +48,10 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FEWEST_ROWS", 1)
     monkeypatch.setattr(store, "CONFIG", Config(cache_dir=tmp_path / "cache"))
     monkeypatch.setattr(toolchain, "_failures", {})
-    monkeypatch.setattr(cache, "_built", type(cache._built)())
-    toolchain.build.cache_clear()
+    cache.forget()
+    toolchain._origin.cache_clear()
+    yield
+    toolchain._origin.cache_clear()
 
 
 def arguments():
@@ -175,7 +176,7 @@ DIFFERENCES = {
     "PyTorch in another folder": _moved_torch,
     "another PyTorch": lambda monkeypatch, _: monkeypatch.setattr(torch, "__version__", "2.8.0"),
     "other flags": lambda monkeypatch, _: monkeypatch.setattr(toolchain, "_FLAGS", (*toolchain._FLAGS, "-O2")),
-    "another compiler": lambda monkeypatch, _: monkeypatch.setattr(toolchain, "_version", lambda command: "g++ 1.0"),
+    "another compiler": lambda monkeypatch, _: monkeypatch.setattr(toolchain, "_run", lambda *_: "g++ 1.0"),
     "an argument of the compiler": lambda monkeypatch, _: monkeypatch.setenv("CXX", "g++ -m64"),
 }
 
@@ -185,16 +186,12 @@ def test_what_was_built_otherwise_is_not_found(difference, monkeypatch, tmp_path
     before = toolchain._key(toolchain._compiler(), "source")
     assert before == toolchain._key(toolchain._compiler(), "source")
     assert before != toolchain._key(toolchain._compiler(), "another source")
-    toolchain._instructions.cache_clear()
+    toolchain._origin.cache_clear()
     DIFFERENCES[difference](monkeypatch, tmp_path)
-    try:
-        assert toolchain._key(toolchain._compiler(), "source") != before
-    finally:
-        toolchain._instructions.cache_clear()
+    assert toolchain._key(toolchain._compiler(), "source") != before
 
 
 def test_a_cpu_that_cannot_be_identified_keeps_nothing(monkeypatch, tmp_path):
-    toolchain._instructions.cache_clear()
     monkeypatch.setattr(toolchain, "_CPU", tmp_path / "not there")
     with pytest.raises(toolchain.BuildError, match="which instructions"):
         toolchain._key(toolchain._compiler(), "source")

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from epifuse import store
+from epifuse.cache import LRU
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 _CPU = Path("/proc/cpuinfo")
@@ -24,6 +25,7 @@ _CPU = Path("/proc/cpuinfo")
 Command = tuple[str, ...]
 """The path of a compiler, and arguments that go with it."""
 
+_LOOPS: LRU[str, Callable[..., Any]] = LRU(512)  # by source: many plans share one
 _failures: dict[Command, str] = {}  # what a compiler said when it could not build; told once, then planning avoids it
 
 
@@ -41,12 +43,15 @@ def missing() -> str | None:
         return str(error)
 
 
-@lru_cache(maxsize=512)
 def build(source: str) -> Callable[..., Any]:
     """The function `epilogue` of `source`. The compiler takes about half a second where the store does not have it.
 
     Raises `BuildError`, and warns the first time, where the compiler cannot build or what it built cannot be loaded.
     """
+    return _LOOPS.get_or_make(source, lambda: _load(source))
+
+
+def _load(source: str) -> Callable[..., Any]:
     command = _compiler()
     try:
         make = partial(_compile, command, source)
@@ -63,7 +68,7 @@ def _compiler() -> Command:
     return _found(os.environ.get("CXX"), os.environ.get("PATH"))
 
 
-@lru_cache(maxsize=8)
+@cache  # planning asks each time, and the PATH may be long
 def _found(chosen: str | None, path: str | None) -> Command:
     """The command that CXX names, arguments included; without it g++ or clang++."""
     try:
@@ -79,31 +84,18 @@ def _found(chosen: str | None, path: str | None) -> Command:
 
 
 def _key(command: Command, source: str) -> str:
-    parts = (
-        "cpu loop",
-        source,
-        *_arguments(),
-        _version(command),
-        _instructions(),
-        torch.__version__,
-        torch.version.git_version,
-    )
-    return store.key_of(*parts, *command)
+    return store.key_of("cpu loop", source, *command, *_arguments(), *_origin(command))
 
 
 @cache
-def _instructions() -> str:
-    """What -march=native depends on: the instructions that this CPU has."""
+def _origin(command: Command) -> tuple[str, ...]:
+    """What else decides the code: the compiler's version, the instructions of this CPU (-march=native), and PyTorch."""
     try:
         with _CPU.open(encoding="utf-8") as lines:
-            return next(line for line in lines if line.startswith(("flags", "Features")))
+            instructions = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration) as error:
         raise BuildError(f"{_CPU} does not say which instructions this CPU has") from error
-
-
-@lru_cache(maxsize=8)
-def _version(command: Command) -> str:
-    return _run([*command, "--version"], "")
+    return _run([*command, "--version"], ""), instructions, torch.__version__, torch.version.git_version
 
 
 def _arguments() -> Command:
