@@ -356,7 +356,7 @@ def test_of_eight_threads_one_makes_each_file(
 
 @pytest.mark.parametrize("case", ["at_once", "killed_while_making", "killed_while_storing"])
 def test_processes(case: str, tmp_path: Path) -> None:
-    run(case, EPIFUSE_CACHE_DIR=tmp_path / "cache")
+    run(case, EPIFUSE_CACHE_DIR=tmp_path / "cache", TMPDIR=tmp_path)  # where the killed leave what they were at
 
 
 def test_a_forked_child_removes_nothing_of_its_parents(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_a_forked_child_removes_nothing_of_its_parents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_processes_and_damaged_files_harm_no_other(rounds: int, tmp_path: Path) -> None:
-    run("chaos", str(rounds), EPIFUSE_CACHE_DIR=tmp_path / "cache")
+    run("chaos", str(rounds), EPIFUSE_CACHE_DIR=tmp_path / "cache", TMPDIR=tmp_path)
 
 
 @pytest.fixture
