@@ -8,6 +8,7 @@ from typing import Any
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
+from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Kind
 from epifuse.ir.types import INT32, promote
 
@@ -91,6 +92,18 @@ def primitive_kind(name: str, kinds: Sequence[Kind]) -> Kind:
     """Kind of a primitive's result. Raises `KindError`."""
     row = PRIMITIVES[name]
     return _RULES[row.rule](row, kinds)
+
+
+def reduction_kind(name: str, kind: Kind) -> Kind:
+    """Kind of a reduction's result. Raises `KindError`."""
+    rule = REDUCTIONS[name].rule
+    if rule == "float" and kind != "float":
+        raise KindError("float_wanted", op=name, kind=NAMES[kind])
+    if rule in ("ordered", "squares") and kind == "mask":
+        raise KindError("masks_in_arithmetic", op=name)
+    if rule == "mask":
+        return "mask"
+    return "int64" if rule in ("sum", "squares") and kind != "float" else kind
 
 
 @cache
