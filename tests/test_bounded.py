@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.testing import bounded, compare_bounded
 
 EPS = torch.finfo(torch.float32).eps
@@ -71,3 +72,29 @@ def test_what_is_rounded_is_the_moved_value():
     may_be_one = bounded(torch.tensor([0.0]), EPS, torch.tensor([1.0], dtype=torch.float64))
     product = may_be_one * bounded(torch.tensor([1 / 3], dtype=torch.float64), EPS)
     assert product.bound > (torch.tensor([1.0]) * torch.tensor([1 / 3])).double()
+
+
+FLOATING = [name for name, row in PRIMITIVES.items() if row.rule in ("floating", "divide")]
+
+
+@pytest.mark.parametrize("name", FLOATING)
+def test_what_a_primitive_with_a_pole_makes_of_a_number_near_zero_is_unknown(name):
+    """1 / x is positive or negative infinity where x is zero, by a sign that an error bound leaves open."""
+    meaning, arity = PRIMITIVES[name].meaning, PRIMITIVES[name].arity
+    for position in range(arity):
+        given = [torch.tensor([1.5], dtype=torch.float64) for _ in range(arity)]
+        given[position] = torch.tensor([0.0], dtype=torch.float64)
+        there, opposite = meaning(*given), meaning(*(x if i != position else -x for i, x in enumerate(given)))
+        if there.isinf() and there == -opposite:
+            # Moved up and down, it passes zero and meets it nowhere.
+            given[position] = bounded(given[position] + 1e-9, EPS, torch.tensor([1.5e-9], dtype=torch.float64))
+            assert meaning(*given).bound.isinf().all()
+
+
+@pytest.mark.parametrize("name", [name for name in FLOATING if PRIMITIVES[name].arity == 1])
+def test_what_a_primitive_with_a_period_makes_of_a_number_moved_so_far_is_unknown(name):
+    meaning, x = PRIMITIVES[name].meaning, torch.linspace(0.3, 1.2, 20, dtype=torch.float64)
+    value = meaning(x)
+    if torch.allclose(value, meaning(x + 2 * torch.pi)) and value.std() > 0.01:
+        moved = meaning(bounded(x, EPS, torch.full_like(x, 2 * torch.pi)))
+        assert moved.bound.isinf().all()

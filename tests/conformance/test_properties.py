@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from epifuse.fusion.primitives import PRIMITIVES, Primitive, primitive
+from epifuse.fusion.reduction import REDUCTIONS, reduction
 
 FLOATS = (0.0, -0.0, 1.5, -2.0, 0.25, float("inf"), float("-inf"), float("nan"))
 INTEGERS = (0, 1, -1, 7, -12)
@@ -61,3 +62,42 @@ def test_an_error_of_the_arguments_is_not_amplified(name: str) -> None:
         moved = row.meaning(*masks, *(x * (1 + sign * step) for x, sign in zip(exact, signs, strict=True)))
         known = value.isfinite()
         assert ((moved - value).abs() <= len(exact) * step * 1.001 * value.abs())[known].all()
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------
+
+FORMS = {"itself": lambda x: x, "square": lambda x: x * x, "size": torch.abs, "truth": lambda x: x != 0}
+FLOATING = [name for name, row in REDUCTIONS.items() if row.rule != "mask"]
+VALUES = torch.tensor([[1.5], [-2.0], [0.25], [0.0], [-7.0]], dtype=torch.float64)
+
+
+def test_a_reduction_without_its_properties_is_none() -> None:
+    with pytest.raises(TypeError, match=r"has_identity.*of_one.*of_equal.*of_ones"):
+        reduction("sum")  # type: ignore[call-arg]  # what is tested
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_of_one(name: str) -> None:
+    row = REDUCTIONS[name]
+    assert torch.equal(row.meaning(VALUES, 1, False), FORMS[row.of_one](VALUES)[:, 0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+@pytest.mark.parametrize("name", FLOATING)
+def test_of_equal(name: str, count: int) -> None:
+    row = REDUCTIONS[name]
+    if count or row.has_identity:
+        how, number = row.of_equal[0], row.of_equal[1](count)
+        one = row.meaning(VALUES, 1, False)
+        want = row.meaning(VALUES.expand(len(VALUES), count), 1, False)
+        torch.testing.assert_close(one * number if how == "times" else one + number, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("name", [name for name, row in REDUCTIONS.items() if row.of_ones is not None])
+def test_of_ones(name: str, count: int) -> None:
+    row = REDUCTIONS[name]
+    assert row.of_ones is not None
+    for zeros in (1, 4):
+        ones_and_zeros = torch.tensor([1.0] * count + [0.0] * zeros, dtype=torch.float64)
+        assert row.meaning(ones_and_zeros, 0, False).item() == row.of_ones(count)

@@ -18,7 +18,7 @@ def reduction(writer: Writer, name: str = "") -> Val | None:
     value = writer.pick(lambda v: bool(v.dims) and (rule in ("sum", "mask") or v.kind != "mask"))
     if value is None or (writer.empty and not REDUCTIONS[name].has_identity):
         return None
-    if rule == "float" or (name == "sum_of_squares" and value.kind == "mask"):
+    if rule == "float" or (rule == "squares" and value.kind == "mask"):
         value = writer.as_kind(value, "float")
     if value is None:
         return None
@@ -27,7 +27,9 @@ def reduction(writer: Writer, name: str = "") -> Val | None:
         value = wrapped(value, DOMAIN[name][0])
     chosen = _chosen_dims(writer, value)
     count = math.prod(writer.frame.sizes[value.dims[d]] for d in chosen)
-    kind: Kind = "mask" if rule == "mask" else "long" if rule == "sum" and value.kind != "float" else value.kind
+    kind: Kind = (
+        "mask" if rule == "mask" else "long" if rule in ("sum", "squares") and value.kind != "float" else value.kind
+    )
     facts = _reduced(writer, name, value, count, kind)
     if facts is None:
         return None

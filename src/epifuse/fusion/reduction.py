@@ -7,6 +7,7 @@ are written in the epilogue language on top of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -16,31 +17,57 @@ import torch
 from epifuse.fusion.primitives import Function, Value, exp, log
 
 DimArgument = int | tuple[int, ...] | None
-KindRule = Literal["sum", "float", "ordered", "mask"]
+KindRule = Literal["sum", "squares", "float", "ordered", "mask"]
+OfOne = Literal["itself", "square", "size", "truth"]
+OfEqual = tuple[Literal["times", "plus"], Callable[[int], float]]
 
 
 @dataclass(frozen=True)
 class Combine:
-    """One row: the meaning in torch, how kinds behave, and whether a reduction of nothing has a value."""
+    """One row. Nothing in it has a default: who adds a reduction says what holds for it."""
 
     name: str
     meaning: Callable[..., torch.Tensor]
+    """The meaning on tensors."""
     rule: KindRule
+    """`sum` widens integers and masks to int64, `squares` integers, `float` takes floats, `ordered` keeps the kind."""
     has_identity: bool
+    """Whether a reduction of nothing has a value."""
+    of_one: OfOne
+    """What the reduction of one element is."""
+    of_equal: OfEqual
+    """The reduction of so many equal floats, given that of one."""
+    of_ones: Callable[[int], float] | None
+    """The reduction of so many ones among zeros, or None where more must be known."""
 
 
 REDUCTIONS: dict[str, Combine] = {}
 
 
-def reduction(rule: KindRule, *, has_identity: bool = True) -> Callable[[Function], Function]:
-    """Register a row: `sum` widens integers to int64, `float` takes floats only, `ordered` keeps the kind."""
+def reduction(
+    rule: KindRule, *, has_identity: bool, of_one: OfOne, of_equal: OfEqual, of_ones: Callable[[int], float] | None
+) -> Callable[[Function], Function]:
+    """Register a row; see `Combine`."""
 
     def register(function: Function) -> Function:
         name = function.__name__
-        REDUCTIONS[name] = Combine(name, function, rule, has_identity)
+        REDUCTIONS[name] = Combine(name, function, rule, has_identity, of_one, of_equal, of_ones)
         return function
 
     return register
+
+
+def _none_is(nothing: float) -> OfEqual:
+    """As that of one, and `nothing` times it of none."""
+    return "times", lambda count: 1.0 if count else nothing
+
+
+def _log(count: int) -> float:
+    return math.log(count) if count else -math.inf
+
+
+def _one_if_any(count: int) -> float:
+    return min(float(count), 1.0)
 
 
 def _dims(x: torch.Tensor, dim: DimArgument) -> tuple[int, ...]:
@@ -49,31 +76,31 @@ def _dims(x: torch.Tensor, dim: DimArgument) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-@reduction("sum")
+@reduction("sum", has_identity=True, of_one="itself", of_equal=("times", float), of_ones=float)
 def sum(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """The sum."""
     return torch.sum(x, _dims(x, dim), keepdim)
 
 
-@reduction("float")
+@reduction("float", has_identity=True, of_one="itself", of_equal=_none_is(math.nan), of_ones=None)
 def mean(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The mean; NaN of nothing."""
     return torch.mean(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered", has_identity=False)
+@reduction("ordered", has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=_one_if_any)
 def amax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The maximum, NaN if any is NaN (torch.amax; what CUTLASS calls amax is `absmax`)."""
     return torch.amax(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered", has_identity=False)
+@reduction("ordered", has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=None)
 def amin(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The minimum, NaN if any is NaN."""
     return torch.amin(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered")
+@reduction("ordered", has_identity=True, of_one="size", of_equal=_none_is(0.0), of_ones=_one_if_any)
 def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The largest absolute value, 0 of nothing: what CUTLASS calls amax."""
     if x.numel() == 0:
@@ -81,32 +108,38 @@ def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     return torch.amax(torch.abs(x), _dims(x, dim), keepdim)
 
 
-@reduction("sum")
+@reduction("squares", has_identity=True, of_one="square", of_equal=("times", float), of_ones=float)
 def sum_of_squares(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The sum of x * x; the squares of integers are int64 too."""
     wide = x if x.is_floating_point() else x.to(torch.int64)
     return torch.sum(wide * wide, _dims(x, dim), keepdim)
 
 
-@reduction("float")
+@reduction("float", has_identity=True, of_one="size", of_equal=("times", math.sqrt), of_ones=math.sqrt)
 def norm(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The Euclidean norm, sqrt(sum of x * x)."""
     return torch.linalg.vector_norm(x, 2, _dims(x, dim), keepdim)
 
 
-@reduction("mask")
+@reduction("mask", has_identity=True, of_one="truth", of_equal=_none_is(0.0), of_ones=None)
 def any(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """True where any element is not zero."""
     return torch.any(x, _dims(x, dim), keepdim)
 
 
-@reduction("mask")
+@reduction("mask", has_identity=True, of_one="truth", of_equal=_none_is(1.0), of_ones=None)
 def all(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """True where every element is not zero."""
     return torch.all(x, _dims(x, dim), keepdim)
 
 
-@reduction("float")
+@reduction(
+    "float",
+    has_identity=True,
+    of_one="itself",
+    of_equal=("plus", _log),
+    of_ones=None,
+)
 def logsumexp(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """log(sum(exp(x))) without overflow; -inf of nothing."""
     return torch.logsumexp(x, _dims(x, dim), keepdim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from epifuse.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
@@ -134,6 +134,7 @@ def topological(roots: Iterable[Node], known: Container[object] = ()) -> tuple[N
     return tuple(order)
 
 
+Value = TypeVar("Value")
 Rule = Callable[[Node, tuple[Node, ...], Builder], Node]
 
 
@@ -160,6 +161,17 @@ def rewrite(graph: Graph, rule: Rule) -> Graph:
         types=builder.types,
         hosts={name: new[node] for name, node in graph.hosts.items()},
     )
+
+
+def applied(
+    body: Graph, arguments: Iterable[Value], make: Callable[[Node, tuple[Value, ...]], Value]
+) -> dict[Node, Value]:
+    """What each node of `body` is over these arguments: `make(node, args)` says it of all but the loads."""
+    given = dict(zip(body.inputs, arguments, strict=True))
+    made: dict[Node, Value] = {}
+    for node in body.nodes:
+        made[node] = given[node.attr.name] if node.op == "load" else make(node, tuple(made[arg] for arg in node.args))
+    return made
 
 
 def keep(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:

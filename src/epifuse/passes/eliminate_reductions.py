@@ -7,13 +7,14 @@ its terms is then a constant of the graph, which serves one size only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Factor, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.canonicalise import typed
+from epifuse.passes.kinds import reduction_kind
 from epifuse.problem import Problem
 
 
@@ -70,22 +71,13 @@ def _of_equal_values(at: _Reduction) -> Node:
     return _repeated(name, _reduced(name, rest, value, at.builder), at.count(same), at.builder)
 
 
-_OF_ONE_HOT: dict[str, Callable[[float], float]] = {
-    "sum": float,
-    "sum_of_squares": float,
-    "norm": math.sqrt,
-    "absmax": lambda count: min(float(count), 1.0),
-    "amax": lambda count: min(float(count), 1.0),
-}
-"""The reduction of so many ones, and zeros; not where only zeros would count."""
-
-
 def _of_one_hot(at: _Reduction, along: tuple[Factor, ...]) -> Node | None:
     """Known without looking at the operand."""
     name, gone = at.old.attr
-    if name not in _OF_ONE_HOT or not set(along) <= set(gone):
+    of_ones = REDUCTIONS[name].of_ones
+    if of_ones is None or not set(along) <= set(gone):
         return None
-    number = _OF_ONE_HOT[name](at.count(factor for factor in gone if factor not in along))
+    number = of_ones(at.count(factor for factor in gone if factor not in along))
     return _varying(_const(number, at.builder), at.graph.types[at.old].factors, at.builder)
 
 
@@ -106,34 +98,25 @@ def _of_chosen(at: _Reduction, product: Node) -> Node | None:
 
 
 def _reduced(name: str, gone: tuple[Factor, ...], value: Node, builder: Builder) -> Node:
-    """`value` reduced over `gone`, or what the reduction of one element is."""
+    """`value` reduced over `gone`, or what the reduction of one float is."""
     if gone:
         type_ = builder.types[value]
         node = builder.node("reduce", value, attr=(name, gone))
-        kind = "mask" if REDUCTIONS[name].rule == "mask" else type_.kind
-        wide = REDUCTIONS[name].rule == "sum" and kind != "float"
         factors = tuple(factor for factor in type_.factors if factor not in gone)
-        builder.types.setdefault(node, Type("int64" if wide else kind, factors))
+        builder.types.setdefault(node, Type(reduction_kind(name, type_.kind), factors))
         return node
-    if name == "sum_of_squares":
+    of_one = REDUCTIONS[name].of_one
+    if of_one == "square":
         return typed(builder, "mul", (value, value))
-    return typed(builder, "abs", (value,)) if name in ("norm", "absmax") else value
-
-
-_TIMES = {"sum": float, "sum_of_squares": float, "norm": math.sqrt}
+    return typed(builder, "abs", (value,)) if of_one == "size" else value
 
 
 def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
     """The reduction of `count` equal values, given that of one."""
-    if count == 1:
-        return value
-    if name == "logsumexp":
-        return typed(builder, "add", (value, _const(math.log(count) if count else -math.inf, builder)))
-    if count == 0 and name == "mean":
-        return typed(builder, "mul", (value, _const(math.nan, builder)))
-    if name in _TIMES or count == 0:
-        return typed(builder, "mul", (value, _const(_TIMES.get(name, float)(count), builder)))
-    return value
+    how, number_of = REDUCTIONS[name].of_equal
+    op, nothing_changes = ("mul", 1.0) if how == "times" else ("add", 0.0)
+    number = number_of(count)
+    return value if number == nothing_changes else typed(builder, op, (value, _const(number, builder)))
 
 
 def _varying(value: Node, factors: tuple[Factor, ...], builder: Builder) -> Node:

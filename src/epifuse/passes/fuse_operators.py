@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import COMMUTATIVE
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
-from epifuse.ir.graph import keep
+from epifuse.ir.graph import applied, keep
 from epifuse.passes.split_operators import has_costly_body
 from epifuse.problem import Problem
 
@@ -127,11 +127,6 @@ def _body(name: str, *, short: bool) -> Graph:
         inner = _body(str(old.attr), short=short)
         if short and sum(node.op not in ("load", "const") for node in inner.nodes) > 1:
             return keep(old, args, builder)
-        given = dict(zip(inner.inputs, args, strict=True))
-        made: dict[Node, Node] = {}
-        for node in inner.nodes:
-            below = (made[arg] for arg in node.args)
-            made[node] = given[node.attr.name] if node.op == "load" else builder.node(node.op, *below, attr=node.attr)
-        return made[inner.outputs[0].node]
+        return applied(inner, args, partial(keep, builder=builder))[inner.outputs[0].node]
 
     return rewrite(activation_body(name), rule)

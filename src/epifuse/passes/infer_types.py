@@ -208,7 +208,7 @@ class _Inference(Alignment):
     def reduction(self, name: str, x: Typed, dim: tuple[int, ...] | None, *, keepdim: bool) -> Typed:
         if x.narrow is not None and x.narrow not in NARROW:
             raise self.fail("storage_only", dtype=short(x.narrow))
-        kind = self.reduced_kind(name, x.kind)
+        kind = kinds.reduction_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
         chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
         if len(set(chosen)) != len(chosen):
@@ -255,27 +255,14 @@ class _Inference(Alignment):
         if gone:
             return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
         # A reduction over dims of extent one is elementwise.
-        if name == "sum_of_squares":
-            return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
-        if name in ("absmax", "norm"):
-            return self.emit("abs", x.node, kind=kind, dims=dims)
-        if name in ("any", "all"):
-            return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
-        if kind == "int64":
-            return self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
-        return x.node
-
-    def reduced_kind(self, name: str, kind: Kind) -> Kind:
-        rule = REDUCTIONS[name].rule
-        if rule == "mask":
-            return "mask"
-        if rule == "float" and kind != "float":
-            raise self.fail("float_wanted", op=name, kind=kinds.NAMES[kind])
-        if rule == "ordered" and kind == "mask":
-            raise self.fail("masks_in_arithmetic", op=name)
-        if rule == "sum" and name == "sum_of_squares" and kind == "mask":
-            raise self.fail("masks_in_arithmetic", op=name)
-        return "int64" if rule == "sum" and kind != "float" else kind
+        match REDUCTIONS[name].of_one:
+            case "square":
+                return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
+            case "size":
+                return self.emit("abs", x.node, kind=kind, dims=dims)
+            case "truth":
+                return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
+        return x.node if kind != "int64" else self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
 
     # --- layout and coordinates ------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
-from epifuse.ir import Kind
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.ir import Kind, Node
+from epifuse.ir.graph import applied
 from epifuse.ir.types import INT32, promote
 
 NAMES: Mapping[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
@@ -93,23 +95,29 @@ def primitive_kind(name: str, kinds: Sequence[Kind]) -> Kind:
     return _RULES[row.rule](row, kinds)
 
 
+def reduction_kind(name: str, kind: Kind) -> Kind:
+    """Kind of a reduction's result. Raises `KindError`."""
+    rule = REDUCTIONS[name].rule
+    if rule == "float" and kind != "float":
+        raise KindError("float_wanted", op=name, kind=NAMES[kind])
+    if rule in ("ordered", "squares") and kind == "mask":
+        raise KindError("masks_in_arithmetic", op=name)
+    if rule == "mask":
+        return "mask"
+    return "int64" if rule in ("sum", "squares") and kind != "float" else kind
+
+
 @cache
 def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
     """Kind of an activation's result: the rules applied to its body. Raises `KindError`."""
     body = activation_body(name)
-    given = dict(zip(body.inputs, kinds, strict=True))
-    found: dict[object, Kind] = {}
-    for node in body.nodes:
-        args = tuple(found[arg] for arg in node.args)
-        if node.op == "load":
-            found[node] = given[node.attr.name]
-        elif node.op == "const":
-            found[node] = const_kind(node.attr)
-        elif node.op == "call":
-            found[node] = activation_kind(str(node.attr), args)
-        else:
-            found[node] = primitive_kind(node.op, args)
-    return found[body.outputs[0].node]
+    return applied(body, kinds, _kind)[body.outputs[0].node]
+
+
+def _kind(node: Node, args: tuple[Kind, ...]) -> Kind:
+    if node.op == "const":
+        return const_kind(node.attr)
+    return activation_kind(str(node.attr), args) if node.op == "call" else primitive_kind(node.op, args)
 
 
 def const_kind(value: object) -> Kind:

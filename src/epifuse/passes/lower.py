@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from epifuse.frontend import activation_body
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
-from epifuse.ir.graph import keep
+from epifuse.ir.graph import applied, keep
 from epifuse.ir.types import canonical
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.kinds import const_kind
@@ -34,20 +32,17 @@ def _call(name: str, operands: tuple[Node, ...], builder: Builder) -> Node:
 
 def inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozenset[str]) -> Node:
     """The body over these arguments; bodies use activations too, a few levels deep."""
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if node.op == "const":
+            made = builder.node("const", attr=node.attr)
+            builder.types.setdefault(made, Type(const_kind(node.attr)))
+            return made
+        if node.op != "call":
+            return typed(builder, node.op, operands)
+        if node.attr in native and all(builder.types[operand].kind == "float" for operand in operands):
+            return _call(str(node.attr), operands, builder)
+        return inlined(str(node.attr), operands, builder, native)
+
     body = activation_body(name)
-    given: Mapping[str, Node] = dict(zip(body.inputs, args, strict=True))
-    made: dict[Node, Node] = {}
-    for node in body.nodes:
-        operands = tuple(made[arg] for arg in node.args)
-        if node.op == "load":
-            made[node] = given[node.attr.name]
-        elif node.op == "const":
-            made[node] = builder.node("const", attr=node.attr)
-            builder.types.setdefault(made[node], Type(const_kind(node.attr)))
-        elif node.op == "call" and node.attr in native and all(builder.types[o].kind == "float" for o in operands):
-            made[node] = _call(str(node.attr), operands, builder)
-        elif node.op == "call":
-            made[node] = inlined(str(node.attr), operands, builder, native)
-        else:
-            made[node] = typed(builder, node.op, operands)
-    return made[body.outputs[0].node]
+    return applied(body, args, make)[body.outputs[0].node]

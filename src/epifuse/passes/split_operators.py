@@ -7,13 +7,13 @@ kernels that compute in registers; where each operation is a pass over memory, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
-from epifuse.ir.graph import keep
+from epifuse.ir.graph import applied, keep
 from epifuse.passes.lower import inlined
 from epifuse.problem import Problem
 
@@ -47,7 +47,7 @@ def _sharing(graph: Graph) -> set[Node]:
     builder = Builder()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:
-        copies[node] = builder.node(node.op, *(copies[arg] for arg in node.args), attr=node.attr)
+        copies[node] = keep(node, tuple(copies[arg] for arg in node.args), builder)
     present = set(copies.values())
     owners: dict[Node, list[Node]] = {}
     for node in graph.nodes:
@@ -58,13 +58,5 @@ def _sharing(graph: Graph) -> set[Node]:
 
 
 def _calls_inside(call: Node, builder: Builder) -> Iterator[Node]:
-    body = activation_body(str(call.attr))
-    given = dict(zip(body.inputs, call.args, strict=True))
-    made: dict[Node, Node] = {}
-    for node in body.nodes:
-        if node.op == "load":
-            made[node] = given[node.attr.name]
-        else:
-            made[node] = builder.node(node.op, *(made[arg] for arg in node.args), attr=node.attr)
-            if node.op == "call" and has_costly_body(str(node.attr)):
-                yield made[node]
+    made = applied(activation_body(str(call.attr)), call.args, partial(keep, builder=builder))
+    return (made[node] for node in made if node.op == "call" and has_costly_body(str(node.attr)))
