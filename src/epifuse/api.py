@@ -28,7 +28,7 @@ from epifuse.plan.settle import Settled, settle
 from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
-from epifuse.signature import Call, Request, describe
+from epifuse.signature import Call, Request, describe, with_care
 from epifuse.target import TARGETS
 from epifuse.transports import Hint
 
@@ -286,6 +286,7 @@ def run(request: Request) -> tuple[dict[str, torch.Tensor], Graph]:
     if (prepared := find(call)) is not None:
         return prepared.launch(call), prepared.plan.graph
     request.options.check()
+    call = with_care(request)
     settled = settle(call)
     return launch(call, settled), settled.structure.graph
 

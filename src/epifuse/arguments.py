@@ -17,7 +17,7 @@ from epifuse.plan.destinations import check_described
 from epifuse.plan.settle import settle
 from epifuse.problem import Constraints
 from epifuse.runtime.launch import destinations, outputs_of
-from epifuse.signature import Request, describe
+from epifuse.signature import Request, with_care
 from epifuse.transports import Load, Store, without_hints
 
 __all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
@@ -123,7 +123,7 @@ class GemmArguments:
             raise fail("no_output_d", parsed.source.loc(parsed.source.definition))
         pinned = constraints or Constraints()
         options = Options(accumulator_type, out_dtypes=out_dtypes, accumulate=accumulated, by_tma=by_tma, pinned=pinned)
-        self.call = describe(Request(A, B, parsed, self.epilogue.tensors, options, names))
+        self.call = with_care(Request(A, B, parsed, self.epilogue.tensors, options, names))
         self.problem, self.structure = settle(self.call)
         if epilogue is not None and out is not None:
             check_described(out, self.graph, self.problem)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from itertools import count
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
@@ -21,34 +21,38 @@ def forget() -> None:
 
 
 class LRU(Generic[K, V]):
-    """At most `bound` values by key; a key that is put when there is no room takes the place of the one longest unused.
+    """About `bound` values by key, never more: where there is no room, the eighth that was longest unused goes.
 
-    The lock is held only while entries move, never while a value is made: two threads may make the value of one key,
-    and all get the one that was put first.
+    Finding takes no lock and hashes the key once, since each launch does it. A value is made outside the lock: two
+    threads may make the value of one key, and all get the one that was put first.
     """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         CACHES.append(self)
         self._lock = RLock()
-        self._values: OrderedDict[K, V] = OrderedDict()
+        self._clock = count()
+        self._entries: dict[K, list[Any]] = {}  # the value, and when it was used last
 
     def get(self, key: K) -> V | None:
         """The value of `key`, which then counts as used, or None."""
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry[1] = next(self._clock)
+        return entry[0]  # type: ignore[no-any-return]  # what `put` was given
 
     def put(self, key: K, value: V) -> V:
         """Keep `value` unless `key` has one; the value that is kept."""
         with self._lock:
-            kept = self._values.setdefault(key, value)
-            self._values.move_to_end(key)
-            while len(self._values) > self.bound:
-                self._values.popitem(last=False)
-            return kept
+            if (entry := self._entries.get(key)) is not None:
+                return entry[0]  # type: ignore[no-any-return]
+            if len(self._entries) >= self.bound:
+                by_use = sorted(self._entries, key=lambda one: self._entries[one][1])
+                for old in by_use[: len(self._entries) - self.bound + 1 + self.bound // 8]:
+                    del self._entries[old]
+            self._entries[key] = [value, next(self._clock)]
+            return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """The value of `key`, made and kept where there is none. What `make` raises is not kept."""
@@ -58,13 +62,14 @@ class LRU(Generic[K, V]):
     def drop(self, key: K, value: V) -> None:
         """Forget `key` if it still has this value: another thread may have put a newer one."""
         with self._lock:
-            if self._values.get(key) is value:
-                del self._values[key]
+            entry = self._entries.get(key)
+            if entry is not None and entry[0] is value:
+                del self._entries[key]
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._values.clear()
+            self._entries.clear()
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)

@@ -152,7 +152,7 @@ class Kernel:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
         prepared = self._artifact(args, None).prepared
         require_data(args.call)
-        outputs = prepared.destinations(args.call)
+        outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
 
         @outside_graph
@@ -222,13 +222,13 @@ def _launcher(
     if any(name not in call.tensors for name, *_ in prepared.outputs):
 
         def launch() -> dict[str, torch.Tensor]:
-            outputs = prepared.destinations(call)
+            outputs = args.allocate()
             prepared.bind(call, outputs, workspace)()
             return outputs
 
         return launch
 
-    outputs = prepared.destinations(call)
+    outputs = args.allocate()
     step = prepared.bind(call, outputs, workspace)
 
     def again() -> dict[str, torch.Tensor]:

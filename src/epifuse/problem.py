@@ -46,7 +46,8 @@ def info(tensor: torch.Tensor) -> TensorInfo:
     # A storage of another library may itself start anywhere.
     start = tensor.data_ptr() if has_memory(tensor) else tensor.storage_offset() * tensor.dtype.itemsize
     aligned = start % 16 == 0
-    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device), aligned)
+    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))  # sizes that are symbols, too
+    return TensorInfo(shape, strides, tensor.dtype, str(tensor.device), aligned)
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,21 @@ Of addresses the signature holds what planning depends on: which are multiples o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from epifuse.checks import check_tensor, host_number
+from epifuse.dtypes import Kind
 from epifuse.errors import fail
 from epifuse.frontend import Parsed
 from epifuse.options import Options
-from epifuse.problem import HostNumber, TensorInfo, tf32_allowed
+from epifuse.problem import TensorInfo, has_memory, info, tf32_allowed
 from epifuse.transports import Hint, without_hints
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_ALIGNMENT = 16  # bytes: what vector loads and TMA ask of an address
 
 
 class Request(NamedTuple):
@@ -38,91 +38,160 @@ class Request(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request as the library sees it.
-
-    `infos` describe A, B and the tensors given, in the order of `tensors`; `addresses` are theirs, None where one only
-    describes a tensor.
-    """
+    """A request as the library sees it. `addresses` are those of A, B and `tensors`, None where one only describes a
+    tensor."""
 
     request: Request
     signature: Hashable
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
-    kinds: dict[str, Any]
-    infos: list[tuple[Any, ...]]
+    kinds: dict[str, Kind]
     addresses: list[int | None]
 
     @property
-    def has_data(self) -> bool:
-        """Whether every tensor has memory."""
-        return None not in self.addresses
-
-    def info(self, position: int) -> TensorInfo:
-        """What the tensor at this position looks like."""
-        shape, strides, dtype, device, aligned = self.infos[position]
-        return TensorInfo(tuple(shape), strides, dtype, str(device), aligned)
-
-    def operand(self, name: str) -> TensorInfo | HostNumber:
-        """What was handed in as `name`."""
-        if name in self.kinds:
-            return HostNumber(self.kinds[name])
-        return self.info(self.position(name))
-
-    def position(self, name: str) -> int:
-        """Where the tensor called `name` stands among infos and addresses."""
-        return 2 + list(self.tensors).index(name)
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """What A, B and the tensors handed in look like."""
+        return tuple(map(info, (self.request.a, self.request.b, *self.tensors.values())))
 
 
 def describe(request: Request) -> Call:
-    """The call of a request. Raises `ArgumentError` for a value that is neither a plain dense tensor nor a number."""
-    a, b, parsed, given, options, _ = request
-    if parsed.defaults or parsed.captures:
-        given = {**parsed.defaults, **given, **{name: reader() for name, reader in parsed.captures.items()}}
-    grad, careful = torch.is_grad_enabled(), _is_transformed()
-    outputs, strided = parsed.output_names, torch.strided
-    infos: list[tuple[Any, ...]] = []
+    """The call of a request, as quickly as can be: what is no plain dense tensor may show `with_care` only.
+
+    Raises `ArgumentError` for a value that is neither a tensor nor a number.
+    """
+    parsed = request.parsed
+    given = everything_given(request) if parsed.defaults or parsed.captures else request.given
+    if _needs_care():
+        return with_care(request, given)
+    outputs, grad, written = parsed.output_names, torch.is_grad_enabled(), False
+    key: list[Any] = [parsed, request.options.key, *given]
     addresses: list[int | None] = []
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
-    kinds: dict[str, Any] = {}
-    # One loop with few calls: this is what a launch costs the host.
-    for name, value in (("", a), ("", b), *given.items()):
-        plain = type(value) in _PLAIN
-        if plain or isinstance(value, torch.Tensor) or not name:
+    kinds: dict[str, Kind] = {}
+    try:
+        # One loop with few calls: this is what a launch costs the host.
+        for name, value in (("", request.a), ("", request.b), *given.items()):
             # A tensor without dims on the CPU is a number, but where it is written.
-            if not name or value.dim() or not value.is_cpu or name in outputs:
-                if (
-                    not plain
-                    or careful
-                    or value.layout is not strided
-                    or value.is_nested
-                    or value.is_quantized
-                    or value.is_neg()
-                    or (grad and value.requires_grad)
-                    or (name in outputs and value.is_inference())
-                ):
-                    _check(name, value, request, len(infos))
-                if plain and not value.is_meta:
-                    address = value.data_ptr()
-                    infos.append((value.shape, value.stride(), value.dtype, value.device, address % _ALIGNMENT == 0))
-                    addresses.append(address)
-                else:
-                    infos.append(_without_memory(name, value))
-                    addresses.append(None)
+            if type(value) in _PLAIN and (not value.is_cpu or value.dim() or name in outputs):
+                if (grad and value.requires_grad) or value.is_neg():
+                    return with_care(request, given)
+                if name in outputs:
+                    if value.is_inference():
+                        return with_care(request, given)
+                    written = True
+                if not (address := value.data_ptr()):  # without elements or memory
+                    return with_care(request, given)
+                key += value.shape, value.stride(), value.dtype, value.get_device(), address % 16 == 0
+                addresses.append(address)
                 tensors[name] = value
-                continue
-        elif isinstance(value, Hint):
-            return describe(_unhinted(request, given))
-        elif name in outputs:
-            if value is not None:
-                _check(name, value, request, len(infos))
-            continue
-        numbers[name], kinds[name] = host_number(name, value)
+            elif not name or name in outputs or isinstance(value, (Hint, torch.Tensor)):
+                return with_care(request, given)
+            elif type(value) is float:
+                numbers[name], kinds[name] = value, "float"
+            else:
+                numbers[name], kinds[name] = host_number(name, value)
+    except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
+        return with_care(request, given)
     del tensors[""]
-    key = [parsed, options.key, a.dtype is torch.float32 and tf32_allowed(), *given, *infos, *kinds.values()]
+    return Call(
+        request, _signature(request, key, kinds, addresses if written else ()), tensors, numbers, kinds, addresses
+    )
+
+
+def everything_given(request: Request) -> Mapping[str, Any]:
+    """What was handed in, defaults, and captured numbers as they are now."""
+    parsed = request.parsed
+    return {**parsed.defaults, **request.given, **{name: reader() for name, reader in parsed.captures.items()}}
+
+
+def _signature(
+    request: Request, key: list[Any], kinds: Mapping[str, Kind], addresses: Sequence[int | None]
+) -> Hashable:
+    """With what is asked of all together. An input may share memory with others; an output, only as a plan allows."""
+    if request.a.dtype is torch.float32:
+        key.append(tf32_allowed())
+    if kinds:
+        key += kinds.values()
     if len(set(addresses)) != len(addresses):
         key += map(addresses.index, addresses)
-    return Call(request, tuple(key), tensors, numbers, kinds, infos, addresses)
+    return tuple(key)
+
+
+# --- what is looked at with care -------------------------------------------------------------------------------------
+
+
+def _needs_care() -> bool:
+    """Whether tensors may not be what their type says: inside vmap, grad, forward-mode, and where modes trace."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
+    """The call of a request, with every check of single tensors: what a call needs that was not seen before.
+
+    Raises `ArgumentError` for a value that is neither a plain dense tensor nor a number.
+    """
+    if given is None:
+        given = everything_given(request)
+    traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    if traced or torch._C._get_tracing_state() is not None:
+        raise fail("traced", None)
+    if any(isinstance(value, Hint) for value in given.values()):
+        return with_care(_unhinted(request, given))
+    outputs = request.parsed.output_names
+    key: list[Any] = [request.parsed, request.options.key, *given]
+    addresses: list[int | None] = []
+    tensors: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    kinds: dict[str, Kind] = {}
+    shown = (request.names[0], request.a, False), (request.names[1], request.b, False)
+    for name, value, named in (*shown, *((name, value, True) for name, value in given.items())):
+        if named and name in outputs and value is None:
+            continue
+        is_number = named and name not in outputs and not (isinstance(value, torch.Tensor) and _is_loaded(value))
+        if is_number:
+            numbers[name], kinds[name] = host_number(name, value)
+            continue
+        _check(name if not named else f"{'output' if name in outputs else 'operand'} '{name}'", value)
+        if named and name in outputs and value.is_inference() and not torch.is_inference_mode_enabled():
+            raise fail("inference_output", None, name=name)
+        found = info(value)
+        address = value.data_ptr() if has_memory(value) else None
+        key += found.shape, found.strides, found.dtype, value.get_device() if address else value.device, found.aligned
+        addresses.append(address)
+        if named:
+            tensors[name] = value
+    signature = _signature(request, key, kinds, addresses if any(name in outputs for name in tensors) else ())
+    return Call(request, signature, tensors, numbers, kinds, addresses)
+
+
+def _is_loaded(value: torch.Tensor) -> bool:
+    """Whether a kernel reads it: a tensor without dims on the CPU is a number."""
+    return value.dim() > 0 or value.device.type != "cpu"
+
+
+def _check(shown: str, value: Any) -> None:
+    check_tensor(shown, value, None)
+    if any(isinstance(extent, torch.SymInt) for extent in value.shape):
+        _specialise(shown, value)
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]  # untyped
+        raise fail("requires_grad", None, name=shown)
+
+
+def _specialise(shown: str, value: torch.Tensor) -> None:
+    """Fix sizes that are symbols to what they stand for, where that is known."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # half a second, and loaded by now
+
+    try:
+        for extent in (*value.shape, *value.stride(), value.storage_offset()):
+            int(extent)
+    except GuardOnDataDependentSymNode as error:
+        raise fail("symbolic_size", None, name=shown, shape=tuple(value.shape)) from error
 
 
 def _unhinted(request: Request, given: Mapping[str, Any]) -> Request:
@@ -131,32 +200,3 @@ def _unhinted(request: Request, given: Mapping[str, Any]) -> Request:
     options = request.options
     accumulate = tuple(dict.fromkeys((*accumulate, *options.accumulated)))
     return request._replace(given=values, options=options._replace(accumulate=accumulate, by_tma=by_tma))
-
-
-# --- what is looked at with care -------------------------------------------------------------------------------------
-
-
-def _is_transformed() -> bool:
-    """Whether tensors may not be what their type says: inside vmap, grad and forward-mode. Raises while tracing."""
-    traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    if traced or torch._C._get_tracing_state() is not None:
-        raise fail("traced", None)
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def _check(name: str, value: Any, request: Request, position: int) -> None:
-    written = name in request.parsed.output_names
-    shown = request.names[position] if not name else f"output '{name}'" if written else f"operand '{name}'"
-    check_tensor(shown, value, None)
-    if written and value.is_inference() and not torch.is_inference_mode_enabled():
-        raise fail("inference_output", None, name=name)
-
-
-def _without_memory(name: str, value: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor that only describes one: sizes that are symbols are fixed to what they stand for."""
-    try:
-        shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-        start = int(value.storage_offset()) * value.dtype.itemsize
-    except Exception as error:  # torch's own classes, which importing would cost half a second
-        raise fail("symbolic_size", None, name=name or "A or B", shape=tuple(value.shape)) from error
-    return shape, strides, value.dtype, value.device, start % _ALIGNMENT == 0

@@ -36,12 +36,11 @@ def test_34_hints_are_recorded() -> None:
     C, D = ten(), ten()
     args = EpilogueArguments(alpha_beta, alpha=1.0, beta=2.0, C=Load(C, "tma"), D=Store(D, via="tma"))
     assert args.tensors["C"] is C
-    assert args.transports["C"] == Load(C, via="tma")
-    assert args.transports["D"] == Store(D, via="tma")
+    assert args.by_tma == ("C", "D")
 
 
 def test_36_bare_tensors_have_no_hints() -> None:
-    assert EpilogueArguments(alpha_beta, alpha=1.0, beta=2.0, C=ten(), D=ten()).transports == {}
+    assert EpilogueArguments(alpha_beta, alpha=1.0, beta=2.0, C=ten(), D=ten()).by_tma == ()
 
 
 @pytest.mark.parametrize("hint", [Load, Store])

@@ -19,7 +19,7 @@ from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
-from epifuse.problem import Problem, TensorInfo, old_content, settled
+from epifuse.problem import HostNumber, OperandInfo, Problem, old_content, settled
 from epifuse.signature import Call
 from epifuse.target import target_of
 
@@ -44,32 +44,33 @@ def settle(call: Call) -> Settled:
 
 
 def _problem(call: Call) -> Problem:
-    request, a, b = call.request, call.info(0), call.info(1)
+    request, (a, b, *further) = call.request, call.infos
     parsed, options = request.parsed, request.options
     wanted = options.accumulator_type or parsed.dtypes.get("accum")
     check_product(a, b, wanted, request.names)
     accumulator = wanted or default_accumulator(a.dtype, b.dtype)
     check_declared("accum", accumulator, parsed)
     check_names(parsed, request.given)
-    operands = []
+    infos = dict(zip(call.tensors, further, strict=True))
+    operands: list[tuple[str, OperandInfo]] = []
     for name in (*parsed.parameters, *parsed.captures):
-        if name not in call.tensors and name not in call.kinds:
+        if name in call.kinds:
+            operands.append((name, HostNumber(call.kinds[name])))
+        elif name in infos:
+            check_operand(name, infos[name], a.device, accumulator)
+            check_declared(name, infos[name].dtype, parsed)
+            operands.append((name, infos[name]))
+        else:
             raise fail("operand_not_given", None, name=name)
-        operand = call.operand(name)
-        if isinstance(operand, TensorInfo):
-            check_operand(name, operand, a.device, accumulator)
-            check_declared(name, operand.dtype, parsed)
-        operands.append((name, operand))
     accumulated = []
     for name in options.accumulated:
         if name not in parsed.output_names:
             outputs = ", ".join(parsed.output_names)
             raise fail("unknown_output", None, option="accumulate", name=name, outputs=outputs)
-        if name not in call.tensors:
+        if name not in infos:
             raise fail("accumulate_new", None, name=name)
-        onto = call.info(call.position(name))
-        check_accumulated(name, onto, a.device, accumulator)
-        accumulated.append((name, onto.dtype))
+        check_accumulated(name, infos[name], a.device, accumulator)
+        accumulated.append((name, infos[name].dtype))
     return Problem(
         a,
         b,
@@ -86,21 +87,24 @@ def _with_outputs(call: Call, problem: Problem, graph: Graph) -> Problem:
     """The problem with every destination given, checked, and a dtype for those that are not."""
     parsed, options = call.request.parsed, call.request.options
     chosen = _out_dtypes(options.out_dtypes, parsed.output_names)
+    first, second, *further = map(Placed, call.addresses, call.infos)
+    product, placed = (
+        dict(zip(call.request.names, (first, second), strict=True)),
+        dict(zip(call.tensors, further, strict=True)),
+    )
     given: dict[str, Placed] = {}
     dtypes = []
     for output in graph.outputs:
         name = output.name
         dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, graph, problem)
-        if name in call.tensors:
-            given[name] = _placed(call, call.position(name))
+        if name in placed:
+            given[name] = placed.pop(name)
             check_output(output, given[name].info, graph, problem)
             dtype = given[name].info.dtype
         check_declared(name, dtype, parsed)
         dtypes.append((name, dtype))
     held = {old_content(o.name): _held(given[o.name], o, graph, problem) for o in _accumulated(graph, problem)}
-    loaded = {name: _placed(call, call.position(name)) for name in call.tensors if name not in parsed.output_names}
-    product = {name: _placed(call, position) for position, name in enumerate(call.request.names)}
-    aliases = check_overlaps(product, {**held, **loaded}, given, graph, problem) if given else ()
+    aliases = check_overlaps(product, {**held, **placed}, given, graph, problem) if given else ()
     return replace(
         problem,
         operands=(*problem.operands, *((name, placed.info) for name, placed in held.items())),
@@ -122,10 +126,6 @@ def _out_dtypes(
         if not is_storable(dtype):
             raise fail("output_dtype", None, name=name, dtype=dtype)
     return by_name
-
-
-def _placed(call: Call, position: int) -> Placed:
-    return Placed(call.addresses[position], call.info(position))
 
 
 # --- outputs that are added onto what their destinations hold ---------------------------------------------------------

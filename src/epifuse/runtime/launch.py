@@ -126,13 +126,8 @@ class Prepared:
         onto = dict(problem.accumulated)
         return any(is_written_again(output, graph, problem) for output in graph.outputs if output.name in onto)
 
-    def destinations(self, call: Call) -> dict[str, torch.Tensor]:
-        """The outputs by name: those given, and new ones for the others. Raises `ArgumentError` without data."""
-        return destinations(self.outputs, call)
-
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
-        require_data(call)
         outputs = destinations(self.outputs, call)
         self.bind(call, outputs)()
         return outputs
@@ -145,7 +140,8 @@ def outputs_of(graph: Graph, problem: Problem) -> tuple[tuple[str, tuple[int, ..
 
 
 def destinations(outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...], call: Call) -> dict[str, torch.Tensor]:
-    """The outputs by name: those given, and new ones for the others."""
+    """The outputs by name: those given, and new ones for the others. Raises `ArgumentError` for what has no data."""
+    require_data(call)
     given, device, found = call.tensors, call.request.a.device, {}
     for name, shape, dtype in outputs:
         tensor = given.get(name)
@@ -159,7 +155,7 @@ def destinations(outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...], 
 
 def require_data(call: Call) -> None:
     """Raise `ArgumentError` for a tensor that only describes one."""
-    if call.has_data:
+    if None not in call.addresses:
         return
     position = call.addresses.index(None)
     raise fail("no_data", None, name=(*call.request.names, *call.tensors)[position])
@@ -190,7 +186,7 @@ def remember(call: Call, prepared: Prepared) -> None:
     """Keep what serves a call that was checked and planned."""
     names = {name for name, *_ in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
-    sizes = tuple(reach(call.info(position)) for position in range(len(call.infos)))
+    sizes = tuple(map(reach, call.infos))
     entry = prepared, written, sizes
     try:
         _PREPARED.put(call.signature, entry)
