@@ -20,6 +20,7 @@ from epifuse.passes.verify import verify
 from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
 from epifuse.providers.cutedsl.load import _version
+from epifuse.runtime.workers import Workers
 from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
@@ -350,6 +351,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "kernel_text": lambda: _plain(object),
+    "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("").result(),
     "no_version": lambda: _version("no-such-package"),
     "driver": lambda: _call(SimpleNamespace(cuModuleLoadData=lambda: 201), "cuModuleLoadData"),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
