@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -21,12 +22,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew")
 
 
+# Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder. It is
+# set here and not later, because a conftest in a folder below may import epifuse, which reads it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["EPIFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="epifuse-tests-")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    # Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder.
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="epifuse-tests-", ignore_cleanup_errors=True)
-        os.environ["EPIFUSE_CACHE_DIR"] = folder.name
-        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["EPIFUSE_CACHE_DIR"], ignore_errors=True))
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
 

@@ -9,9 +9,12 @@ from gpu import test_last_tile
 from gpu.harness import Machine, function_of
 
 import epifuse as ef
+from epifuse import store
+from epifuse.cache import forget
 from epifuse.problem import Constraints
-from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, costs, rows
+from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, costs, inputs, load, rows
 from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import lower
 from epifuse.target import TARGETS
 
@@ -57,14 +60,15 @@ def spills(report):
 
 def built(args, folder, design=None):
     """Program, design with its stages, and compiled function of one design's kernel, or of the best; with a report."""
-    from epifuse.providers.cutedsl.compile import compile_program
+    from epifuse.providers.cutedsl.compile import compile_text
 
     plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
     plan = next(plan for plan in plans if design in (None, dict(plan.spec.design)["design"]))
     found = arrange(lower(plan.graph, plan.problem).walked, plan.problem, dict(plan.spec.design)["design"])
     assert found is not None
     options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    return *found, compile_program(plan, *found, extra_options=options)
+    text = written(KernelSource.of(inputs.filled(plan.problem), *found))
+    return *found, compile_text(text, load.OPTIONS + options)
 
 
 CASES = {
@@ -128,15 +132,21 @@ def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tm
     assert "injected" not in report
 
 
-@pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
-def test_cross_compiles_without_spills(case, tile, capfd, monkeypatch):
-    from epifuse.providers.cutedsl import compile as cutedsl_compile
+@pytest.fixture
+def reporting(monkeypatch, tmp_path, capfd):
+    """Kernels are compiled anew, and the compiler reports on them; `capfd` has what it said."""
+    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path))
+    monkeypatch.setattr(load, "OPTIONS", load.OPTIONS + " remarks{ptx}")
+    forget()
+    return capfd
 
-    monkeypatch.setattr(cutedsl_compile, "OPTIONS", cutedsl_compile.OPTIONS + " remarks{ptx}")
+
+@pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
+def test_cross_compiles_without_spills(case, tile, reporting):
     args = CASES[case]
     kernel = next(k for k in ef.get_kernels(args, cc=90) if k.metadata.tile_shape == tile)
     kernel.compile(args)
-    report = capfd.readouterr().err
+    report = reporting.readouterr().err
     assert set(spills(report)) == {0}
     assert "serialized" not in report
 
@@ -169,15 +179,12 @@ def row_statistics(accum):
     ],
     ids=["scalar", "columns", "rows"],
 )
-def test_reductions_cross_compile_without_spills(args, tile, capfd, monkeypatch):
-    from epifuse.providers.cutedsl import compile as cutedsl_compile
-
-    monkeypatch.setattr(cutedsl_compile, "OPTIONS", cutedsl_compile.OPTIONS + " remarks{ptx}")
+def test_reductions_cross_compile_without_spills(args, tile, reporting):
     kernel = next(k for k in ef.get_kernels(args, cc=90) if k.metadata.tile_shape == tile)
     assert kernel.get_workspace_size(args) > 0
-    assert capfd.readouterr().err == "", "nothing is compiled to say so"
+    assert reporting.readouterr().err == "", "nothing is compiled to say so"
     kernel.compile(args)
-    report = capfd.readouterr().err
+    report = reporting.readouterr().err
     assert len(spills(report)) >= 2
     assert not any(spills(report))
 
@@ -222,16 +229,13 @@ def normalised(accum, row):
     ],
     ids=["norm of the whole", "softmax", "layer norm"],
 )
-def test_several_launches_cross_compile_without_spills(epilogue, launches, operands, capfd, monkeypatch):
+def test_several_launches_cross_compile_without_spills(epilogue, launches, operands, reporting):
     """Of rows that no cluster holds."""
-    from epifuse.providers.cutedsl import compile as cutedsl_compile
-
-    monkeypatch.setattr(cutedsl_compile, "OPTIONS", cutedsl_compile.OPTIONS + " remarks{ptx}")
     args = arguments(epilogue, n=50264, allowed=True, **operands)
     kernel = hopper_kernel(args)
     assert len(kernel.plan.allocation.launches) == launches
     kernel.compile(args)
-    report = capfd.readouterr().err
+    report = reporting.readouterr().err
     assert len(spills(report)) >= launches
     assert not any(spills(report))
 
@@ -312,7 +316,7 @@ def test_the_walks_over_a_tile():
 def test_a_result_without_elements_needs_no_compilation(extents, monkeypatch):
     from epifuse.providers.cutedsl import launch
 
-    monkeypatch.setattr(launch, "compile_program", None)
+    monkeypatch.setattr(launch, "function", None)
     args = arguments(lambda accum: ef.relu(accum), **extents)
     hopper_kernel(args).compile(args)
 

@@ -9,7 +9,9 @@ import torch
 
 import epifuse as ef
 from epifuse.dtypes import short
+from epifuse.providers.cutedsl import inputs, load
 from epifuse.providers.cutedsl.accesses import arrange
+from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import lower
 from tests.test_sm90_compile import arguments, hopper_kernel, spills
 
@@ -44,14 +46,15 @@ CASES = {
 def compiled(args: ef.GemmArguments, tile: tuple[int, int], folder: Path) -> str:
     """PTX of the kernel in this tile."""
     kernel = next(k for k in ef.get_kernels(args, cc=90) if k.metadata.tile_shape == tile)
-    from epifuse.providers.cutedsl.compile import compile_program
+    from epifuse.providers.cutedsl.compile import compile_text
 
     plan = kernel.plan
     found = arrange(lower(plan.graph, plan.problem).walked, plan.problem, dict(plan.spec.design)["design"])
     assert found is not None
     options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    text: str = compile_program(plan, *found, extra_options=options).__ptx__
-    return text
+    text = written(KernelSource.of(inputs.filled(plan.problem), *found))
+    ptx: str = compile_text(text, load.OPTIONS + options).__ptx__
+    return ptx
 
 
 @pytest.mark.parametrize("tile", [(128, 256), (128, 128)], ids=str)

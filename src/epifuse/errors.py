@@ -254,9 +254,15 @@ CATALOGUE: dict[str, Sentence] = {
         "no compiled kernel can be stored or found, because {what} cannot be identified: {why}",
         "install epifuse as a folder of .py files that can be read",
     ),
+    "no_version": Sentence(
+        _U, "compiled kernels cannot be told apart: the version of {package} is not known", "install it with pip"
+    ),
+    "driver": Sentence(LaunchError, "the CUDA driver failed: {call} returned {status}"),
     "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
     # --- ours
+    "worker": Sentence(InternalError, "a kernel was not compiled in a process of its own: {detail}"),
+    "kernel_text": Sentence(InternalError, "{value} of type {type} cannot be part of a kernel's text"),
     "verify": Sentence(
         InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"
     ),

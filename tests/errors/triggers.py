@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,10 @@ import epifuse as ef
 from epifuse import debug, store
 from epifuse.config import Config
 from epifuse.passes.verify import verify
+from epifuse.providers.cutedsl.clusters import _call
+from epifuse.providers.cutedsl.kernel_text import _plain
+from epifuse.providers.cutedsl.load import _version
+from epifuse.runtime.workers import Workers
 from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
@@ -345,6 +350,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
+    "kernel_text": lambda: _plain(object),
+    "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("").result(),
+    "no_version": lambda: _version("no-such-package"),
+    "driver": lambda: _call(SimpleNamespace(cuModuleLoadData=lambda: 201), "cuModuleLoadData"),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),
     **TREES,
     **FACADES,

@@ -1,4 +1,4 @@
-"""The CuTe DSL provider: one kernel for Hopper. Planning imports no cutlass; building does."""
+"""The CuTe DSL provider: one kernel for Hopper. Planning imports no cutlass; compiling does."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CuteDslProvider:
         return recompute.supports(spec, work, problem, _one_launch)
 
     def build(self, plan: Plan) -> Runner:
-        """Compile for sm_90a."""
+        """Load the kernel, compiled for sm_90a where it is not stored yet."""
         from epifuse.providers.cutedsl.launch import GpuKernel
 
         if launches := plan.allocation.launches:

@@ -1,75 +1,59 @@
-"""From a program to a compiled function: fake tensors in, `cute.compile`."""
+"""From a kernel's text to a compiled function: fake tensors in, `cute.compile`. Needs no GPU."""
 
 import threading
 import warnings
-from dataclasses import replace
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from cutlass.utils import HardwareInfo
+from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
-from epifuse.plan import Plan
-from epifuse.problem import TensorInfo
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
+from epifuse.providers.cutedsl.kernel_text import KernelSource, read
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
-from epifuse.providers.cutedsl.program import Access, Design, Program
-
-OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
+from epifuse.providers.cutedsl.program import Access
 
 # Two compilations at once abort the process (CuTe DSL 4.8.1).
 _one_at_a_time = threading.Lock()
 
 
-_compiled: dict[tuple[object, ...], Any] = {}
-
-
-def compile_program(plan: Plan, program: Program, design: Design, extra_options: str = "") -> Any:
-    """The compiled function of a plan; needs no GPU. Extents, strides, numbers and raster are run-time arguments.
-
-    Plans that differ in nothing else share a function.
-    """
-    a, b = plan.problem.a, plan.problem.b
-    majors = a.strides[-1] == 1, b.strides[-1] == 1
-    key = (
-        program.structure(),
-        replace(design, raster=0),
-        a.dtype,
-        b.dtype,
-        plan.problem.accumulator,
-        majors,
-        plan.problem.batched,
-        extra_options,
-    )
+def export(text: str, options: str, name: str, path: Path) -> None:
+    """Compile the kernel of this text into an object file, whose one symbol is the tvm-ffi function `name`."""
     with _one_at_a_time:
-        if key not in _compiled:
-            _compiled[key] = _compile(plan, program, design, OPTIONS + extra_options)
-        return _compiled[key]
+        _compile(read(text), options).export_to_c(str(path), function_name=name, export_only_tvm_ffi_symbols=True)
 
 
-@cache
-def resident_clusters(device: int, size: int) -> int:
-    """How many clusters of `size` CTAs run at once, where there is nothing else; asked of the driver once.
+def compile_text(text: str, options: str) -> Any:
+    """What the kernel of this text compiles to, to be exported and not called.
 
-    A cluster lies within one group of multiprocessors: an H200 has 33 times four of them, and runs 32 such clusters. A
-    cluster more would wait for all others to end.
+    Extents, strides, numbers and raster are run-time arguments.
     """
-    if size <= 2:  # multiprocessors come in pairs
-        return torch.cuda.get_device_properties(device).multi_processor_count // size
-    with _one_at_a_time, torch.cuda.device(device):
-        return int(HardwareInfo(device).get_max_active_clusters(size))
+    with _one_at_a_time:
+        return _compile(read(text), options)
 
 
-def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
-    problem = plan.problem
+def load_object(path: Path, name: str) -> Any:
+    """The raw function in an object file, for where nothing links it into a library that needs no compiler to load."""
+    with _one_at_a_time:
+        return getattr(load_module(str(path), enable_tvm_ffi=True), name)
+
+
+def _compile(source: KernelSource, options: str) -> Any:
+    program = source.program
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
-    batches = (extents["l"],) if problem.batched else ()
-    a = _matrix(problem.a, (extents["m"], extents["k"], *batches))
-    b = _matrix(problem.b, (extents["k"], extents["n"], *batches))
+    batches = (extents["l"],) if source.batched else ()
+    a, b = (
+        _matrix(dtype, by_rows, (*shape, *batches))
+        for dtype, by_rows, shape in zip(
+            source.dtypes,
+            source.by_rows,
+            ((extents["m"], extents["k"]), (extents["k"], extents["n"])),
+            strict=True,
+        )
+    )
     shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
     tensors = tuple(_tensor(access, shape, modes) for _, access in program.tensors)
@@ -86,17 +70,16 @@ def _compile(plan: Plan, program: Program, design: Design, options: str) -> Any:
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
-        kernel = Sm90Gemm(design, program, DTYPES[problem.accumulator])
-        return cute.compile(
-            kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), stream, options=options
-        )
+        kernel = Sm90Gemm(source.design, program, DTYPES[source.accumulator])
+        # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
+        flags = {"options": options, "no_jit_engine": True}
+        return cute.compile(kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), stream, **flags)
 
 
-def _matrix(info: TensorInfo, shape: tuple[Any, ...]) -> Any:
+def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...]) -> Any:
     """A or B; the mode that is contiguous is part of the type, all else is run time."""
-    dtype = DTYPES[info.dtype]
-    contiguous = 1 if info.strides[-1] == 1 else 0
-    return make_fake_tensor(dtype, shape, _one_contiguous(contiguous, len(shape), dtype), assumed_align=16)
+    dtype = DTYPES[element]
+    return make_fake_tensor(dtype, shape, _one_contiguous(int(by_rows), len(shape), dtype), assumed_align=16)
 
 
 def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from epifuse.ir import Graph, Load, Node
+from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.prints import Print
 
@@ -117,24 +117,3 @@ class Program:
     def loads_by(self, *ways: Way) -> tuple[tuple[Node, Access], ...]:
         """Loads that travel so."""
         return tuple(load for load in self.loads if load[1].way in ways)
-
-    def structure(self) -> tuple[object, ...]:
-        """What the kernel is generated from, without names: equal structures compile to the same function."""
-        numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        nodes = tuple(
-            (
-                node.op,
-                None if isinstance(node.attr, Load) else repr(node.attr),
-                tuple(numbers[arg] for arg in node.args),
-                self.graph.types[node],
-                self.accuracies.get(node),
-            )
-            for node in self.graph.nodes
-        )
-        loads = tuple((numbers[node], _nameless(access)) for node, access in self.loads)
-        stores = tuple(_nameless(access) for access in self.stores)
-        return self.edges, nodes, loads, stores, tuple(numbers[output.node] for output in self.graph.outputs)
-
-
-def _nameless(access: Access) -> Access:
-    return replace(access, name="", why="", pairs=access.pairs and access.way == "direct")

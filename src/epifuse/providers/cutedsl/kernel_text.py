@@ -1,0 +1,145 @@
+"""A kernel as text: all that its code is generated from, as canonical JSON that another process reads back.
+
+Code is generated from what was read back and from nothing else. Equal texts are therefore the same kernel, and nothing
+that shapes a kernel can be missing from its text. Names of operands and outputs are not in it. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.errors import fail
+from epifuse.ir import Factor, Graph, Load, Node, Output, Type
+from epifuse.passes.assign_stages import Stage
+from epifuse.problem import Problem
+from epifuse.providers.cutedsl.program import Access, Design, Program
+
+
+class KernelSource(NamedTuple):
+    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B."""
+
+    program: Program
+    design: Design
+    dtypes: tuple[torch.dtype, torch.dtype]
+    by_rows: tuple[bool, bool]
+    accumulator: torch.dtype
+    batched: bool
+
+    @classmethod
+    def of(cls, problem: Problem, program: Program, design: Design) -> KernelSource:
+        """The kernel of a problem with `filled` inputs."""
+        a, b = problem.a, problem.b
+        majors = a.strides[-1] == 1, b.strides[-1] == 1
+        return cls(program, design, (a.dtype, b.dtype), majors, problem.accumulator, problem.batched)
+
+
+def written(source: KernelSource) -> str:
+    """The text of a kernel: the same in every process. Raises `InternalError` for a value that no text stands for."""
+    program, graph = source.program, source.program.graph
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    nodes = [
+        (
+            node.op,
+            None if isinstance(node.attr, Load) else node.attr,  # how an operand lies is in its access
+            tuple(numbers[arg] for arg in node.args),
+            graph.types[node],
+            graph.stages[node],
+            program.accuracies.get(node),
+        )
+        for node in graph.nodes
+    ]
+    form = {
+        "design": replace(source.design, raster=0),  # an argument of the launch
+        "dtypes": source.dtypes,
+        "by_rows": source.by_rows,
+        "accumulator": source.accumulator,
+        "batched": source.batched,
+        "edges": program.edges,
+        "nodes": tuple(nodes),
+        "loads": tuple((numbers[node], _nameless(access)) for node, access in program.loads),
+        "stores": tuple(map(_nameless, program.stores)),
+        "outputs": tuple(numbers[output.node] for output in graph.outputs),
+    }
+    plain = {name: _plain(value) for name, value in form.items()}
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+def read(text: str) -> KernelSource:
+    """The kernel that `written` wrote."""
+    form = {name: _value(plain) for name, plain in json.loads(text).items()}
+    nodes: list[Node] = []
+    for op, attr, args, *_ in form["nodes"]:
+        # Not by a `Builder`, to which loads without names are all the same.
+        nodes.append(Node(op, tuple(nodes[arg] for arg in args), attr))
+    graph = Graph(
+        inputs=(),
+        outputs=tuple(Output("", nodes[number]) for number in form["outputs"]),
+        types=_column(nodes, form["nodes"], 3),
+        stages=_column(nodes, form["nodes"], 4),
+    )
+    loads = tuple((nodes[number], access) for number, access in form["loads"])
+    program = Program(graph, loads, form["stores"], _column(nodes, form["nodes"], 5), form["edges"])
+    return KernelSource(program, form["design"], form["dtypes"], form["by_rows"], form["accumulator"], form["batched"])
+
+
+def _column(nodes: Iterable[Node], rows: Iterable[tuple[Any, ...]], place: int) -> Mapping[Node, Any]:
+    return {node: row[place] for node, row in zip(nodes, rows, strict=True) if row[place] is not None}
+
+
+def _nameless(access: Access) -> Access:
+    return replace(access, name="", why="", pairs=access.pairs and access.way == "direct")
+
+
+_RECORDS: Mapping[str, type] = {record.__name__: record for record in (Access, Design, Factor, Stage, Type)}
+
+
+def _tuple(value: Any) -> object:
+    return list(map(_plain, value))
+
+
+def _record(kind: Any) -> Callable[[Any], object]:
+    name = kind.__name__
+    names = kind._fields if issubclass(kind, tuple) else [field.name for field in fields(kind)]
+    parts = attrgetter(*names)
+    return lambda value: {name: _tuple(parts(value))}
+
+
+_AS_IT_IS = frozenset({str, int, bool, type(None)})
+_WRITERS: Mapping[type, Callable[[Any], object]] = {
+    tuple: _tuple,
+    float: lambda value: {"float": value.hex()},
+    frozenset: lambda value: {"set": sorted(value)},
+    torch.dtype: lambda value: {"dtype": str(value).removeprefix("torch.")},
+    **{kind: _record(kind) for kind in _RECORDS.values()},
+}
+
+
+def _plain(value: object) -> object:
+    """A value as what JSON has: a list is a tuple, and an object of one member names a type and holds its parts."""
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if kind not in _WRITERS:
+        raise fail("kernel_text", None, value=repr(value), type=kind.__name__)
+    return _WRITERS[kind](value)
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return tuple(map(_value, plain))
+    if not isinstance(plain, dict):
+        return plain
+    ((name, inside),) = plain.items()
+    if name == "float":
+        return float.fromhex(inside)
+    if name == "set":
+        return frozenset(inside)
+    if name == "dtype":
+        return getattr(torch, inside)
+    return _RECORDS[name](*map(_value, inside))

@@ -1,0 +1,65 @@
+"""What is asked of the CUDA driver for clusters, without a driver: the bytes it reads, its constants, its failures."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from epifuse.errors import LaunchError
+from epifuse.providers.cutedsl import clusters
+
+driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings come with CuTe DSL, an optional dependency")
+
+
+class Driver(SimpleNamespace):
+    """Answers as the driver does, and keeps the configuration it was asked about."""
+
+    def __init__(self, **failures: int) -> None:
+        calls = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuModuleUnload")
+        super().__init__(**{call: lambda *_, call=call: self.answer(call) for call in calls})
+        self.failures, self.called = failures, []
+
+    def answer(self, call: str) -> int:
+        self.called.append(call)
+        return self.failures.get(call, 0)
+
+    def cuOccupancyMaxActiveClusters(self, count: Any, _: Any, configuration: Any) -> int:  # noqa: N802 - its name
+        asked = configuration._obj
+        self.configuration = bytes(asked)
+        self.attribute = ctypes.string_at(asked.attributes, ctypes.sizeof(asked.attributes.contents))
+        count._obj.value = 16
+        return self.answer("cuOccupancyMaxActiveClusters")
+
+
+def test_the_driver_is_asked_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Driver()
+    monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: fake)
+    assert clusters._occupancy(8) == 16
+    assert fake.called[-1] == "cuModuleUnload"
+    want, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = 1, 8, 1
+    want.gridDimX, want.gridDimY, want.gridDimZ = 1, 8, 1
+    want.blockDimX, want.blockDimY, want.blockDimZ = clusters._THREADS, 1, 1
+    want.sharedMemBytes, want.attrs, want.numAttrs = clusters.TARGETS[90].shared_memory, [attribute], 1
+    theirs = ctypes.string_at(want.getPtr(), len(fake.configuration))
+    pointer = clusters._Configuration.attributes
+    assert without(theirs, pointer) == without(fake.configuration, pointer)
+    assert ctypes.string_at(attribute.getPtr(), len(fake.attribute)) == fake.attribute
+
+
+def without(structure: bytes, field: Any) -> bytes:
+    return structure[: field.offset] + structure[field.offset + field.size :]
+
+
+def test_the_constants_are_the_drivers() -> None:
+    shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert int(shared) == clusters._MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuFuncSetAttribute", "cuOccupancyMaxActiveClusters"])
+def test_what_the_driver_refuses_is_said(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: Driver(**{call: 201}))
+    with pytest.raises(LaunchError, match=f"{call} returned 201"):
+        clusters._occupancy(4)

@@ -1,0 +1,112 @@
+"""Processes that compile: into the store, ended with their parent, replaced when they die, not shared by a fork."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from epifuse import store
+from epifuse.errors import InternalError
+from epifuse.providers.cutedsl import load
+from epifuse.runtime.workers import Workers
+
+
+def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    from tests.test_stored_kernels import COMPILED, text_of
+
+    monkeypatch.setenv("EPIFUSE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path / "store"))
+    text = text_of(COMPILED["gelu"])
+    pool = Workers(1)
+    try:
+        wrong = pool.submit("no kernel")
+        right = pool.submit(text)
+        with pytest.raises(InternalError, match="JSONDecodeError"):
+            wrong.result(timeout=60)
+        assert load.find(text) is None or right.done()
+        right.result(timeout=60)
+        assert load.find(text) is not None
+        (process,) = pool._processes
+    finally:
+        pool.close()
+    assert process.wait(timeout=10) != 0
+    assert pool.submit(text).cancelled()
+
+
+ANSWERS = "import sys\nfor line in sys.stdin: print('null', flush=True)"
+DIES = "import os, sys\nfor line in sys.stdin: os._exit(3) if 'die' in line else print('null', flush=True)"
+
+
+def test_a_worker_that_dies_is_replaced() -> None:
+    pool = Workers(1, [sys.executable, "-c", DIES])
+    try:
+        with pytest.raises(InternalError, match="status 3"):
+            pool.submit("die").result(timeout=30)
+        assert pool.submit("live").result(timeout=30) is None
+    finally:
+        pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    pool = Workers(1, [sys.executable, "-c", ANSWERS])
+    try:
+        pool.submit("parent").result(timeout=30)
+        (parents,) = pool._processes
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                pool.submit("child").result(timeout=30)
+                (own,) = pool._processes
+                status = 2 if own.pid == parents.pid else 0
+                pool.close()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert pool.submit("parent").result(timeout=30) is None
+        assert parents.poll() is None
+    finally:
+        pool.close()
+
+
+PARENT = """
+import os, time
+from epifuse.runtime.workers import Workers
+pool = Workers(1)
+try:
+    pool.submit("no kernel").result()
+except Exception:
+    pass
+(worker,) = pool._processes
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+print(worker.pid, child, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc to look for the worker in")
+def test_a_worker_ends_when_its_parent_is_killed() -> None:
+    """Though a forked child of the parent lives on."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker, child = map(int, parent.stdout.readline().split())
+        try:
+            ends = time.monotonic() + 20
+            while Path(f"/proc/{worker}").exists() and not is_zombie(worker) and time.monotonic() < ends:
+                time.sleep(0.1)
+            assert not Path(f"/proc/{worker}").exists() or is_zombie(worker)
+        finally:
+            os.kill(child, 9)
+
+
+def is_zombie(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
