@@ -39,8 +39,9 @@ def test_whole_numbers_are_exact_in_any_layout(shape, a_layout, b_layout, way):
     assert torch.equal(
         ef.gemm(a, b, epilogue="def epi(accum): D = accum * 1; return D", out_dtypes=torch.float32), want
     )
+    prepared = b.to(product.operand_dtype(a.dtype, b.dtype, torch.float32))
     for out in (torch.empty(m, n), torch.empty(n, m).T, torch.empty(m, 2 * n)[:, ::2]):
-        product.multiply(a, product.prepare(a, b, torch.float32), out, None)
+        product.multiply(a, prepared, out, None)
         assert torch.equal(out, want)
 
 
@@ -55,5 +56,4 @@ def test_the_sum_is_kept_in_float32(way):
 
 
 def test_mixed_inputs_are_not_bfloat16():
-    a, b = torch.randn(4, 4, dtype=torch.bfloat16), torch.randn(4, 4)
-    assert product.prepare(a, b, torch.float32).dtype == torch.float32
+    assert product.operand_dtype(torch.bfloat16, torch.float32, torch.float32) == torch.float32

@@ -316,6 +316,111 @@ def test_two_threads_share_a_kernel() -> None:
     assert not wrong
 
 
+# --- bound steps ------------------------------------------------------------------------------------------------
+
+STEPPED = """
+def epi(accum, C, r, k):
+    t = gelu(accum * k + r) + C
+    D = t - mean(t, dim=0)
+    E = softmax(t, dim=-1)
+    s = sum(t * t)
+    q = logsumexp(accum, dim=-1)
+    return D, E, s, q
+"""
+SMALL, LARGE = (24, 8, 16), (300, 8, 400)
+
+
+def stepped(
+    shape: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, *, inference: bool = False
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A step of every kind of instruction, and all that it reads; bound in inference mode where asked for."""
+    M, K, N = shape
+    given = {"C": torch.randn(M, N).to(dtype), "r": torch.randn(N).to(dtype), "k": torch.randn(1)}
+    a, b = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype)
+    outputs = {"D": torch.empty(M, N), "E": torch.empty(M, N), "s": torch.empty(()), "q": torch.empty(M)}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(STEPPED, **given, **outputs))
+    with torch.inference_mode(inference):
+        return ef.get_kernels(args)[0].bind(args), {"a": a, "b": b, **given}
+
+
+def close(got: dict[str, torch.Tensor], read: dict[str, torch.Tensor]) -> bool:
+    a, b, C, r, k = (read[name].float() for name in ("a", "b", "C", "r", "k"))
+    want = meaning(STEPPED)(a @ b, C, r, k)
+    return all(torch.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in zip(got.values(), want, strict=True))
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_a_step_reads_what_its_tensors_hold_at_each_launch(shape: tuple[int, int, int]) -> None:
+    """Nothing is left of the launch before: converted operands, running sums and maxima are made anew."""
+    step, read = stepped(shape)
+    for turn in range(4):
+        for name in ("a", "b", "C", "r"):
+            read[name].copy_(torch.randn(read[name].shape) * (3 - turn))
+        assert close(step(), read)
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("bound_so", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_step_runs_in_and_outside_inference_mode(shape: tuple[int, int, int], bound_so: bool, first: bool) -> None:
+    step, read = stepped(shape, inference=bound_so)
+    for mode in (first, not first, first):
+        with torch.inference_mode(mode):
+            assert close(step(), read)
+
+
+def test_a_step_leaves_grad_mode_as_it_was() -> None:
+    a, b = (torch.nn.Parameter(small(shape, torch.float32)) for shape in ((5, 3), (3, 4)))
+    C = torch.nn.Parameter(small((5, 4), torch.float32))
+    with torch.no_grad():
+        args = ef.GemmArguments(
+            a,
+            b,
+            torch.empty(5, 4),
+            epilogue=ef.EpilogueArguments.partial("def epi(accum, C): D = accum - C; return D", {"C": C}),
+        )
+        step = ef.get_kernels(args)[0].bind(args)
+        assert torch.equal(step()["D"], a @ b - C)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(step()["D"], a @ b - C)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_threads_may_launch_one_step_at_once(shape: tuple[int, int, int]) -> None:
+    """Each launch has buffers of its own: what all of them write is the same."""
+    step, read = stepped(shape)
+    step()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                step()
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failed
+    assert close(step(), read)
+
+
+@pytest.mark.parametrize(("shape", "kept"), [(SMALL, True), (LARGE, False)])
+def test_a_small_step_keeps_its_buffers_and_a_large_one_none(shape: tuple[int, int, int], kept: bool) -> None:
+    (M, K, N), E = shape, torch.empty(shape[0], shape[2], dtype=torch.bfloat16)
+    a, b = torch.randn(M, K, dtype=torch.bfloat16), torch.randn(K, N, dtype=torch.bfloat16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments("def epi(accum): E = gelu(accum) + 1; return E", E=E))
+    step = ef.get_kernels(args)[0].bind(args)
+    step()
+    with Allocations() as made:
+        step()
+    assert (made.largest < M * N * 4) is kept
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_power_of_one_half_is_the_root(dtype):
     """As torch's is, where `pow` of C says infinity of -infinity."""

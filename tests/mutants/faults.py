@@ -13,7 +13,7 @@ import torch
 from epifuse import cache, passes
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.plan import settle
-from epifuse.providers.cpu import fuse, kernel, primitives, product, program, reduce, space, store
+from epifuse.providers.cpu import code, fuse, kernel, lowered, primitives, product, program, reduce, space, store
 from epifuse.runtime import launch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -53,8 +53,7 @@ def _drops_last(original: Callable[..., Iterator[space.Tile]]) -> Callable[..., 
 def _one_output_short(original: Callable[..., Any]) -> Callable[..., Any]:
     def sweep(self: Any, number: int) -> Any:
         made = original(self, number)
-        kept = made.stored[:-1] if len(made.stored) > 1 else made.stored
-        return type(made)(made.number, kept, made.merged, made.program)
+        return made._replace(stored=made.stored[:-1] if len(made.stored) > 1 else made.stored)
 
     return sweep
 
@@ -65,7 +64,7 @@ def _frozen_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_more(original: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, name, shape, kind, compute, count: original(self, name, shape, kind, compute, count + 1)
+    return lambda self, name, kind, compute, count: original(self, name, kind, compute, count + 1)
 
 
 def _first_batch(matrix: torch.Tensor, batches: int) -> torch.Tensor:
@@ -185,17 +184,17 @@ FAULTS: dict[str, Patch] = {
     "maximum starts from zero": _attribute(reduce, "_identity", lambda _: lambda name, dtype: 0),
     "mean divides by one more": _attribute(reduce.Accumulator, "__init__", _one_more),
     "logsumexp is not rescaled": _attribute(reduce, "_add_exponentials", lambda _: _unrescaled),
-    "row results are forgotten": _attribute(reduce.Accumulator, "assign", lambda _: lambda self, x, index: None),
-    "the last output is dropped": _attribute(kernel.CpuKernel, "_sweep", _one_output_short),
+    "row results are forgotten": _attribute(reduce, "in_tile", lambda _: lambda name, dims, x, out: out.zero_()),
+    "the last output is dropped": _attribute(lowered._Lowering, "sweep", _one_output_short),
     "the last tile is skipped": _attribute(kernel, "tiles", _drops_last),
     "every batch is the first": _attribute(kernel, "_batched", lambda _: _first_batch),
     "buffers are shared": _attribute(program._Allocator, "take", _shared_buffer),
-    "casts do not round": _attribute(program, "_cast", lambda _: lambda to, held: lambda x: x.to(held)),
+    "casts do not round": _attribute(program, "_cast", lambda _: lambda to: lambda x, out: out.copy_(x)),
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
     "numbers are frozen": _attribute(launch, "_numbers", _frozen_numbers),
     "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
     "the ragged tile is met twice": _attribute(kernel, "tiles", _overlapping),
-    "fp8 turns NaN into zero": _attribute(kernel, "store", _nan_as_zero),
+    "fp8 turns NaN into zero": _attribute(code, "store", _nan_as_zero),
     "a row lies along columns": _attribute(_module("alignment"), "align", _columns_for_rows),
     "reshape counts the inner piece first": _attribute(_module("infer_types"), "regroup", _inner_first),
     "integers are added in float32": _attribute(

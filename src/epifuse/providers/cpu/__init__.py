@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from functools import cached_property
 
 from epifuse.config import CONFIG
 from epifuse.ir import Graph
-from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.kernel import CpuKernel
-from epifuse.providers.cpu.native import NativeKernel
-from epifuse.providers.cpu.space import Space
+from epifuse.providers.cpu.lowered import Panels, panels, panels_for
+from epifuse.providers.cpu.native import Loop, NativeKernel
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
 _NATIVE = KernelSpec("cpu_native", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue as one compiled loop")
@@ -35,11 +33,11 @@ class CpuProvider:
         """The compiled loop where it can, torch's own operations where it cannot."""
         return (_NATIVE, _PANEL)
 
-    def lower(self, graph: Graph, problem: Problem) -> Graph:
-        """The typed graph; each kernel lowers it as it builds."""
-        return graph
+    def lower(self, graph: Graph, problem: Problem) -> Lowered:
+        """The programs of the panel kernel; the loop's when it is first asked for."""
+        return Lowered(graph, problem)
 
-    def supports(self, spec: KernelSpec, work: Graph, problem: Problem) -> Allocation | Refusal:
+    def supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
@@ -50,35 +48,54 @@ class CpuProvider:
         return _native(work, problem) if spec is _NATIVE else _panel(work, problem)
 
     def build(self, plan: Plan) -> Runner:
-        """Compile the tile programs, or the loop."""
-        kernel = _loop_or_panel(plan) if plan.spec == _NATIVE else CpuKernel(plan)
-        return partial(partial, kernel)  # binding decides nothing: the launch walks the tensors anyway
+        """Compile the loop; the panel kernel needs no compiling."""
+        allocation = plan.allocation
+        if plan.spec == _NATIVE:
+            return _loop_or_panel(allocation.program, plan.problem)
+        return CpuKernel(allocation.program, plan.problem, allocation.tile)
 
 
-def _loop_or_panel(plan: Plan) -> NativeKernel | CpuKernel:
+class Lowered:
+    """An epilogue lowered for both kernels."""
+
+    def __init__(self, graph: Graph, problem: Problem) -> None:
+        self.graph = graph
+        self.panels = panels(graph, problem)
+        self._problem = problem
+
+    @cached_property
+    def loop(self) -> Loop:
+        """The loop, which small problems do not ask for."""
+        return Loop.of(self.graph, self._problem)
+
+
+def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:
     """The loop; the panel kernel, which can run all that the loop can, where the compiler turns out not to build it."""
     try:
-        return NativeKernel(plan)
+        return NativeKernel(work.loop, problem)
     except toolchain.BuildError:  # the toolchain has warned
-        panel = _panel(plan.graph, plan.problem)
-        if isinstance(panel, Refusal):
-            raise
-        return CpuKernel(replace(plan, spec=_PANEL, allocation=panel))
+        return kernel_of(work, problem)
 
 
-def _native(graph: Graph, problem: Problem) -> Allocation | Refusal:
+def kernel_of(work: Lowered, problem: Problem) -> Runner:
+    """The panel kernel of whatever was lowered, also where the plan is another kernel's."""
+    program = panels_for(work.graph, problem, work.panels)
+    return CpuKernel(program, problem, _panel_shape(program, problem))
+
+
+def _native(work: Lowered, problem: Problem) -> Allocation | Refusal:
     if problem.constraints.tile is not None:
         return Refusal(_NATIVE.name, "it has no tile to choose")
-    if (reason := native.refusal(graph, problem)) is not None:
+    if (reason := native.unfit(problem)) is not None or (reason := native.refusal(work.loop, problem)) is not None:
         return Refusal(_NATIVE.name, reason)
     note = "the loop is compiled in about half a second, once: it stays on disk"
-    return Allocation(native.SCRATCH, cost=0.5, notes=(note,))
+    return Allocation(native.SCRATCH, cost=0.5, notes=(note,), program=work)
 
 
-def _panel(graph: Graph, problem: Problem) -> Allocation | Refusal:
-    rows, columns = problem.constraints.tile or _panel_shape(graph, problem)
-    inner = Space.of(graph, problem.extents).inner
-    whole_rows = has_row_stage(graph) or inner["n"] > 1
+def _panel(work: Lowered, problem: Problem) -> Allocation | Refusal:
+    program = panels_for(work.graph, problem, work.panels)
+    rows, columns = problem.constraints.tile or _panel_shape(program, problem)
+    inner, whole_rows = program.space.inner, program.whole_rows
     if whole_rows and columns < problem.extents["n"]:
         return Refusal(_PANEL.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
     if rows % inner["m"] or rows < 1 or columns < 1:
@@ -86,15 +103,14 @@ def _panel(graph: Graph, problem: Problem) -> Allocation | Refusal:
     notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
     if whole_rows:
         notes.append("whole rows, because a value needs its row")
-    return Allocation((rows, columns), cost=1.0, notes=tuple(notes))
+    return Allocation((rows, columns), cost=1.0, notes=tuple(notes), program=program)
 
 
-def _panel_shape(graph: Graph, problem: Problem) -> tuple[int, int]:
+def _panel_shape(program: Panels, problem: Problem) -> tuple[int, int]:
     """Rows and columns of a panel, about twice `config.panel_bytes` of float32 in all."""
     elements = CONFIG.panel_bytes // 2
     n = max(problem.extents["n"], 1)
-    inner = Space.of(graph, problem.extents).inner
-    whole_rows = has_row_stage(graph) or inner["n"] > 1
+    inner, whole_rows = program.space.inner, program.whole_rows
     columns = n if whole_rows else min(n, _COLUMNS)
     wanted = max(elements // columns, 1) if whole_rows else max(elements // columns, _ROWS)
     wanted = min(wanted, max(problem.extents["l"] * problem.extents["m"], 1))

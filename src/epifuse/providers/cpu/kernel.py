@@ -1,369 +1,234 @@
 """The CPU kernel: the product panel by panel through torch's own GEMM, the epilogue on the panel while it is in cache.
 
 No full-size intermediate exists: a value that needs a finished reduction is computed in a second sweep over the panels.
+A launch is a sequence of calls of PyTorch, each with its tensors: what makes them runs no arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
 
-from epifuse.ir import Graph, Load, Node
+from epifuse.ir import Node
 from epifuse.ir.types import dim_size
-from epifuse.passes.assign_stages import assign_stages, sweeps
-from epifuse.passes.canonicalise import canonicalise
-from epifuse.passes.lower import lower
-from epifuse.plan import Plan
-from epifuse.problem import Problem, TensorInfo
-from epifuse.providers.cpu import product
-from epifuse.providers.cpu.primitives import FAST
-from epifuse.providers.cpu.program import (
-    Context,
-    TileProgram,
-    Values,
-    compile_tile,
-    constants,
-    dtype_of,
-    evaluate_small,
-    per_tile,
-)
-from epifuse.providers.cpu.reduce import Accumulator
-from epifuse.providers.cpu.space import Space, Tile, tiles, viewed
-from epifuse.providers.cpu.store import store
+from epifuse.problem import Problem
+from epifuse.providers.base import Step
+from epifuse.providers.cpu import code, product
+from epifuse.providers.cpu.code import Coder, Instruction, Name, TileCode
+from epifuse.providers.cpu.lowered import Panels
+from epifuse.providers.cpu.program import BufferKey
+from epifuse.providers.cpu.space import Tile, tiles, viewed
 
+Call = Callable[[], Any]
+_CPU = torch.device("cpu")
+Tensors = dict[Name, torch.Tensor]
 
-@dataclass(frozen=True)
-class Sweep:
-    """What one pass over the panels computes: values stored, reductions merged, and the program that does it."""
-
-    number: int
-    stored: tuple[tuple[str, Node], ...]
-    merged: tuple[Node, ...]
-    program: TileProgram
+_KEPT_ELEMENTS = 1 << 16
+"""Elements of the result and of B up to which a bound step keeps its calls and their buffers. Above, to prepare them
+costs little beside the product, and what a step holds between launches is memory."""
 
 
 class CpuKernel:
-    """One plan, ready to launch. Holds no tensor, so that it may be shared between threads."""
+    """One plan, ready to launch. Holds no tensor of a launch, so that it may be shared between threads."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.problem: Problem = plan.problem
-        self.compute = plan.problem.float_dtype
-        lowered = canonicalise(lower(plan.graph, frozenset(FAST)), plan.problem)
-        self.graph: Graph = assign_stages(lowered, plan.problem)
-        self.space = Space.of(self.graph, plan.problem.extents)
-        self.rows, self.columns = plan.allocation.tile
-        self.outputs = {output.name: output for output in self.graph.outputs}
-        self.constants = constants(self.graph, self.compute)
-        self.context = Context(self.graph, self.space, self.compute, self._converted())
-        self.sweeps = tuple(self._sweep(number) for number in range(sweeps(self.graph)))
+    def __init__(self, panels: Panels, problem: Problem, tile: tuple[int, int]) -> None:
+        self.extents = extents = problem.extents
+        self.space = panels.space.of_extents(extents)
+        self.code = Coder(panels, problem, self.space, tile[1]).code()
+        self.constants, self.coordinates = panels.constants, panels.coordinates
+        self.rows, self.columns = tile
+        self.accumulator = problem.accumulator
+        self.b_dtype = product.operand_dtype(problem.a.dtype, problem.b.dtype, problem.accumulator)
+        self.integers = product.largest_product(problem.a.dtype, problem.b.dtype)
+        l, m, n, k = (extents[axis] for axis in "lmnk")
+        self.everything = Tile((0, l), (0, m), (0, n))
+        self.is_one_tile = len([*islice(tiles(self.space, *tile), 2)]) == 1
+        self.whole = tuple(map(code.of_one_tile, self.code.sweeps)) if self.is_one_tile else ()
+        self.is_batched = "l" in self.space.axes
+        self.is_kept = self.is_one_tile and max(l * m * n, l * k * n) <= _KEPT_ELEMENTS
 
-    # --- compiling -------------------------------------------------------------------------------------------
-
-    def _sweep(self, number: int) -> Sweep:
-        stored = tuple(
-            (output.name, output.node)
-            for output in self.graph.outputs
-            if per_tile(self.graph.stages[output.node]) and self._store_sweep(output.name) == number
-        )
-        merged = tuple(node for node in self.graph.nodes if self._is_merged(node) and self._sweep_of(node) == number)
-        effects = tuple(node for node in self.graph.effects if self._sweep_of(node) == number)
-        roots = [node for _, node in stored] + [node for node in effects if per_tile(self.graph.stages[node])]
-        roots += [node if self._in_tile(node) else node.args[0] for node in merged]
-        return Sweep(number, stored, merged, compile_tile(self.context, roots, number))
-
-    def _converted(self) -> frozenset[Node]:
-        """Full-size loads that each tile copies: operands of another dtype than their kind is computed in, and what an
-        output takes over from an operand that another output overwrites."""
-        found = []
-        overwritten = set(dict(self.problem.aliases).values())
-        roots = {output.node for output in self.graph.outputs}
-        for node in self.graph.loads():
-            held = dtype_of(self.graph.types[node].kind, self.compute)
-            operand = self.problem.by_name.get(node.attr.name)
-            taken_over = node in roots and node.attr.name in overwritten
-            if isinstance(operand, TensorInfo) and (operand.dtype != held or taken_over):
-                found.append(node)
-        return frozenset(found)
-
-    def _sweep_of(self, node: Node) -> int:
-        sweep: int = self.graph.stages[node].sweep
-        return max(sweep, 0)
-
-    def _is_merged(self, node: Node) -> bool:
-        stages = self.graph.stages
-        return node.op == "reduce" and not per_tile(stages[node]) and per_tile(stages[node.args[0]])
-
-    @cached_property
-    def _read_in_tile(self) -> frozenset[Node]:
-        """Small values that a value of their own sweep reads: complete within each tile."""
-        stages = self.graph.stages
-        read: set[Node] = set()
-        for node in reversed(self.graph.nodes):
-            if per_tile(stages[node]) or node in read:
-                read.update(
-                    arg
-                    for arg in node.args
-                    if stages[arg].kind == "finish" and stages[arg].sweep == self._sweep_of(node)
-                )
-        return frozenset(read)
-
-    def _in_tile(self, node: Node) -> bool:
-        return node in self._read_in_tile
-
-    def _store_sweep(self, name: str) -> int:
-        """An output that shares storage with an operand waits for the last sweep: each sweep may read the operand."""
-        own: int = self.graph.stages[self.outputs[name].node].sweep
-        return sweeps(self.graph) - 1 if name in dict(self.problem.aliases) else own
-
-    # --- launching -------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Run. `operands` holds tensors and numbers, `outputs` the destinations."""
-        launch = _Launch(self, a, b, operands, outputs)
-        launch.finish(-1)
-        for sweep in self.sweeps:
-            launch.sweep(sweep)
-            launch.finish(sweep.number)
+    ) -> Step:
+        """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
+        tensors: Tensors = dict(self.constants)  # type: ignore[arg-type]  # nodes are names
+        for name, load, dtype, placement in self.code.loads:
+            value = operands[load.name]
+            if isinstance(value, torch.Tensor):
+                value = placement.of(viewed(value, load))
+            else:
+                value = torch.scalar_tensor(value, dtype=dtype, device=_CPU)
+            tensors[name] = value
+        for name, (shape, placement, *_) in self.code.destinations.items():
+            to = outputs[name]
+            # It may keep dims that are reduced, or be (1,) for a number.
+            tensors[name] = placement.of(to if to.shape == shape else to.view(shape))
+        return _Bound(self, a, b, tensors)
 
 
-@dataclass
-class _Memory:
-    """What the tiles of one sweep write to: destinations, buffer views by tile shape, and the buffers themselves."""
+class _Bound:
+    """A step: a kernel, and the tensors it was bound to."""
 
-    direct: Values
-    home: torch.Tensor | None
-    views: dict[tuple[int, ...], Values] = field(default_factory=dict)
-    flat: dict[Any, torch.Tensor] = field(default_factory=dict)
+    def __init__(self, kernel: CpuKernel, a: torch.Tensor, b: torch.Tensor, tensors: Tensors) -> None:
+        self.kernel, self.a, self.b, self.tensors = kernel, a, b, tensors
+        self.kept: list[Iterable[Call]] = []
+
+    def __call__(self) -> None:
+        """Launch. Calls that are kept have buffers of their own: who launches takes them out, for as long as it runs,
+        so that threads may launch the same step at once."""
+        with_grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # what torch.no_grad() does, which takes two microseconds
+        try:
+            calls = self._take() or _Launch(self).calls()
+            for call in calls:
+                call()
+        finally:
+            torch._C._set_grad_enabled(with_grad)
+        # Buffers made in inference mode may not be written outside it.
+        if self.kernel.is_kept and not torch.is_inference_mode_enabled():
+            self.kept.append(calls)
+
+    def _take(self) -> Iterable[Call] | None:
+        if not self.kept or torch.is_inference_mode_enabled():
+            return None
+        try:
+            return self.kept.pop()
+        except IndexError:  # another thread was first
+            return None
 
 
 class _Launch:
-    """The state of one launch."""
+    """The tensors of one launch, and the calls that compute them."""
 
-    def __init__(
-        self,
-        kernel: CpuKernel,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        operands: Mapping[str, Any],
-        outputs: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.kernel = kernel
-        self.graph = kernel.graph
-        self.space = kernel.space
-        extents = kernel.problem.extents
-        self.a = _batched(a, extents["l"])
-        self.b = _batched(product.prepare(a, b, kernel.problem.accumulator), extents["l"])
-        self.outputs = {
-            name: self.space.view(outputs[name].view(_full_shape(kernel, name)), output.dims or ())
-            for name, output in kernel.outputs.items()
-        }
-        self.whole: Values = dict(kernel.constants)
-        self.operands = operands
-        for node in self.graph.loads():
-            self.whole[node] = self._operand(node)
-        for node in self.graph.nodes:
-            if node.op == "index":
-                self.whole[node] = self._index(node)
-        self.accumulators: dict[Node, Accumulator] = {}
+    def __init__(self, bound: _Bound) -> None:
+        self.kernel = bound.kernel
+        self.space = bound.kernel.space
+        self.a, self.b = bound.a, bound.b
+        self.tensors = bound.tensors.copy()
 
-    def _operand(self, node: Node) -> torch.Tensor:
-        load = node.attr
-        assert isinstance(load, Load)
-        value = self.operands[load.name]
-        type_ = self.graph.types[node]
-        dtype = dtype_of(type_.kind, self.kernel.compute)
-        if not isinstance(value, torch.Tensor):
-            return torch.tensor(value, dtype=dtype, device="cpu")
-        view = self.space.view(viewed(value, load), load.dims or ())
-        if per_tile(self.graph.stages[node]):
-            return view
-        # A vector is read in every tile; an output that shares its storage may be stored before the first.
-        return view.to(dtype, copy=load.name in dict(self.kernel.problem.aliases).values())
+    def calls(self) -> Iterable[Call]:
+        """All calls in order, made as they are asked for where there are several tiles."""
+        before = self._before()
+        return [*before, *self._one_tile()] if self.kernel.is_one_tile else chain(before, self._all_tiles())
+
+    def _before(self) -> list[Call]:
+        kernel, program = self.kernel, self.kernel.code
+        for name, shape, dtype in program.memory:
+            self.tensors[name] = torch.empty(shape, dtype=dtype, device=_CPU)
+        for node in kernel.coordinates:
+            self.tensors[node] = self._index(node)
+        calls = _calls(program.before, self.tensors)
+        if self.b.dtype != kernel.b_dtype:
+            wide = torch.empty_like(self.b, dtype=kernel.b_dtype)
+            calls.append(partial(wide.copy_, self.b))
+            self.b = wide
+        if kernel.is_batched:
+            self.a, self.b = (_batched(matrix, kernel.extents["l"]) for matrix in (self.a, self.b))
+        return calls
+
+    def _one_tile(self) -> list[Call]:
+        """The sweeps where the result is one tile, of which nothing is cut."""
+        calls: list[Call] = []
+        for sweep, instructions in zip(self.kernel.code.sweeps, self.kernel.whole, strict=True):
+            for (dtype, *_), shape, nodes in sweep.buffers:
+                buffer = torch.empty(shape, dtype=dtype, device=_CPU)
+                for node in nodes:
+                    self.tensors[node] = buffer
+            if sweep.product is not None:
+                calls += self._panel(self.kernel.everything, self.tensors[sweep.product])
+            calls += _calls(instructions, self.tensors)
+        return calls
+
+    def _all_tiles(self) -> Iterator[Call]:
+        for sweep in self.kernel.code.sweeps:
+            memory: dict[Any, torch.Tensor] = {}
+            for tile in tiles(self.space, self.kernel.rows, self.kernel.columns):
+                yield from self._tile(sweep, tile, memory)
+            yield from _calls(sweep.after, self.tensors)
 
     def _index(self, node: Node) -> torch.Tensor:
-        dim = node.attr
-        count = dim_size(dim, self.kernel.problem.extents)
-        return self.space.view(torch.arange(count, dtype=torch.int32, device="cpu"), (dim,))
+        count = dim_size(node.attr, self.kernel.extents)
+        return self.space.view(torch.arange(count, dtype=torch.int32, device="cpu"), (node.attr,))
 
-    # --- between sweeps ----------------------------------------------------------------------------------------
+    # --- one of several tiles ----------------------------------------------------------------------------------
 
-    def finish(self, sweep: int) -> None:
-        """Vectors and scalars that are complete once `sweep` is done: evaluated whole, stored if they leave."""
-        for node in self.graph.nodes:
-            stage = self.graph.stages[node]
-            if per_tile(stage) or stage.sweep != sweep or node in self.whole:
-                continue
-            if node in self.accumulators:
-                self.whole[node] = self.accumulators[node].result()
-                continue
-            value = evaluate_small(self.kernel.context, node, [self.whole[arg] for arg in node.args])
-            if value is not None:
-                self.whole[node] = value
-        for name, output in self.kernel.outputs.items():
-            stage = self.graph.stages[output.node]
-            if not per_tile(stage) and stage.sweep == sweep:
-                destination = self.outputs[name]
-                store(self.whole[output.node].expand(destination.shape), destination)
-
-    # --- one sweep ---------------------------------------------------------------------------------------------
-
-    def sweep(self, sweep: Sweep) -> None:
-        """All tiles in order."""
-        for node in sweep.merged:
-            self.accumulators[node] = self._accumulator(node)
-        if not (sweep.stored or sweep.merged or sweep.program.steps):
-            return
-        direct = self._direct(sweep)
-        memory = _Memory(direct, self._home(sweep, direct))
-        for tile in tiles(self.space, self.kernel.rows, self.kernel.columns):
-            self._run_tile(sweep, tile, memory)
-
-    def _accumulator(self, node: Node) -> Accumulator:
-        name, gone = node.attr
-        count = dim_size(gone, self.kernel.problem.extents)
-        type_ = self.graph.types[node]
-        return Accumulator(name, self.space.shape(type_.factors), type_.kind, self.kernel.compute, count)
-
-    def _direct(self, sweep: Sweep) -> Values:
-        """Values computed where they are stored: the destination has their dtype, whole rows, and no operand in it."""
-        computed = {step.node for step in sweep.program.steps if step.buffer and step.arguments}
-        aliased = dict(self.kernel.problem.aliases)
-        found: Values = {}
-        for name, node in sweep.stored:
-            destination = self.outputs[name]
-            same = destination.dtype == dtype_of(self.graph.types[node].kind, self.kernel.compute)
-            if node in computed and same and name not in aliased and destination.stride(-1) == 1:
-                found.setdefault(node, destination)
-        return found
-
-    @property
-    def _held(self) -> torch.dtype:
-        """What the accumulator is computed in; a float16 one is rounded, but held in float32."""
-        floating = self.kernel.problem.accumulator.is_floating_point
-        return self.kernel.compute if floating else torch.int32
-
-    def _home(self, sweep: Sweep, direct: Values) -> torch.Tensor | None:
-        """A destination that can hold the accumulator until the epilogue overwrites it, so that torch's GEMM runs on
-        larger panels than the epilogue: nobody may read the accumulator after the destination's value is computed."""
-        order = [step.node for step in sweep.program.steps]
-        reads = [i for i, step in enumerate(sweep.program.steps) for arg in step.arguments if arg.op == "accum"]
-        left = [node for _, node in sweep.stored] + [arg for node in sweep.merged for arg in node.args]
-        kept = any(node.op == "accum" for node in left)  # stored or reduced after the last step
-        for name, node in sweep.stored:
-            destination = self.outputs[name]
-            plain = node.op == "accum" and name not in dict(self.kernel.problem.aliases)
-            overwritten = direct.get(node) is destination and not kept and max(reads, default=0) <= order.index(node)
-            whole = tuple(destination.shape) == tuple(self.kernel.problem.extents[axis] for axis in "lmn")
-            same = destination.dtype == self._held
-            if (plain or overwritten) and whole and same and destination.stride(-1) == 1:
-                return destination
-        return None
-
-    def _run_tile(self, sweep: Sweep, tile: Tile, memory: _Memory) -> None:
-        values: Values = {}
-        for node in sweep.program.sources:
-            values[node] = self._cut(self.whole[node], tile)
-        shape = tuple(stop - start for start, stop in tile)
-        held = memory.views.get(shape)
-        if held is None:
-            held = memory.views[shape] = self._buffers(sweep, tile, memory)
-        for step in sweep.program.steps:
-            node = step.node
-            out = self._cut(memory.direct[node], tile) if node in memory.direct else held.get(node)
-            if node.op == "accum":
-                values[node] = self._accumulator_tile(tile, out, memory.home)
-            elif node.op == "load":
-                source = self._cut(self.whole[node], tile)
-                values[node] = source if out is None else out.copy_(source)
-            elif out is not None:
-                values[node] = step.run(*[values[arg] for arg in step.arguments], out=out)
-            else:
-                values[node] = step.run(*[values[arg] for arg in step.arguments])
-        for node in sweep.merged:
-            self._merge(node, values, tile)
-        for name, node in sweep.stored:
-            written = memory.home if node.op == "accum" else memory.direct.get(node)
-            if written is not self.outputs[name]:
-                destination = self._cut(self.outputs[name], tile)
-                store(values[node].expand(destination.shape), destination)
-
-    def _accumulator_tile(self, tile: Tile, buffer: torch.Tensor | None, home: torch.Tensor | None) -> torch.Tensor:
-        if home is None:
-            assert buffer is not None
-            self._product(tile, buffer)
-            return buffer
-        first = tile.m[0]
-        rows = self.kernel.rows * max(product.PANEL_ROWS // self.kernel.rows, 1)
-        if first % rows == 0:
-            panel = tile._replace(m=(first, min(first + rows, self.kernel.problem.extents["m"])))
-            self._product(panel, self._cut(home, panel))
-        return self._cut(home, tile)
-
-    def _merge(self, node: Node, values: Values, tile: Tile) -> None:
-        accumulator = self.accumulators[node]
-        x = values[node] if node in values else values[node.args[0]]
-        axes = self.graph.types[node.args[0]].axes
-        # A value that does not vary along an axis counts once, in the first tile along it.
-        if any(getattr(tile, axis)[0] for axis in "lmn" if axis not in axes):
-            return
-        index = self.space.index(tile, accumulator.value.shape)
-        if node in values:
-            accumulator.assign(x, index)
-        else:
-            _, gone = node.attr
-            accumulator.add(x, self.space.dimensions(gone), index)
+    def _tile(self, sweep: TileCode, tile: Tile, memory: dict[Any, torch.Tensor]) -> Iterator[Call]:
+        tensors = {name: self._cut(self.tensors[name], tile) for name in sweep.cut}
+        for (dtype, factors, number), _, nodes in sweep.buffers:
+            shape = self.space.shape(factors, tile)
+            tensors.update(dict.fromkeys(nodes, _reused(memory, (dtype, factors, number), shape)))
+        if sweep.product is not None:
+            yield from self._product(tile, tensors[sweep.product], sweep.home)
+        yield from _calls(sweep.instructions, tensors)
+        for instruction, once in sweep.merges:
+            if not any(getattr(tile, axis)[0] for axis in once):
+                yield from _calls((instruction,), tensors)
+        yield from _calls(sweep.stores, tensors)
 
     def _cut(self, whole: torch.Tensor, tile: Tile) -> torch.Tensor:
+        """The tile's part of a whole value."""
         return whole[self.space.index(tile, whole.shape)] if whole.dim() else whole
 
-    def _buffers(self, sweep: Sweep, tile: Tile, memory: _Memory) -> Values:
-        """Buffers of this tile's shape: views of flat memory that all tiles share."""
-        views: Values = {}
-        for step in sweep.program.steps:
-            if (
-                step.buffer is None
-                or step.node in memory.direct
-                or (step.node.op == "accum" and memory.home is not None)
-            ):
-                continue
-            dtype, factors, _ = step.buffer
-            shape = self.space.shape(factors, tile)
-            size = 1
-            for extent in shape:
-                size *= extent
-            flat = memory.flat.get(step.buffer)
-            if flat is None or flat.numel() < size:
-                flat = memory.flat[step.buffer] = torch.empty(size, dtype=dtype, device="cpu")
-            views[step.node] = flat[:size].view(shape)
-        return views
+    def _product(self, tile: Tile, out: torch.Tensor, home: str | None) -> Iterable[Call]:
+        """The accumulator of a tile, or where it has a home, at the first of several tiles, that of all of them."""
+        if home is None:
+            return self._panel(tile, out)
+        first = tile.m[0]
+        rows = self.kernel.rows * max(product.PANEL_ROWS // self.kernel.rows, 1)
+        if first % rows:
+            return ()
+        tile = tile._replace(m=(first, min(first + rows, self.kernel.extents["m"])))
+        return self._panel(tile, self._cut(self.tensors[home], tile))
 
-    def _product(self, tile: Tile, out: torch.Tensor) -> None:
-        problem = self.kernel.problem
+    # --- the product -------------------------------------------------------------------------------------------
+
+    def _panel(self, tile: Tile, out: torch.Tensor) -> list[Call]:
+        calls = self._batches(tile, out) if self.kernel.is_batched else [self._matrix(tile, out)]
+        if self.kernel.accumulator == torch.float16:
+            calls.append(lambda: out.copy_(out.to(torch.float16)))
+        return calls
+
+    def _matrix(self, tile: Tile, out: torch.Tensor) -> Call:
+        a, b = self.a, self.b
+        _, (m0, m1), (n0, n1) = tile
+        if not self.kernel.is_one_tile:
+            a, b = a[m0:m1], b[:, n0:n1]
+        return product.call(a, b, out if out.dim() == 2 else out.view(m1 - m0, n1 - n0), self.kernel.integers)
+
+    def _batches(self, tile: Tile, out: torch.Tensor) -> list[Call]:
+        a, b, integers = self.a, self.b, self.kernel.integers
         (l0, l1), (m0, m1), (n0, n1) = tile
-        integers = product.largest_product(problem.a.dtype, problem.b.dtype)
         panel = out if out.dim() == 3 else out.view(l1 - l0, m1 - m0, n1 - n0)
-        rows = self.a[l0:l1, m0:m1]
-        if self.b.stride(0) == 0 and product.evenly_spaced(rows) and product.evenly_spaced(panel):
+        rows = a[l0:l1, m0:m1]
+        if b.stride(0) == 0 and product.evenly_spaced(rows) and product.evenly_spaced(panel):
             # One B for all batches: one product of all their rows.
-            product.multiply(rows.flatten(0, 1), self.b[0, :, n0:n1], panel.flatten(0, 1), integers)
-        else:
-            for batch in range(l0, l1):
-                product.multiply(rows[batch - l0], self.b[batch, :, n0:n1], panel[batch - l0], integers)
-        if problem.accumulator == torch.float16:
-            panel.copy_(panel.to(torch.float16))
+            return [product.call(rows.flatten(0, 1), b[0, :, n0:n1], panel.flatten(0, 1), integers)]
+        return [
+            product.call(rows[batch - l0], b[batch, :, n0:n1], panel[batch - l0], integers) for batch in range(l0, l1)
+        ]
+
+
+def _calls(instructions: Iterable[Instruction], tensors: Tensors) -> list[Call]:
+    return [
+        partial(run, *[tensors[name] for name in arguments])
+        if out is None
+        else partial(run, *[tensors[name] for name in arguments], out=tensors[out])
+        for run, arguments, out in instructions
+    ]
+
+
+def _reused(memory: dict[Any, torch.Tensor], key: BufferKey, shape: tuple[int, ...]) -> torch.Tensor:
+    """A buffer of this shape: a view of memory that all tiles share."""
+    held = memory.get(key)
+    if held is None or held.numel() < math.prod(shape):
+        held = memory[key] = torch.empty(shape, dtype=key[0], device=_CPU)
+    return held if held.shape == shape else held.view(-1)[: math.prod(shape)].view(shape)
 
 
 def _batched(matrix: torch.Tensor, batches: int) -> torch.Tensor:
     return (matrix if matrix.dim() == 3 else matrix.unsqueeze(0)).expand(batches, -1, -1)
-
-
-def _full_shape(kernel: CpuKernel, name: str) -> tuple[int, ...]:
-    dims = kernel.outputs[name].dims or ()
-    return tuple(dim_size(dim, kernel.problem.extents) for dim in dims)

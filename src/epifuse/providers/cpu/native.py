@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +15,8 @@ from epifuse.ir import Graph, Load, Node
 from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
-from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo
+from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, ROWS, SLEEF, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
@@ -26,13 +28,39 @@ Place = tuple[int, slice, slice]
 """A panel: its batch, rows and columns."""
 
 
-def lowered(graph: Graph, problem: Problem) -> Graph:
-    """The graph as the loop computes it: primitives only."""
-    return assign_stages(canonicalise(lower(graph, frozenset()), problem), problem)
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """An epilogue as the loop computes it, whatever the extents: primitives only.
+
+    `rows` are its inputs that vary along a row, `columns` those with one number a row, `scalars` one number in all.
+    `reason` is why the loop cannot carry it.
+    """
+
+    graph: Graph
+    space: Space
+    rows: tuple[Node, ...]
+    columns: tuple[Node, ...]
+    scalars: tuple[Node, ...]
+    reason: str | None
+
+    @staticmethod
+    def of(typed: Graph, problem: Problem) -> Loop:
+        """The loop of a typed graph."""
+        graph = assign_stages(canonicalise(lower(typed, frozenset()), problem), problem)
+        types = graph.types
+        leaves = [node for node in graph.nodes if node.op in ("accum", "load")]
+        return Loop(
+            graph,
+            Space.of(graph, problem.extents),
+            rows=tuple(node for node in leaves if "n" in types[node].axes),
+            columns=tuple(node for node in leaves if types[node].axes & {"m", "n"} == {"m"}),
+            scalars=tuple(node for node in leaves if node.op == "load" and not types[node].axes & {"m", "n"}),
+            reason=_unsupported_node(graph),
+        )
 
 
-def refusal(graph: Graph, problem: Problem) -> str | None:
-    """Why the loop cannot carry this epilogue, or None."""
+def unfit(problem: Problem) -> str | None:
+    """Why the loop is not for this problem on this machine, whatever the epilogue, or None."""
     elements = problem.extents["l"] * problem.extents["m"] * problem.extents["n"]
     if elements < CONFIG.native_elements:
         return (
@@ -46,10 +74,15 @@ def refusal(graph: Graph, problem: Problem) -> str | None:
         return missing
     if problem.accumulator != torch.float32:
         return f"it computes in float32, and the accumulator is {problem.accumulator}"
-    return _unsupported_node(lowered(graph, problem), problem) or _unsupported_tensor(graph, problem)
+    return None
 
 
-def _unsupported_node(graph: Graph, problem: Problem) -> str | None:
+def refusal(loop: Loop, problem: Problem) -> str | None:
+    """Why the loop cannot carry this epilogue, or None."""
+    return loop.reason or _unsupported_tensor(loop.graph, problem)
+
+
+def _unsupported_node(graph: Graph) -> str | None:
     if sweeps(graph) > 1 or graph.effects:
         return "it makes one sweep and prints nothing"
     for node in graph.nodes:
@@ -97,38 +130,39 @@ def _row_stride(info: TensorInfo, dims: Any) -> int | None:
 class NativeKernel:
     """One plan, ready to launch."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.problem = plan.problem
-        self.graph = graph = lowered(plan.graph, plan.problem)
-        self.space = Space.of(graph, plan.problem.extents)
-        types = graph.types
-        leaves = [node for node in graph.nodes if node.op in ("accum", "load")]
-        self.scalars = [node for node in leaves if node.op == "load" and not types[node].axes & {"m", "n"}]
-        self.columns = [node for node in leaves if types[node].axes & {"m", "n"} == {"m"}]
-        rows = [node for node in leaves if "n" in types[node].axes]
-        dtypes = dict(plan.problem.dtypes)
-        self.streams = [Stream(node, self._dtype(node), False) for node in rows]
-        self.streams += [Stream(output.node, dtypes[output.name], True) for output in graph.outputs]
-        self.uses_accum = any(node.op == "accum" for node in leaves)
+    def __init__(self, loop: Loop, problem: Problem) -> None:
+        self.loop, self.problem = loop, problem
+        self.space = loop.space.of_extents(problem.extents)
+        dtypes = dict(problem.dtypes)
+        self.streams = [Stream(node, self._dtype(node), False) for node in loop.rows]
+        self.streams += [Stream(output.node, dtypes[output.name], True) for output in loop.graph.outputs]
+        self.uses_accum = any(node.op == "accum" for node in loop.rows)
         lanes = LANES[torch.backends.cpu.get_cpu_capability()]
-        self.function = toolchain.build(emit(graph, self.streams, self.columns, self.scalars, lanes))
+        self.function = toolchain.build(emit(loop.graph, self.streams, loop.columns, loop.scalars, lanes))
 
     def _dtype(self, node: Node) -> torch.dtype:
         info = self.problem.by_name.get(node.attr.name) if isinstance(node.attr, Load) else None
         return info.dtype if isinstance(info, TensorInfo) else torch.float32
 
-    @torch.no_grad()
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
+    ) -> Step:
+        """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
+        views = {o.name: self.space.view(outputs[o.name].detach(), o.dims or ()) for o in self.loop.graph.outputs}
+        loads = {node: self._view(node, operands) for node in self.loop.graph.loads()}
+        a, b = (matrix.detach() if matrix.dim() == 3 else matrix.detach().unsqueeze(0) for matrix in (a, b))
+        return partial(self._launch, a, b, loads, views)
+
+    def _launch(
+        self, a: torch.Tensor, b: torch.Tensor, loads: Mapping[Node, torch.Tensor], views: Mapping[str, torch.Tensor]
     ) -> None:
-        """Run. `operands` holds tensors and numbers, `outputs` the destinations."""
         extents = self.problem.extents
         if 0 in (extents["l"], extents["m"], extents["n"]):
             return
-        a = a if a.dim() == 3 else a.unsqueeze(0)
-        b = product.prepare(a, b if b.dim() == 3 else b.unsqueeze(0), self.problem.accumulator)
-        views = {o.name: self.space.view(outputs[o.name], o.dims or ()) for o in self.graph.outputs}
-        loads = {node: self._view(node, operands) for node in self.graph.loads()}
+        b = b.to(product.operand_dtype(a.dtype, b.dtype, self.problem.accumulator))
+        # What the loop reads as numbers it reads in float32.
+        numbers = (*self.loop.columns, *self.loop.scalars)
+        loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
         step = (product.PANEL_ROWS, extents["n"]) if whole else SCRATCH
@@ -145,8 +179,7 @@ class NativeKernel:
         value = operands[node.attr.name]
         if not isinstance(value, torch.Tensor):
             return torch.full((1, 1, 1), value, dtype=torch.float32, device="cpu")
-        view = self.space.view(viewed(value, node.attr), node.attr.dims or ())
-        return view if "n" in self.graph.types[node].axes else view.to(torch.float32)
+        return self.space.view(viewed(value.detach(), node.attr), node.attr.dims or ())
 
     def _home(self, views: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """A float32 destination to hold the accumulator; the loop reads a row's vector before it writes it."""
@@ -166,12 +199,12 @@ class NativeKernel:
     ) -> None:
         inputs = [panel if s.node.op == "accum" else _cut(loads[s.node], place) for s in self.streams if not s.output]
         outputs = [_cut(view, place) for view in views.values()]
-        walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.columns)]
+        walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.loop.columns)]
         pointers = (ctypes.c_void_p * len(walked))(*(tensor.data_ptr() for tensor in walked))
         strides = (ctypes.c_long * len(walked))(
             *(tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 else 0 for tensor in walked)
         )
-        values = [float(_cut(loads[node], place).flatten()[0]) for node in self.scalars]
+        values = [float(_cut(loads[node], place).flatten()[0]) for node in self.loop.scalars]
         numbers = (ctypes.c_float * max(len(values), 1))(*values)
         rows, columns = map(ctypes.c_long, panel.shape)
         self.function(pointers, strides, numbers, rows, columns, torch.get_num_threads())

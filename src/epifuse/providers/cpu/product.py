@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
 from epifuse.providers.cpu import mkl
@@ -12,11 +16,11 @@ rows M = N = 4096, K = 256 took 1.14 of the time of one call, more than the accu
 product of bfloat16 matrices is so fast that the way through memory costs more."""
 
 
-def prepare(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
-    """B in the dtype the product runs in: once a launch, K x N elements."""
-    if a.dtype == b.dtype == torch.bfloat16 and mkl.bfloat16_product() is not None:
+def operand_dtype(a: torch.dtype, b: torch.dtype, accumulator: torch.dtype) -> torch.dtype:
+    """The dtype that B must have for the product of such matrices; A is converted by panels."""
+    if a == b == torch.bfloat16 and mkl.bfloat16_product() is not None:
         return b
-    return b.to(torch.float64 if accumulator == torch.float64 else torch.float32)
+    return torch.float64 if accumulator == torch.float64 else torch.float32
 
 
 def evenly_spaced(matrices: torch.Tensor) -> bool:
@@ -24,8 +28,18 @@ def evenly_spaced(matrices: torch.Tensor) -> bool:
     return matrices.shape[0] == 1 or matrices.stride(0) == matrices.shape[1] * matrices.stride(1)
 
 
+def call(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> Callable[[], Any]:
+    """What multiplies: `multiply` with these arguments."""
+    if integers is None and a.dtype == b.dtype == accum.dtype:
+        return partial(torch.mm, a, b, out=accum)
+    return partial(multiply, a, b, accum, integers)
+
+
 def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> None:
-    """accum = a @ b for 2-D a and accum; `b` is prepared. `integers` is the largest product of two integer elements."""
+    """accum = a @ b for 2-D a and accum; `b` has its `operand_dtype`.
+
+    `integers` is the largest product of two integer elements.
+    """
     if b.dtype == torch.bfloat16:
         mkl.multiply(a, b, accum)
         return

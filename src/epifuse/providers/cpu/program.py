@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,9 +32,8 @@ def dtype_of(kind: str, compute: torch.dtype) -> torch.dtype:
     return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64, "float": compute}[kind]
 
 
-@dataclass(frozen=True)
-class Step:
-    """`run(*arguments, out=buffer)` for `node`; `buffer` None means the step makes its own result."""
+class Step(NamedTuple):
+    """`run(*arguments, out=buffer)` for `node`; without a buffer it has no result, or its operand is the result."""
 
     node: Node
     arguments: tuple[Node, ...]
@@ -97,7 +97,8 @@ def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TilePro
     order, sources = _needed(graph, tuple(kept), sweep)
     fused = fuse(graph, order, kept)
     absorbed = {arg for node in fused for arg in node.args} - {arg for form in fused.values() for arg in form.arguments}
-    order = [node for node in order if node not in absorbed]
+    # The product first, before the buffer that it is written to serves another value.
+    order = sorted([node for node in order if node not in absorbed], key=lambda node: node.op != "accum")
     reads = {node: fused[node].arguments if node in fused else node.args for node in order}
     last = {arg: position for position, node in enumerate(order) for arg in reads[node]}
     allocator = _Allocator()
@@ -142,44 +143,40 @@ def _step(context: Context, node: Node, fused: Fused | None, dying: list[Node], 
         return Step(node, (), _unused, None)
     if node.op in ("load", "accum"):
         return Step(node, (), _unused, allocator.take(node, dtype, type_.factors, ()))
-    if node.op in ("reduce", "debug_print", "cast"):
+    if node.op == "debug_print":
         return Step(node, node.args, operation(context, node), None)
     arguments, run = fused or (node.args, operation(context, node))
     return Step(node, arguments, run, allocator.take(node, dtype, type_.factors, dying))
 
 
 def operation(context: Context, node: Node) -> Callable[..., Any]:
-    """What `node` does to tensors; primitives and activations take `out`."""
+    """What `node` does to tensors; all but prints take `out`."""
     if node.op == "reduce":
         name, gone = node.attr
-        dims = context.space.dimensions(gone)
-        return lambda x: reduce.in_tile(name, x, dims)
+        return partial(reduce.in_tile, name, context.space.dimensions(gone))
     if node.op == "debug_print":
         batched = "l" in context.graph.types[node].axes
         return _printer(str(node.attr), 0 if batched else sum(f.axis == "l" for f in context.space.factors))
     if node.op == "cast":
-        return _cast(node.attr, dtype_of(context.graph.types[node].kind, context.compute))
+        return _cast(node.attr)
     row = FAST[str(node.attr)] if node.op == "call" else PRIMITIVE_ROWS[node.op]
     return _with_float_arguments(row, context.graph, node, context.compute)
 
 
-def evaluate_small(context: Context, node: Node, args: list[torch.Tensor]) -> torch.Tensor | None:
-    """One vector or scalar, whole."""
-    run = operation(context, node)
-    if node.op in ("reduce", "debug_print", "cast"):
-        return run(*args)  # type: ignore[no-any-return]  # a tensor, or None for a print
-    type_ = context.graph.types[node]
-    shape = torch.broadcast_tensors(*args)[0].shape  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    out = torch.empty(shape, dtype=dtype_of(type_.kind, context.compute), device="cpu")
-    return run(*args, out=out)  # type: ignore[no-any-return]
+def small_shape(context: Context, node: Node, shapes: list[torch.Size]) -> tuple[int, ...]:
+    """Shape of one vector or scalar, whole, whose arguments have these shapes: a number has no dims."""
+    if node.op == "reduce":
+        gone = context.space.dimensions(node.attr[1])
+        return tuple(1 if i in gone else extent for i, extent in enumerate(shapes[0]))
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _unused(*args: Any, **named: Any) -> None:
     """The product and the loads are written by the kernel."""
 
 
-def _cast(to: Any, held: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(to).to(held)
+def _cast(to: torch.dtype) -> Row:
+    return lambda x, *, out: out.copy_(x.to(to))
 
 
 def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,57 +11,55 @@ from epifuse.fusion.reduction import REDUCTIONS
 _SUMS = ("sum", "mean", "sum_of_squares", "norm")
 
 
-def in_tile(name: str, x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """The whole reduction of a tile that holds everything it needs; kept dims have extent one."""
-    return REDUCTIONS[name].meaning(x, tuple(dims), True)
+    return out.copy_(REDUCTIONS[name].meaning(x, tuple(dims), True))
 
 
 class Accumulator:
-    """One reduction's running value over the whole space."""
+    """How one reduction's running value over the whole space is kept: in tensors of `dtypes`, the first the value.
 
-    def __init__(self, name: str, shape: tuple[int, ...], kind: str, compute: torch.dtype, count: int) -> None:
+    The sum of a logsumexp is relative to the largest value so far, which is its second.
+    """
+
+    def __init__(self, name: str, kind: str, compute: torch.dtype, count: int) -> None:
         self.name = name
-        self.kind = kind
-        self.compute = compute
         self.count = count
-        self.largest: torch.Tensor | None = None
+        self.identity: float | int = 0
+        self.dtypes: tuple[torch.dtype, ...]
         if name in _SUMS:
-            self.value = torch.zeros(shape, dtype=torch.int64 if kind == "int64" else torch.float64, device="cpu")
+            self.dtypes = (torch.int64 if kind == "int64" else torch.float64,)
         elif name in ("any", "all"):
-            self.value = torch.full(shape, name == "all", device="cpu")
+            self.dtypes, self.identity = (torch.bool,), int(name == "all")
         elif name == "logsumexp":
-            self.value = torch.zeros(shape, dtype=torch.float64, device="cpu")
-            self.largest = torch.full(shape, -torch.inf, dtype=compute, device="cpu")
+            self.dtypes = (torch.float64, compute)
         else:
-            dtype = compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32
-            self.value = torch.full(shape, _identity(name, dtype, count), dtype=dtype, device="cpu")
+            self.dtypes = (compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32,)
+            self.identity = _identity(name, self.dtypes[0], count)
 
-    def add(self, x: torch.Tensor, dims: list[int], index: tuple[slice, ...]) -> None:
+    def start(self, value: torch.Tensor, *largest: torch.Tensor) -> None:
+        """The reduction of nothing."""
+        value.fill_(self.identity)
+        for tensor in largest:
+            tensor.fill_(-torch.inf)
+
+    def add(self, dims: list[int], x: torch.Tensor, value: torch.Tensor, *largest: torch.Tensor) -> None:
         """Merge one tile of the reduced value."""
-        value = self.value[index]
         if self.name == "logsumexp":
-            assert self.largest is not None
-            _add_exponentials(x, dims, value, self.largest[index])
+            _add_exponentials(x, dims, value, *largest)
         else:
             _MERGE[self.name](value, x, dims)
 
-    def assign(self, x: torch.Tensor, index: tuple[slice, ...]) -> None:
-        """Take over a tile's finished result."""
-        self.value[index].copy_(x)
-        self.name = "finished"
-
-    def result(self) -> torch.Tensor:
-        """The reduction, in the kind's dtype."""
-        value = self.value
+    def result(self, value: torch.Tensor, *largest: torch.Tensor, out: torch.Tensor) -> None:
+        """The reduction, to `out` of the kind's dtype."""
         if self.name == "mean":
             value = value / self.count
         elif self.name == "norm":
             value = torch.sqrt(value)
-        elif self.name == "logsumexp":
-            assert self.largest is not None
-            finite = torch.where(torch.isfinite(self.largest), self.largest, 0.0)
-            value = torch.where(self.largest == torch.inf, torch.inf, torch.log(value) + finite)
-        return value.to(self.compute) if self.kind == "float" else value
+        for most in largest:
+            finite = torch.where(torch.isfinite(most), most, 0.0)
+            value = torch.where(most == torch.inf, torch.inf, torch.log(value) + finite)
+        out.copy_(value)
 
 
 def _identity(name: str, dtype: torch.dtype, count: int) -> float | int:

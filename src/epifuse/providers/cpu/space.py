@@ -23,6 +23,24 @@ class Tile(NamedTuple):
     n: tuple[int, int]
 
 
+class Placement(NamedTuple):
+    """How a tensor lies in a space: for each dimension which stride of the tensor it takes, and how many times.
+
+    `own` where the tensor is such a view already.
+    """
+
+    shape: tuple[int, ...]
+    picks: tuple[tuple[int, int], ...]
+    own: bool
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a view over the space."""
+        if self.own:
+            return tensor
+        strides = tensor.stride()
+        return tensor.as_strided(self.shape, [strides[i] * times if times else 0 for i, times in self.picks])
+
+
 @dataclass(frozen=True)
 class Space:
     """Factors in canonical order, and the extents of the axes."""
@@ -31,17 +49,26 @@ class Space:
     extents: Mapping[str, int]
 
     @staticmethod
-    def of(graph: Graph, extents: Mapping[str, int]) -> Space:
-        """The finest factors that occur, and every axis once."""
+    def of(graph: Graph, extents: Mapping[str, int], axes: Iterable[str] = AXES) -> Space:
+        """The finest factors that occur, and every one of these axes at least once."""
         found = {factor for type_ in graph.types.values() for factor in type_.factors}
         found |= {factor for output in graph.outputs for factor in factors_of(output.dims or ())}
-        missing = {Factor(axis) for axis in AXES if not any(factor.axis == axis for factor in found)}
+        missing = {Factor(axis) for axis in axes if not any(factor.axis == axis for factor in found)}
         return Space(canonical(found | missing), extents)
+
+    def of_extents(self, extents: Mapping[str, int]) -> Space:
+        """The same factors in a problem of other extents."""
+        return Space(self.factors, extents)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes it has, in order: problems without batches may leave out l."""
+        return tuple(dict.fromkeys(factor.axis for factor in self.factors))
 
     @cached_property
     def inner(self) -> dict[str, int]:
         """Elements of each axis in one step of its outermost factor: tiles start at multiples of it."""
-        return {axis: max(f.stride for f in self.factors if f.axis == axis) for axis in AXES}
+        return {axis: max((f.stride for f in self.factors if f.axis == axis), default=1) for axis in AXES}
 
     @cached_property
     def outer(self) -> tuple[tuple[str, bool], ...]:
@@ -61,13 +88,18 @@ class Space:
 
     def view(self, tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
         """`tensor`, whose dims are `dims`, as a view over the space: stride 0 where it does not vary."""
-        strides: dict[Factor, int] = {}
-        for dim, stride in zip(dims, tensor.stride(), strict=True):
+        return self.placement(dims).of(tensor)
+
+    def placement(self, dims: Dims) -> Placement:
+        """How tensors of these dims lie in the space."""
+        picks: dict[Factor, tuple[int, int]] = {}
+        for position, dim in enumerate(dims):
+            step = 1
             for factor in reversed(dim):
-                strides[factor] = stride
-                stride *= factor.size(self.extents)
-        shape = self.shape(strides)
-        return tensor.as_strided(shape, [strides.get(f, 0) for f in self.factors], tensor.storage_offset())
+                picks[factor] = position, step
+                step *= factor.size(self.extents)
+        own = dims == tuple((factor,) for factor in self.factors)
+        return Placement(self.shape(picks), tuple(picks.get(factor, (0, 0)) for factor in self.factors), own)
 
     def index(self, tile: Tile, shape: Iterable[int]) -> Index:
         """Slices that cut a whole value of this shape down to the tile."""

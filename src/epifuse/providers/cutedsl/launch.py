@@ -14,8 +14,8 @@ from epifuse.ir import Dims, Load, Output
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.problem import Problem, TensorInfo, info
-from epifuse.providers.base import WORKSPACE, Step
-from epifuse.providers.cpu.kernel import CpuKernel
+from epifuse.providers.base import WORKSPACE, Runner, Step
+from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cutedsl.accesses import destination, stand_in
 from epifuse.providers.cutedsl.addresses import modes
@@ -57,7 +57,7 @@ class GpuKernel:
     def __init__(self, plan: Plan, program: Program, design: Design) -> None:
         self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
         if self.empty:
-            self.host = CpuKernel(plan)
+            self.host = kernel_of(Lowered(plan.graph, plan.problem), plan.problem)
             return
         given = plan.problem
         plan = replace(plan, problem=filled(given))
@@ -133,7 +133,7 @@ def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.
 
 
 def _on_the_host(
-    kernel: CpuKernel,
+    kernel: Runner,
     a: torch.Tensor,
     b: torch.Tensor,
     operands: Mapping[str, Any],
@@ -148,7 +148,7 @@ def _on_the_host(
         hollow_a, hollow_b = (torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape) for x in (a, b))
         here = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
         found = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in outputs.items()}
-        kernel(hollow_a, hollow_b, here, found)
+        kernel(hollow_a, hollow_b, here, found)()
         for name, tensor in outputs.items():
             tensor.copy_(found[name])
 
