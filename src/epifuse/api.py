@@ -19,6 +19,7 @@ from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed
 from epifuse.frontend import parsed as parse_cached
+from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
@@ -163,7 +164,7 @@ def gemm(
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
-    parsed = parse_cached(PLAIN if epilogue is None else epilogue)
+    parsed = parse_cached(PLAIN if epilogue is None else epilogue, by_name, operands)
     given = given_by_name(parsed, by_name, operands, out)
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     outputs, _ = run(Request(a, b, parsed, given, options))
@@ -198,9 +199,9 @@ def linear(
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     lead = tuple(x.shape[:-1])
-    parsed = parse_cached(PLAIN if epilogue is None else epilogue)
+    by_name = by_name if bias is None else {**by_name, "bias": bias}
+    parsed = parse_cached(PLAIN if epilogue is None else epilogue, by_name, operands)
     if bias is not None:
-        by_name = {**by_name, "bias": bias}
         if "bias" not in parsed.parameters:
             if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):
                 raise fail("linear_bias_shape", None, want=(len(weight),), bias=tuple(bias.shape))
@@ -259,19 +260,21 @@ def _leading(output: Output, tensor: torch.Tensor, lead: tuple[int, ...]) -> tup
     return tuple(shape)
 
 
-@lru_cache(maxsize=256)
 def _with_bias(parsed: Parsed) -> Parsed:
     """The epilogue on accum + bias."""
+    graph = remembered("bias", parsed.key, lambda: _biased(parsed.graph))
+    return parsed.changed(graph=graph, parameters=("bias", *parsed.parameters), key=f"bias {parsed.key}")
+
+
+def _biased(graph: Graph) -> Graph:
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "accum":
             return keep(old, args, builder)
         return builder.node("add", builder.node("accum"), builder.node("load", attr=ir.Load("bias")))
 
-    graph = rewrite(parsed.graph, rule)
-    return replace(
-        parsed, graph=replace(graph, inputs=("bias", *graph.inputs)), parameters=("bias", *parsed.parameters)
-    )
+    biased = rewrite(graph, rule)
+    return replace(biased, inputs=("bias", *biased.inputs))
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

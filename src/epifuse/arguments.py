@@ -50,7 +50,7 @@ class EpilogueArguments:
     def _bind(
         self, epilogue_fn: Any, given: Mapping[str, Any], accumulate: tuple[str, ...] = (), *, allocate: bool
     ) -> None:
-        self.parsed = parsed(epilogue_fn)
+        self.parsed = parsed(epilogue_fn, given)
         self.epilogue_fn = epilogue_fn
         given = self.parsed.named(given)
         operands, outputs = self.parsed.parameters, self.output_names

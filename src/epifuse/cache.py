@@ -59,7 +59,7 @@ class LRU(Generic[K, V]):
         found = self.get(key)
         return self.put(key, make()) if found is None else found
 
-    def drop(self, key: K, value: V) -> None:
+    def drop(self, key: K, value: V | None) -> None:
         """Forget `key` if it still has this value: another thread may have put a newer one."""
         with self._lock:
             entry = self._entries.get(key)

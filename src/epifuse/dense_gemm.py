@@ -22,8 +22,7 @@ from epifuse.arguments import EpilogueArguments, GemmArguments
 from epifuse.dtypes import ACCUMULATORS, is_storable
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail
-from epifuse.frontend import Parsed, parse
-from epifuse.frontend.names import Instance
+from epifuse.frontend import Parsed, parsed_method
 from epifuse.options import Options
 from epifuse.plan.settle import Settled
 from epifuse.problem import Constraints
@@ -45,7 +44,6 @@ class DenseGemm:
 
     allow_recompute: ClassVar[bool] = True
     """Whether a second sweep may compute the product again for a value that needs a finished reduction."""
-    _parsed: Parsed | None = None
 
     def __init__(
         self,
@@ -123,9 +121,6 @@ class DenseGemm:
         outputs, _ = run(Request(a, b, parsed, given, self._options))
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_parsed": None}  # it knows where to read the numbers of this very object
-
     def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:
         """A, B, the epilogue, and its operands and outputs by name."""
         if "_options" not in vars(self):
@@ -153,13 +148,11 @@ class DenseGemm:
 
     def __epifuse__(self) -> Parsed:
         """`epilogue_operation`, parsed."""
-        if self._parsed is None or not self._parsed.is_current():
-            method = inspect.getattr_static(type(self), "epilogue_operation")
-            names = list(inspect.signature(method).parameters) if inspect.isfunction(method) else []
-            if len(names) < 2:
-                raise fail("class_epilogue", None, name=type(self).__name__)
-            self._parsed = parse(method, reassign=True, given={names[0]: Instance(self, names[0])}, accum=names[1])
-        return self._parsed
+        method = inspect.getattr_static(type(self), "epilogue_operation")
+        names = method.__code__.co_varnames[: method.__code__.co_argcount] if inspect.isfunction(method) else ()
+        if len(names) < 2:
+            raise fail("class_epilogue", None, name=type(self).__name__)
+        return parsed_method(self, method, names[1])
 
 
 _HINT = "leave the tile and the cluster to the planner, or say the epilogue as a function and gemm(fallback='torch')"

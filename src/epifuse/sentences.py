@@ -101,7 +101,12 @@ EPILOGUE: dict[str, Sentence] = {
     "star_in_helper": Sentence(
         _S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"
     ),
-    "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number"),
+    "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number, None or a string"),
+    "partial_accum": Sentence(
+        _AT,
+        "this functools.partial fixes the first parameter of {name} by position, which is accum",
+        "fix the others by name: functools.partial({name}, alpha=2.0)",
+    ),
     "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default may not be {value}"),
     # --- names
     "undefined": Sentence(_S, "the name '{name}' is not defined", "{near}"),

@@ -1,5 +1,6 @@
 """The smallest thing a person can do to read each sentence: source text, or a call."""
 
+import functools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -61,6 +62,10 @@ def run_function(text: str, **names: Any) -> Callable[[], Any]:
     return lambda: gemm(function_from(text, file="user.py", **names))
 
 
+def _scaled(accum: Any, alpha: Any) -> Any:
+    return accum * alpha
+
+
 def reassigning(body: str) -> Any:
     """An epilogue whose names may be assigned again."""
     return ef.epilogue(reassign=True)(function_from(epilogue(body, "accum, C"), file="user.py"))
@@ -94,7 +99,7 @@ SOURCES: dict[str, str] = {
     "accum_not_first": "def epi(C, accum): return accum + C",
     "accum_default": "def epi(accum=1.0): return accum",
     "star_parameters": "def epi(accum, *rest): return accum",
-    "default_not_a_number": "def epi(accum, scale='big'): return accum * scale",
+    "default_not_a_number": "def epi(accum, scale=[1, 2]): return accum * scale",
     "undefined": epilogue("return rellu(accum)"),
     "used_before_assignment": epilogue("D = tanh(accum)\n    tanh = D\n    return D"),
     "no_attribute": epilogue("return torch.rellu(accum)"),
@@ -272,7 +277,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "decorated": run_function("@torch.no_grad()\ndef epi(accum):\n    return accum * 2\n", torch=torch),
     "augmented_in_place": lambda: gemm(reassigning("D = accum\n    D += C\n    return D"), C=torch.ones(M, N)),
     "returns_operand_name": lambda: gemm(reassigning("C = C + accum\n    return C"), C=torch.ones(M, N)),
-    "not_a_function": lambda: gemm(torch.nn.ReLU()),
+    "not_a_function": lambda: gemm(torch.nn.Dropout()),
+    "partial_accum": lambda: gemm(functools.partial(_scaled, 2.0)),
     "no_source": lambda: gemm(eval("lambda accum: accum * 2")),
     "stale_source": _stale,
     "lambdas_share_a_line": _without_positions,

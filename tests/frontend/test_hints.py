@@ -16,7 +16,7 @@ from tests.frontend.sources import function_from
 
 A, B = torch.ones(4, 4), torch.ones(4, 4)
 OPERANDS = {"C": torch.ones(4, 4), "alpha": 2.0}
-NAMES = {"np": np, "torch": torch, "F": F, "nn": nn, "ef": ef, "gelu_module": nn.GELU(), "config": {"scale": 2.0}}
+NAMES = {"np": np, "torch": torch, "F": F, "nn": nn, "ef": ef, "dropout": nn.Dropout(), "config": {"scale": 2.0}}
 
 HINTS = {
     "where(accum > 0, accum, C)": "write ef.where, after `import epifuse as ef`",
@@ -35,7 +35,7 @@ HINTS = {
     "F.ReLU(accum)": "write ef.relu, after",
     "torch.nn.GELU()(accum)": "write ef.gelu, after",
     "nn.Dropout()(accum)": "write the function, as F.gelu(x) for nn.GELU()(x)",
-    "gelu_module(accum)": "call the function, as F.gelu(x)",
+    "dropout(accum)": "call the function, as F.gelu(x)",
     "np.exp(accum)": "write ef.exp, after",
     "torch.ops.aten.relu(accum)": "write ef.relu, after",
     "F.glu(accum)": "docs/language.md lists the vocabulary",

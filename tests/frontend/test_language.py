@@ -295,7 +295,7 @@ def test_static_methods_and_nested_functions() -> None:
 
 @pytest.mark.parametrize(
     "thing",
-    [Model().bound, Model(), Model, functools.partial(ONE), math.sqrt, 3, None.__class__, types.SimpleNamespace()],
+    [Model, functools.partial(math.sqrt), math.sqrt, 3, None.__class__, types.SimpleNamespace()],
     ids=lambda thing: type(thing).__name__,
 )
 def test_other_callables_are_no_epilogue(thing: object) -> None:

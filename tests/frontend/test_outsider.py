@@ -258,8 +258,8 @@ def chained_assignment(accum):
 def indexes_a_tuple(accum):
     both = (accum, accum * 2)
     return both[0] + both[1]  # fault
-def optional_operand(accum, C=None):  # fault
-    return accum if C is None else accum + C
+def list_by_default(accum, C=(1, 2)):  # fault
+    return accum + C
 def sum_in_another_dtype(accum): return accum.sum(-1, dtype=torch.float64)  # fault
 def starred_call(accum): return torch.clamp(accum, *(0.0, 1.0))  # fault
 def exclusive_or(accum, mask): return torch.where(mask ^ (accum > 0), accum, 0.0)  # fault
@@ -321,10 +321,10 @@ def good(accum, C):
 A, B, C = torch.ones(M, K), torch.ones(K, N), torch.ones(M, N)
 ARGUMENTS = {
     "a number": lambda: ef.gemm(A, B, epilogue=42),
-    "a module": lambda: ef.gemm(A, B, epilogue=torch.nn.ReLU()),
-    "a bound method": lambda: ef.gemm(A, B, epilogue=Head().epilogue, bias=BIAS),
-    "a bound forward": lambda: ef.gemm(A, B, epilogue=Head().forward),
-    "a partial": lambda: ef.gemm(A, B, epilogue=functools.partial(good, C=C)),
+    "a module": lambda: ef.gemm(A, B, epilogue=torch.nn.Linear(4, 4)),
+    "a bound method without its operand": lambda: ef.gemm(A, B, epilogue=Head().epilogue),
+    "a bound method of another signature": lambda: ef.gemm(A, B, epilogue=torch.nn.ReLU().forward),
+    "a partial of another name": lambda: ef.gemm(A, B, epilogue=functools.partial(good, E=C)),
     "a cached function": lambda: ef.gemm(A, B, epilogue=functools.cache(good), C=C),
     "a builtin": lambda: ef.gemm(A, B, epilogue=len),
     "a function without grad": lambda: ef.gemm(A, B, epilogue=torch.no_grad()(good), C=C),

@@ -280,7 +280,10 @@ L = thread.LinearCombination
         (lambda: L(stores="D"), "stores must be a tuple of names"),
         (lambda: thread.Functor(), "a formula that is no function"),
         (lambda: thread.LinearCombinationGeneric(activation=2.0), "activation must be a function"),
-        (lambda: thread.LinearCombinationGeneric(activation=torch.nn.ReLU()), "'activation' is a ReLU from outside"),
+        (
+            lambda: thread.LinearCombinationGeneric(activation=torch.nn.Linear(2, 2)),
+            "'activation' is a Linear from outside",
+        ),
         (lambda: thread.LinearCombinationGeneric(activation=ef.relu, activation_args=(1.0,)), "got 2 arguments"),
         (lambda: L(torch.float32, 4).set_k_partition(2, 2), "k_partition must be below k_partition_count"),
         (lambda: thread.Convert().set_k_partition(0, 2), "Convert is not defined for a split of K"),

@@ -48,7 +48,6 @@ def parsed(tree: Part) -> Parsed:
         calls.captures,
         tuple(calls.guards),
         placed(lines[0].place),
-        tree,
         partial(prepared, lines, frozenset((*reading.operands, *reading.outputs))),
     )
 

@@ -11,7 +11,7 @@ from epifuse.arguments import GemmArguments
 from epifuse.evt import arguments, drawing, reading
 from epifuse.evt.outline import Line
 from epifuse.evt.part import Part
-from epifuse.frontend import Parsed
+from epifuse.frontend import Parsed, parsed_once
 from epifuse.ir import Node
 
 
@@ -20,10 +20,6 @@ class Visitor(Part):
 
     def __str__(self) -> str:
         return drawing.text(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What it was read to holds functions, and is read again.
-        return {name: value for name, value in self.__dict__.items() if name != "_parsed"}
 
     def to_dot(self) -> str:
         """The tree in Graphviz's DOT language, in the colours of the article's figures."""
@@ -50,10 +46,7 @@ class Visitor(Part):
 
     def __epifuse__(self) -> Parsed:
         """The epilogue this tree is. Raises what the functions in it raise when parsed."""
-        known: Parsed | None = self.__dict__.get("_parsed")
-        if known is None or not known.is_current():
-            self.__dict__["_parsed"] = known = reading.parsed(self)
-        return known
+        return parsed_once(self, lambda: reading.parsed(self))
 
     def read(self, reader: reading.Reading, line: Line, values: list[Node], acc: Node) -> Node:
         """What a leaf or operator gives, and stores, when it is handed `values`; AccFetch means `acc`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from epifuse.errors import Loc, fail
-from epifuse.frontend.names import FunctionRef, Helper, Reader, Scope, Static, known_function
+from epifuse.frontend.names import FunctionRef, Guard, Helper, Reader, Scope, Static, known_function
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, from_function
 from epifuse.frontend.statements import Parser, drive
@@ -67,7 +67,7 @@ class Calls:
 
     builder: Builder
     captures: dict[str, Reader] = field(default_factory=dict)
-    guards: list[tuple[Reader, Any]] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
     effects: dict[Node, None] = field(default_factory=dict)
     checked: dict[Node, None] = field(default_factory=dict)
 

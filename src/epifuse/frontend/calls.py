@@ -104,8 +104,8 @@ def _captured(context: Context, load: Node, function: str, name: str, at: ast.AS
     reader = context.captures.get(load.attr.name)
     if reader is None:
         raise context.fail("not_static", at, function=function, name=name)
-    value = reader()
-    context.guards.append((reader, value))
+    value = reader.read(context.root)
+    context.frame.scope.guard(reader, value)
     return value
 
 

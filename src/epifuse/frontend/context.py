@@ -9,9 +9,21 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from epifuse.errors import EpifuseError, Loc, fail
+from epifuse.errors import EpifuseError, Loc, fail, kind_of
 from epifuse.frontend.hints import hint_for, words_for
-from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Reader, Scope, Static
+from epifuse.frontend.modules import is_module
+from epifuse.frontend.names import (
+    RECEIVER,
+    FunctionRef,
+    Helper,
+    HostFunction,
+    Instance,
+    Module,
+    Number,
+    Reader,
+    Scope,
+    Static,
+)
 from epifuse.frontend.source import Source
 from epifuse.ir import Builder, Load, Node
 
@@ -77,7 +89,7 @@ class Context(ABC):
 
     def __init__(self, source: Source, scope: Scope, *, reassign: bool) -> None:
         self.builder = Builder()
-        self.guards = scope.guards
+        self.guards, self.root = scope.guards, scope.root
         self.captures: dict[str, Reader] = {}
         self.effects: dict[Node, None] = {}
         self.assigned: dict[Node, None] = {}
@@ -117,7 +129,14 @@ class Context(ABC):
             return item
         if isinstance(item, Static) and isinstance(item.value, (bool, int, float)):
             return self.emit("const", attr=item.value, at=at)
+        if isinstance(item, Instance) and item.reader.place != RECEIVER:
+            raise self.unusable(item, at)
         raise self.fail("not_a_value", at, what=describe(item))
+
+    def unusable(self, item: Instance, at: ast.AST) -> EpifuseError:
+        """The error for an object that is neither a value nor a function."""
+        key = "captured_module" if is_module(item.value) else "captured_object"
+        return self.fail(key, at, name=item.spelled, type=kind_of(item.value))
 
     def tensor(self, item: Any, spelled: str, at: ast.AST, rank: int = 0) -> Any:
         """`item`, checked to be a tensor of at least `rank` dims once types are known."""
@@ -128,7 +147,7 @@ class Context(ABC):
     def capture(self, number: Number, at: ast.AST) -> Node:
         """A captured number becomes a hidden scalar operand; our own library's numbers are constants."""
         if self.frame.inside_library:
-            return self.emit("const", attr=number.reader(), at=at)
+            return self.emit("const", attr=number.reader.read(self.root), at=at)
         name = f"@{number.spelled}"
         while self.captures.get(name, number.reader) != number.reader:
             name += "'"

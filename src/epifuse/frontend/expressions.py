@@ -9,8 +9,8 @@ from typing import Any
 from epifuse.frontend import calls, names
 from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe
 from epifuse.frontend.hints import hint_for, unknown_method_hint, words_for
-from epifuse.frontend.names import FunctionRef, Helper, HostFunction, Instance, Module, Number, Static
-from epifuse.fusion.vocabulary import METHODS
+from epifuse.frontend.names import ActivationModule, FunctionRef, Helper, HostFunction, Instance, Module, Number, Static
+from epifuse.fusion.vocabulary import METHODS, VOCABULARY
 from epifuse.ir import Node
 
 BINARY: dict[type[ast.operator], str] = {
@@ -66,6 +66,10 @@ class Expressions(Context):
             raise self.fail("used_before_assignment", node, name=node.id)
         return self.meaning(frame.scope.resolve(node.id, frame.loc(node)), node)
 
+    def member(self, base: Instance, name: str, at: ast.AST) -> names.Meaning:
+        """`base.name`."""
+        return self.frame.scope.member(base, name, self.frame.loc(at))
+
     def meaning(self, found: names.Meaning, at: ast.AST) -> Any:
         """Captured numbers become operands here; everything else stays what it is."""
         return self.capture(found, at) if isinstance(found, Number) else found
@@ -75,7 +79,7 @@ class Expressions(Context):
         if isinstance(base, Module):
             return self.meaning(self.frame.scope.attribute(base, node.attr, self.frame.loc(node)), node)
         if isinstance(base, Instance):
-            return self.meaning(self.frame.scope.member(base, node.attr, self.frame.loc(node)), node)
+            return self.meaning(self.member(base, node.attr, node), node)
         if isinstance(base, Node):
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
@@ -210,6 +214,18 @@ class Expressions(Context):
                 return (yield calls.method(self, function.receiver, function.name, positional, named, node))
             case FunctionRef():
                 return (yield calls.vocabulary_call(self, function, positional, named, node))
+            case ActivationModule(activation=activation):
+                held = {n: self.meaning(self.member(function, n, node), node) for n in activation.attributes}
+                if len(positional) != 1 or named:
+                    have = len(positional) + len(named)
+                    raise self.fail("too_many_arguments", node, function=function.spelled, have=have, want="(input)")
+                ref = FunctionRef(VOCABULARY[activation.function], activation.origin, function.spelled)
+                return (yield calls.vocabulary_call(self, ref, positional, held, node))
+            case Instance(value=value):
+                if names.is_called(value):
+                    found = self.member(function, "__call__", node)
+                    return (yield self.call(found, positional, named, node))
+                raise self.unusable(function, node.func)
         raise self.fail("not_callable", node, what=describe(function))
 
 

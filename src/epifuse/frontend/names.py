@@ -6,9 +6,11 @@ import builtins
 import inspect
 import math
 import types
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,19 +18,31 @@ import torch.nn.functional as F
 
 from epifuse.errors import Loc, fail, kind_of
 from epifuse.frontend.hints import undefined_hint, unknown_function_hint
+from epifuse.frontend.modules import Activation, activation_of
 from epifuse.fusion import vocabulary
 from epifuse.fusion.vocabulary import VOCABULARY, Entry
 
 
+class Root(NamedTuple):
+    """What one epilogue object has of its own, beside the code that others share: closures of one code are one parse.
+
+    The cells of the function, the object whose method it is, and what `functools.partial` fixes.
+    """
+
+    closure: tuple[types.CellType, ...] = ()
+    receiver: Any = None
+    keywords: Mapping[str, Any] = MappingProxyType({})
+
+
+NOTHING = Root()
+
+
 @dataclass(frozen=True)
 class Reader:
-    """Reads a captured object again when arguments are bound. Readers of one place are equal."""
+    """Reads a captured object of an epilogue again when arguments are bound. Readers of one place are equal."""
 
     place: Hashable
-    read: Callable[[], Any] = field(compare=False)
-
-    def __call__(self) -> Any:
-        return self.read()
+    read: Callable[[Root], Any] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,10 +80,18 @@ class Helper:
 
 @dataclass(frozen=True)
 class Instance:
-    """The object whose method is an epilogue: its attributes may be looked up without running anything."""
+    """An object of the user's: its attributes may be looked up without running anything."""
 
     value: Any
     spelled: str
+    reader: Reader
+
+
+@dataclass(frozen=True)
+class ActivationModule(Instance):
+    """A module of torch.nn that is a function of the vocabulary."""
+
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ class Number:
     spelled: str
 
 
-Meaning = Static | FunctionRef | HostFunction | Helper | Instance | Module | Number
+Meaning = Static | FunctionRef | HostFunction | Helper | Instance | ActivationModule | Module | Number
 
 _OURS = types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()})
 _STRING_NAMES: dict[str, Any] = {
@@ -109,17 +131,39 @@ def is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
+class Guard(NamedTuple):
+    """A captured object that shaped the graph."""
+
+    reader: Reader
+    seen: Any
+    weak: bool = False
+
+    def holds(self, root: Root) -> bool:
+        """Whether it is still there, or for a plain value one like it."""
+        value = self.reader.read(root)
+        if self.weak:
+            return value is self.seen()
+        seen = self.seen
+        return value is seen or (type(value) is type(seen) and isinstance(seen, _PLAIN) and bool(value == seen))
+
+
+_PLAIN = (str, tuple, int, float)
+
+
 @dataclass
 class Scope:
     """Names outside the function: its closure, its globals, the builtins. A string has our vocabulary alone."""
 
     function: types.FunctionType | None
-    guards: list[tuple[Reader, Any]] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    root: Root = NOTHING
+    is_root: bool = False
+    """Whether the function is the epilogue itself, whose cells are those of `root`."""
 
     def resolve(self, name: str, loc: Loc) -> Meaning:
         """What `name` means here; raises where it means nothing an epilogue can use."""
         reader = self._reader(name)
-        value = reader()
+        value = reader.read(self.root)
         if value is _MISSING:
             raise fail("undefined", loc, name=name, near=undefined_hint(name))
         return self.classify(value, name, reader, loc)
@@ -127,8 +171,9 @@ class Scope:
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
         """`module.name`, without the module's own `__getattr__`, which may run anything."""
         spelled = f"{base.spelled}.{name}"
-        reader = Reader((*_tuple(base.reader.place), name), lambda: vars(base.reader()).get(name, _MISSING))
-        value = reader()
+        holder = base.reader
+        reader = Reader((*_tuple(holder.place), name), lambda root: vars(holder.read(root)).get(name, _MISSING))
+        value = reader.read(self.root)
         if value is _MISSING:
             raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
         if base.module is math and isinstance(value, float):
@@ -140,8 +185,9 @@ class Scope:
     def member(self, base: Instance, name: str, loc: Loc) -> Meaning:
         """`self.name`: a number is captured, a method is a helper; properties, which run, are refused."""
         spelled = f"{base.spelled}.{name}"
-        reader = Reader((id(base.value), name), lambda: _member(base.value, name))
-        value = reader()
+        holder = base.reader  # and not the object, which a reader would keep alive
+        reader = Reader((*_tuple(holder.place), name), lambda root: _member(holder.read(root), name))
+        value = reader.read(self.root)
         if value is _MISSING:
             raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
         found = self.classify(value, spelled, reader, loc)
@@ -151,19 +197,28 @@ class Scope:
 
     def classify(self, value: Any, spelled: str, reader: Reader, loc: Loc) -> Meaning:
         """Sort a captured object into what the language knows; everything else is refused."""
-        if isinstance(value, Instance):
-            return value
         if is_number(value):
             return Number(reader, spelled)
-        self.guards.append((reader, value))
+        # What an object holds is read and guarded by itself: objects of one class are one parse.
+        if (activation := activation_of(value)) is not None:
+            self.guard(Reader((reader.place, "type"), lambda root: type(reader.read(root))), type(value))
+            return ActivationModule(value, spelled, reader, activation)
+        if reader.place == RECEIVER:
+            return Instance(value, spelled, reader)
+        if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
+            function = Reader((reader.place, "function"), lambda root: getattr(reader.read(root), "__func__", None))
+            owner = Reader((reader.place, "owner"), lambda root: getattr(reader.read(root), "__self__", None))
+            self.guard(function, value.__func__)
+            return Helper(value.__func__, spelled, Instance(value.__self__, spelled, owner))
+        if self.function is not None and _is_looked_into(value):
+            return Instance(value, spelled, reader)
+        self.guard(reader, value)
         if value is None or isinstance(value, (str, torch.dtype)):
             return Static(value)
         if isinstance(value, (tuple, torch.Size)) and all(isinstance(item, int) for item in value):
             return Static(tuple(value))
         if isinstance(value, torch.Tensor):
             raise fail("captured_tensor", loc, name=spelled)
-        if isinstance(value, torch.nn.Module):
-            raise fail("captured_module", loc, name=spelled, type=kind_of(value))
         found = known_function(value, spelled)
         if found is not None and not (self.function is None and isinstance(found, Helper)):
             return found
@@ -180,19 +235,71 @@ class Scope:
     def _reader(self, name: str) -> Reader:
         function = self.function
         if function is None:
-            return Reader(name, lambda: _STRING_NAMES.get(name, vars(builtins).get(name, _MISSING)))
+            return Reader(name, lambda root: _STRING_NAMES.get(name, vars(builtins).get(name, _MISSING)))
         if name in function.__code__.co_freevars:
-            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-            return Reader(id(cell), lambda: _cell(cell))
+            index = function.__code__.co_freevars.index(name)
+            cell = (function.__closure__ or ())[index]
+            if self.is_root:
+                return Reader(("cell", index), lambda root: _cell(root.closure[index]))
+            return Reader(id(cell), lambda root: _cell(cell))
         namespace: Mapping[str, Any] = function.__globals__
         return Reader(
-            (id(namespace), name), lambda: namespace[name] if name in namespace else vars(builtins).get(name, _MISSING)
+            (id(namespace), name),
+            lambda root: namespace[name] if name in namespace else vars(builtins).get(name, _MISSING),
         )
+
+    def guard(self, reader: Reader, value: Any) -> None:
+        """Parse again once `reader` reads something else than `value`, which is not kept alive."""
+        try:
+            self.guards.append(Guard(reader, weakref.ref(value), weak=True))
+        except TypeError:
+            self.guards.append(Guard(reader, value))
+
+
+RECEIVER = ("receiver",)
+"""The place of the object whose method is the epilogue."""
+
+
+def _is_looked_into(value: object) -> bool:
+    """Whether `value` is an object of the user's whose attributes an epilogue may name."""
+    if isinstance(value, torch.nn.Module):
+        return True
+    return not isinstance(value, (torch.Tensor, types.ModuleType, type)) and _root(type(value)) not in _LIBRARIES
+
+
+_LIBRARIES = ("torch", "math", "builtins", "numpy", "functools", "epifuse")
+
+
+def is_called(value: object) -> bool:
+    """Whether calling `value` runs a Python function of its class, and nothing around it."""
+    call = inspect.getattr_static(type(value), "__call__", None)
+    return isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module)
 
 
 def _member(holder: Any, name: str) -> Any:
-    found = inspect.getattr_static(holder, name, _MISSING)
+    """What `holder.name` is, read without running a property or a `__getattr__`."""
+    found = _found_statically(holder, name)
+    if isinstance(found, types.MemberDescriptorType):  # an attribute in __slots__, which reading does not run
+        try:
+            return found.__get__(holder)
+        except AttributeError:
+            return _MISSING
+    if found is _MISSING and isinstance(holder, torch.nn.Module):
+        for held in ("_modules", "_parameters", "_buffers"):
+            found = vars(holder).get(held, {}).get(name, found)
     return found.__func__ if isinstance(found, staticmethod) else found
+
+
+def _found_statically(holder: Any, name: str) -> Any:
+    """`inspect.getattr_static` for what is no class, which each launch asks and which would take it 5 us."""
+    if isinstance(holder, type):
+        return inspect.getattr_static(holder, name, _MISSING)
+    held = next((vars(owner)[name] for owner in type(holder).__mro__ if name in vars(owner)), _MISSING)
+    try:
+        own = object.__getattribute__(holder, "__dict__")
+    except AttributeError:  # it has slots alone
+        return held
+    return held if hasattr(type(held), "__set__") else own.get(name, held)
 
 
 def _tuple(place: Hashable) -> tuple[Hashable, ...]:

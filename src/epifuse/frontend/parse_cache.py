@@ -1,57 +1,202 @@
-"""Epilogues parsed before, found again by what they are made of."""
+"""Epilogues parsed before, found again by the code they are made of; what each object has of its own is read anew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from types import FunctionType
-from typing import Any
+import functools
+import inspect
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
 
-from epifuse.cache import LRU
+from epifuse.errors import fail
+from epifuse.frontend import modules
+from epifuse.frontend.names import NOTHING, RECEIVER, Reader, Root, is_called, is_number
 from epifuse.frontend.python_function import Parsed, parse
+from epifuse.frontend.remembered import KEPT, Kept, remembered
+from epifuse.frontend.signature import held_defaults, is_fixed, written_defaults
+from epifuse.frontend.source import from_string
 
-_PARSED: LRU[Hashable, Parsed] = LRU(512)
 
+def parsed(epilogue: Any, *handed: Any) -> Parsed:
+    """`epilogue` parsed: a function, method, partial, callable object, activation module, source text or `FrontEnd`.
 
-def parsed(epilogue: Any) -> Parsed:
-    """`epilogue`, a function, source text or a `FrontEnd`, parsed; once while all that it captured is the same.
-
-    Raises `EpilogueSyntaxError` for what the language does not hold; errors are not remembered.
+    `handed` are the mappings by name of what a call hands over: a parameter whose default is None or a string is
+    decided while parsing, by what is handed for it. Raises `EpilogueSyntaxError` for what the language does not hold.
     """
     if isinstance(epilogue, Parsed):
         return epilogue
     # A visitor tree or a functor is its own front end: it says itself what it parses to.
     if (own := getattr(type(epilogue), "__epifuse__", None)) is not None:
         return own(epilogue)  # type: ignore[no-any-return]  # declared by the class
-    reassign = bool(getattr(epilogue, "__epifuse_reassign__", False))
-    return remembered((_key(epilogue), reassign), lambda: parse(epilogue, reassign=reassign))
+    if (seen := _seen(epilogue)) is not None:
+        return seen
+    function, root = _taken_apart(epilogue)
+    defaults = _defaults(function, root)
+    decided = _decided(defaults, handed)
+    found = _found(function, root, defaults, decided)
+    numbers = {name: defaults[name] for name in found.defaults}
+    if root is not NOTHING or not all(map(operator.is_, numbers.values(), found.defaults.values())):
+        found = found.bound(root, numbers)
+    if not (decided or found.fixed):
+        _see(epilogue, found)
+    return found
 
 
-def remembered(key: Hashable, make: Callable[[], Parsed]) -> Parsed:
-    """What `make` parsed when it was asked for `key` before, while that is current. Ids in a key must be of objects
-    that the value holds."""
-    known = _PARSED.get(key)
-    if known is not None and known.is_current():
-        return known
-    made = make()
-    if known is not None:
-        _PARSED.drop(key, known)
-    return _PARSED.put(key, made)
+def _seen(epilogue: Any) -> Parsed | None:
+    """The parse of a text or of this very function, unless what it is made of changed: all that a launch costs here."""
+    if type(epilogue) is str:
+        return None if (kept := KEPT.get(epilogue)) is None else kept.value
+    if type(epilogue) is not FunctionType or (kept := KEPT.get(id(epilogue))) is None or kept.read() is not epilogue:
+        return None
+    code, defaults, reassign, found = kept.value
+    if code is not epilogue.__code__ or defaults is not epilogue.__defaults__ or epilogue.__kwdefaults__:
+        return None
+    root = Root(epilogue.__closure__) if epilogue.__closure__ else NOTHING
+    if reassign is not _reassigns(epilogue) or not found.is_current(root):
+        return None
+    return found if root is NOTHING else found.bound(root, found.defaults)  # type: ignore[no-any-return]
 
 
-def _key(epilogue: Any) -> Hashable:
-    """What an epilogue is made of: a lambda written in a call is a new function each time, but no new epilogue.
+def _see(epilogue: Any, found: Parsed) -> None:
+    """Remember what `_seen` finds, without the cells of a closure, which may hold anything."""
+    if type(epilogue) is str:
+        KEPT.put(epilogue, Kept(str, found))
+    elif type(epilogue) is FunctionType and not epilogue.__kwdefaults__:
+        made_of = epilogue.__code__, epilogue.__defaults__, _reassigns(epilogue)
+        stale = KEPT.get(id(epilogue))
+        KEPT.drop(id(epilogue), stale)
+        KEPT.put(id(epilogue), Kept(weakref.ref(epilogue), (*made_of, found.bound(NOTHING, found.defaults))))
 
-    Whatever has its id in here is held by `Parsed.function`, so that nothing else gets that id meanwhile.
-    """
-    if isinstance(epilogue, str):
-        return epilogue
-    if type(epilogue) is not FunctionType:
-        return id(epilogue)
-    by_name = epilogue.__kwdefaults__ or {}
-    return (
-        id(epilogue.__code__),
-        id(epilogue.__globals__),
-        tuple(map(id, epilogue.__closure__ or ())),
-        tuple(map(id, epilogue.__defaults__ or ())),
-        tuple((name, id(value)) for name, value in by_name.items()),
+
+def _reassigns(function: Any) -> bool:
+    return getattr(function, "__epifuse_reassign__", False) is True
+
+
+def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapping[str, Any]) -> Parsed:
+    """The parse of this code, whichever object it was made for."""
+    reassign = _reassigns(function)
+    is_function = type(function) is FunctionType
+    return remembered(
+        "epilogue",
+        function.__code__ if is_function else function,
+        lambda: _shared(parse(function, reassign=reassign, given=_given(function, root), root=root, handed=decided)),
+        (
+            id(function.__globals__) if is_function else None,
+            reassign,
+            root.receiver is None,
+            _kinds(defaults),
+            _kinds(decided),
+        ),
+        lambda known: known.is_current(root),
     )
+
+
+def _shared(made: Parsed) -> Parsed:
+    """What all objects of the same code have of a parse: no model and no tensor is kept alive by it."""
+    return made.bound(NOTHING, {name: value if is_number(value) else None for name, value in made.defaults.items()})
+
+
+def parsed_method(owner: Any, method: FunctionType, accum: str) -> Parsed:
+    """The method of an object as an epilogue; the names in it may be assigned again."""
+    root = Root(method.__closure__ or (), owner)
+    found = remembered(
+        "method",
+        method.__code__,
+        lambda: _shared(parse(method, reassign=True, given=_given(method, root), accum=accum, root=root)),
+        (id(method.__globals__), _kinds(held_defaults(method))),
+        lambda known: known.is_current(root),
+    )
+    return found.bound(root, {name: held_defaults(method)[name] for name in found.defaults})
+
+
+def parsed_once(front_end: Any, make: Callable[[], Parsed], further: Hashable = ()) -> Parsed:
+    """What `front_end` makes of itself, made again once something that it captured has changed."""
+    return remembered("front end", front_end, make, further, Parsed.is_current)
+
+
+# --- what an epilogue is made of -----------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """What is parsed, and what the object handed over has of its own."""
+
+    function: Any
+    root: Root
+
+
+def _taken_apart(epilogue: Any) -> _Parts:
+    if type(epilogue) is FunctionType:
+        return _Parts(epilogue, Root(epilogue.__closure__) if epilogue.__closure__ else NOTHING)
+    if isinstance(epilogue, str):
+        return _Parts(epilogue, NOTHING)
+    keywords: dict[str, Any] = {}
+    while isinstance(epilogue, functools.partial):
+        if epilogue.args:
+            raise fail("partial_accum", None, name=getattr(epilogue.func, "__name__", "the epilogue"))
+        keywords = {**epilogue.keywords, **keywords}
+        epilogue = epilogue.func
+    receiver = None
+    if (text := modules.as_text(epilogue)) is not None:
+        return _Parts(text, Root((), epilogue, keywords))
+    if isinstance(epilogue, MethodType):
+        epilogue, receiver = epilogue.__func__, epilogue.__self__
+    elif is_called(epilogue):
+        epilogue, receiver = inspect.getattr_static(type(epilogue), "__call__"), epilogue
+    closure = epilogue.__closure__ or () if isinstance(epilogue, FunctionType) else ()
+    if not closure and receiver is None and not keywords:
+        return _Parts(epilogue, NOTHING)
+    return _Parts(epilogue, Root(closure, receiver, keywords))
+
+
+def _given(function: Any, root: Root) -> dict[str, Any]:
+    """Parameters that are no operands: the object of a method, and functions that a partial fixes."""
+    given: dict[str, Any] = {}
+    if root.receiver is not None:
+        name = modules.PARAMETER if isinstance(function, str) else function.__code__.co_varnames[0]
+        given[name] = Reader(RECEIVER, lambda root: root.receiver)
+    for name, value in root.keywords.items():
+        if callable(value):
+            given[name] = _keyword(name)
+    return given
+
+
+def _keyword(name: str) -> Reader:
+    return Reader(("keyword", name), lambda root: root.keywords.get(name))
+
+
+def _defaults(function: Any, root: Root) -> dict[str, Any]:
+    """The defaults that the parameters have now."""
+    if isinstance(function, str) and "=" not in function:
+        held = {}
+    elif isinstance(function, str):
+        held = remembered("defaults", function, lambda: written_defaults(from_string(function).parameters))
+    elif type(function) is not FunctionType:
+        held = {}
+    else:
+        held = held_defaults(function) if function.__defaults__ or function.__kwdefaults__ else {}
+    return {**held, **root.keywords} if root.keywords else held
+
+
+def _decided(defaults: Mapping[str, Any], handed: tuple[Any, ...]) -> dict[str, Any]:
+    """What is handed for parameters that are decided while parsing; an ellipsis where that makes them operands."""
+    by_name = {name: value for given in handed if isinstance(given, Mapping) for name, value in given.items()}
+    return {
+        name: by_name[name] if is_fixed(by_name[name]) else ...
+        for name, value in defaults.items()
+        if is_fixed(value) and name in by_name
+    }
+
+
+def _kinds(values: Mapping[str, Any]) -> Hashable:
+    return tuple([(name, _kind(value)) for name, value in values.items()]) if values else ()
+
+
+def _kind(value: Any) -> Any:
+    """What of a default the parse depends on: of a number the type, of what is decided while parsing all."""
+    if is_fixed(value):
+        return type(value), value
+    if value is ...:
+        return "operand"
+    return "function" if callable(value) else type(value)

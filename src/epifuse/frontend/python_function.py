@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from epifuse.frontend import signature
-from epifuse.frontend.names import FunctionRef, Reader, Scope, is_number, known_function
+from epifuse.frontend.identity import key_of
+from epifuse.frontend.names import NOTHING, FunctionRef, Guard, Reader, Root, Scope, Static, is_number, known_function
 from epifuse.frontend.source import Source, from_function, from_string
 from epifuse.frontend.statements import Parser, drive
 from epifuse.fusion.vocabulary import VOCABULARY
@@ -21,40 +23,93 @@ from epifuse.ir import Graph, Load, Output
 class Parsed:
     """A parsed epilogue: the graph as written, and what must be read when arguments are bound.
 
-    `captures` reads each hidden scalar operand. `guards` are the other captured objects: when one of them is another
-    object than at parse time, the function is parsed again. `prepare` is a front end's own reading of the arguments by
-    name, before they are checked: `alpha_ptr` in place of `alpha`. `dtypes` are those that operands and outputs must
-    have, the accumulator's under "accum"; an output that is allocated gets its own. `explain` prints the `notes`.
+    `readers` read the hidden scalar operands, from `root`, the object that was parsed. `guards` are the other captured
+    objects: when one of them is another object than at parse time, the function is parsed again. `fixed` are
+    parameters that were decided while parsing: None or a string, by default. `prepare` is a front end's own reading of
+    the arguments by name, before they are checked: `alpha_ptr` in place of `alpha`. `dtypes` are those that operands
+    and outputs must have, the accumulator's under "accum"; an output that is allocated gets its own. `explain` prints
+    the `notes`.
+
+    Equal are parses of equal text at the same places (`key`) that read the same objects.
     """
 
     name: str
     graph: Graph
     parameters: tuple[str, ...]
     defaults: Mapping[str, Any]
-    captures: Mapping[str, Reader]
-    guards: tuple[tuple[Reader, Any], ...]
+    readers: Mapping[str, Reader]
+    guards: tuple[Guard, ...]
     source: Source
-    function: Any
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    root: Root = NOTHING
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in the order of the return statement."""
         return tuple(output.name for output in self.graph.outputs)
 
+    @cached_property
+    def key(self) -> str:
+        """A digest of the graph as written with all its names and places, and of the kinds of its defaults."""
+        return key_of(
+            self.graph,
+            self.name,
+            self.parameters,
+            sorted((name, type(value).__name__) for name, value in self.defaults.items() if is_number(value)),
+            sorted((name, type(value).__name__, str(value)) for name, value in self.fixed.items()),
+            sorted((name, str(dtype)) for name, dtype in self.dtypes.items()),
+            self.notes,
+            self.source.loc(self.source.definition),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Parsed) and self.key == other.key and self._reads() == other._reads()
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def _reads(self) -> tuple[Any, ...]:
+        """The objects its numbers are read from, and where in each."""
+        if not self.readers:
+            return ()
+        return (*map(id, self.root.closure), id(self.root.receiver), *self.readers.values())
+
+    @property
+    def captures(self) -> dict[str, Callable[[], Any]]:
+        """What reads each hidden scalar operand."""
+        return {name: partial(reader.read, self.root) for name, reader in self.readers.items()}
+
+    def bound(self, root: Root, defaults: Mapping[str, Any]) -> Parsed:
+        """The same for another object of the same code."""
+        return self.changed(root=root, defaults=defaults)
+
+    def changed(self, **fields: Any) -> Parsed:
+        """A copy with other fields and the same `key` where that is known, so give it where they change the graph.
+
+        Not `replace`, which would cost each launch some microseconds and forget what was computed.
+        """
+        made = object.__new__(Parsed)
+        vars(made).update(vars(self), **fields)
+        return made
+
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Operands and outputs by the names of `parameters` and of the graph's outputs."""
-        return dict(given if self.prepare is None else self.prepare(given))
+        named = dict(given if self.prepare is None else self.prepare(given))
+        return {name: value for name, value in named.items() if name not in self.fixed} if self.fixed else named
 
-    def is_current(self) -> bool:
+    def is_current(self, root: Root | None = None) -> bool:
         """False once a captured object that shaped the graph was replaced, or a captured number is none any more."""
+        root = self.root if root is None else root
         # A loop, because every launch asks: a generator would double the cost.
-        for reader, seen in self.guards:
-            if (value := reader.read()) is not seen and not _same(value, seen):
+        for guard in self.guards:
+            if not guard.holds(root):
                 return False
-        return not self.captures or all(is_number(reader()) for reader in self.captures.values())
+        return not self.readers or all(is_number(reader.read(root)) for reader in self.readers.values())
 
 
 class FrontEnd(Protocol):
@@ -65,48 +120,60 @@ class FrontEnd(Protocol):
         ...
 
 
-def _same(value: Any, seen: Any) -> bool:
-    return type(value) is type(seen) and isinstance(seen, (str, tuple, int, float)) and bool(value == seen)
-
-
 def parse(
     function: Callable[..., Any] | str,
     *,
     reassign: bool = False,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
     accum: str = "accum",
+    root: Root | None = None,
+    handed: Mapping[str, Any] | None = MappingProxyType({}),
 ) -> Parsed:
     """Parse an epilogue: a Python function, a lambda, a vocabulary function of one value, or source text.
 
-    `given` fixes parameters while parsing: None, a function, the `Instance` of a method. `accum` is the name of the
-    product. Raises `EpilogueSyntaxError` (a `SyntaxError`), with file, line and caret, outside the language.
+    `given` fixes parameters while parsing: None, a function, or a `Reader` of one. `accum` is the name of the product,
+    `root` what captured names are read from. `handed` is what a call gives for parameters whose default is None or a
+    string; None says that it gives all of them. Raises `EpilogueSyntaxError` (a `SyntaxError`), with file, line and
+    caret, outside the language.
     """
     inner = _wrap_vocabulary(function)
     if isinstance(inner, str):
-        source, scope = from_string(inner), Scope(None)
+        source, scope = from_string(inner), Scope(None, root=root or NOTHING)
     else:
-        source, scope = from_function(inner), Scope(inner)
+        source = from_function(inner)
+        scope = Scope(inner, root=root or Root(inner.__closure__ or ()), is_root=True)
     parser = Parser(source, scope, reassign=reassign)
-    parameters, defaults = signature.epilogue_parameters(parser, source, inner, given, accum)
+    declared = signature.epilogue_parameters(parser, source, inner, given, accum, handed)
     frame = parser.frame
-    for name, value in (given or {}).items():
-        reader = Reader(name, partial(_known, value))
-        frame.env[name] = scope.classify(value, name, reader, source.loc(source.definition))
+    for name, value in given.items():
+        reader = value if isinstance(value, Reader) else Reader(name, partial(_known, value))
+        frame.env[name] = scope.classify(reader.read(scope.root), name, reader, source.loc(source.definition))
+    frame.env |= {name: Static(value) for name, value in declared.fixed.items()}
     frame.env[accum] = parser.builder.node("accum")
-    for name in parameters:
+    for name in declared.operands:
         frame.env[name] = parser.builder.node("load", attr=Load(name))
     result = drive(parser.body(source))
     graph = Graph(
-        (*parameters, *parser.captures),
+        (*declared.operands, *parser.captures),
         signature.outputs_of(parser, source, result, accum),
         tuple(parser.effects),
         parser.builder.locs,
         checked=tuple(parser.assigned),
     )
-    return Parsed(source.name, graph, parameters, defaults, parser.captures, tuple(parser.guards), source, function)
+    return Parsed(
+        source.name,
+        graph,
+        declared.operands,
+        declared.defaults,
+        parser.captures,
+        tuple(parser.guards),
+        source,
+        fixed=declared.fixed,
+        root=scope.root,
+    )
 
 
-def _known(value: Any) -> Any:
+def _known(value: Any, root: Root) -> Any:
     return value
 
 

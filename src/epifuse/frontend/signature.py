@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from typing import Any, NamedTuple
+
+import torch
 
 from epifuse.frontend.context import Context, TupleValue
 from epifuse.frontend.names import is_number
@@ -14,15 +16,28 @@ from epifuse.frontend.source import Source, refuse_decorated
 from epifuse.ir import Load, Node, Output
 
 
-def epilogue_parameters(
-    context: Context, source: Source, function: Callable[..., Any] | str, given: Container[str] | None, accum: str
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Operand names in order, and the defaults some of them have.
+class Parameters(NamedTuple):
+    """Operands in order, the defaults some of them have, and what is decided while parsing."""
 
-    Parameters that are `given` are no operands; where a front end gives any, None is a default too: to be left out.
+    operands: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+
+
+def epilogue_parameters(
+    context: Context,
+    source: Source,
+    function: Callable[..., Any] | str,
+    given: Container[str],
+    accum: str,
+    handed: Mapping[str, Any] | None,
+) -> Parameters:
+    """The parameters of an epilogue, without `accum`.
+
+    Those that are `given` are no operands. One whose default is None or a string is fixed, at what is `handed` where
+    that is such a value too; handed anything else it is an operand, and all are where `handed` is None.
     """
     arguments = source.parameters
-    given, optional = given or (), given is not None
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
             refuse_decorated(function)
@@ -34,13 +49,28 @@ def epilogue_parameters(
     if not positional or positional[0].arg != accum:
         raise context.fail("accum_not_first", next(a for a in declared if a.arg == accum))
     held = written_defaults(arguments) if isinstance(function, str) else held_defaults(function)
-    values = {name: value for name, value in held.items() if name not in given and not (optional and value is None)}
-    for name, value in values.items():
+    for name in context.root.keywords:
+        if name not in (shown := [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]):
+            raise context.fail(
+                "unknown_parameter", source.definition, function=source.name, name=name, parameters=", ".join(shown)
+            )
+    values = {name: value for name, value in {**held, **context.root.keywords}.items() if name not in given}
+    fixed = {}
+    for name, value in tuple(values.items()):
         if name == accum:
             raise context.fail("accum_default", _expression(arguments, name))
-        if not is_number(value):
+        if is_fixed(value):
+            del values[name]
+            if handed is not None and is_fixed(handed.get(name, value)):
+                fixed[name] = handed.get(name, value)
+        elif not is_number(value) and not (name in context.root.keywords and isinstance(value, torch.Tensor)):
             raise context.fail("default_not_a_number", _expression(arguments, name), name=name)
-    return tuple(argument.arg for argument in declared[1:]), values
+    return Parameters(tuple(a.arg for a in declared[1:] if a.arg not in fixed), values, fixed)
+
+
+def is_fixed(value: object) -> bool:
+    """Whether a parameter of this default is decided while parsing."""
+    return value is None or isinstance(value, str)
 
 
 def _pairs(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
@@ -55,7 +85,7 @@ def _expression(arguments: ast.arguments, name: str) -> ast.AST:
 
 
 def written_defaults(arguments: ast.arguments) -> dict[str, Any]:
-    """Defaults of a string's parameters; what is no literal is None."""
+    """Defaults of a string's parameters; what is no literal is an ellipsis."""
     return {name: _literal(expression) for name, expression in _pairs(arguments)}
 
 
@@ -63,7 +93,7 @@ def _literal(expression: ast.expr) -> Any:
     try:
         return ast.literal_eval(expression)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
+        return ...
 
 
 def held_defaults(function: Any) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from epifuse.errors import EpifuseError, Loc, fail, kind_of
+from epifuse.frontend.modules import is_module
+from epifuse.frontend.remembered import remembered
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _STRING_FILE = "<epilogue>"
@@ -63,10 +64,12 @@ def _loc(file: str, lines: tuple[str, ...], node: ast.AST, otherwise: ast.AST | 
 
 def _characters(text: str, offset: int) -> int:
     """ast counts bytes of UTF-8, people count characters."""
-    return offset if text.isascii() else bisect_left(_starts(text), offset)
+    if text.isascii():
+        return offset
+    # A line may hold a whole epilogue, and every node of it asks.
+    return bisect_left(remembered("characters", text, lambda: _starts(text)), offset)
 
 
-@lru_cache(maxsize=16)  # a line may hold a whole epilogue, and every node of it asks
 def _starts(text: str) -> list[int]:
     """The byte at which each character begins."""
     return list(accumulate((len(character.encode()) for character in text), initial=0))
@@ -107,8 +110,11 @@ class _Text:
         return found
 
 
-@lru_cache(maxsize=64)
 def _read(text: str, file: str) -> _Text:
+    return remembered("text", text, lambda: _compiled(text, file), file)
+
+
+def _compiled(text: str, file: str) -> _Text:
     """Parsed and compiled. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
     lines = _lines(text)
     try:
@@ -147,22 +153,16 @@ def from_string(text: str) -> Source:
     raise fail("string_not_a_function", first if culprit is None else _loc(_STRING_FILE, lines, culprit))
 
 
-_SOURCES: WeakKeyDictionary[types.CodeType, Source] = WeakKeyDictionary()
-
-
 def from_function(function: Callable[..., Any]) -> Source:
     """The definition behind a Python function, found in its whole file by the line its code object names."""
     if not isinstance(function, types.FunctionType):
         refuse_decorated(function)
         is_front_end = isinstance(function, type) and hasattr(function, "__epifuse__")
         hint = f"make an object: {function.__name__}(...)" if is_front_end else "write a def or a lambda"
+        if is_module(function):
+            hint = "write a def or a lambda; the parameters of a module become parameters of the function"
         raise fail("not_a_function", None, value=_describe(function), hint=hint)
-    code = function.__code__
-    known = _SOURCES.get(code)
-    # Code objects are equal by content: a copy in another file is another source.
-    if known is None or known.file != code.co_filename:
-        known = _SOURCES[code] = _checked(_find(function))
-    return known
+    return remembered("source", function.__code__, lambda: _checked(_find(function)))
 
 
 def refuse_decorated(function: Any) -> None:

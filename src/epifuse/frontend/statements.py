@@ -34,7 +34,7 @@ class Parser(Expressions):
         bound = calls.bind(self, function, source, positional, named, at)
         self.active.append(function)
         inside = library or caller.inside_library
-        scope = Scope(function, self.guards)
+        scope = Scope(function, self.guards, self.root)
         self.frame = Frame(source, scope, caller.reassign, bound, caller.loc(at), inside)
         result = yield self.body(source)
         self.frame = caller

@@ -9,14 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 
 from epifuse.errors import EpifuseError, fail
-from epifuse.frontend import Parsed, parse
+from epifuse.frontend import Parsed, parse, parsed_once
 from epifuse.frontend.names import is_number
+from epifuse.frontend.remembered import remembered
 from epifuse.fusion.primitives import add, sub
 from epifuse.thread import formulas
 from epifuse.thread.options import FloatRoundStyle, Options, ScaleType
@@ -147,15 +148,12 @@ class Functor:
 
     def __epifuse__(self) -> Parsed:
         """The formula, parsed: what makes this an epilogue."""
-        if "_parsed" not in vars(self):
+        if "_partition" not in vars(self):
             raise fail("not_constructed", None, name=type(self).__name__)
-        if not self._parsed.is_current():  # a custom formula may capture functions, which may be replaced
-            _parse.cache_clear()
-            self._lower(*self._partition)
-        return self._parsed
+        return parsed_once(self, self._lowered, self._partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_parsed", "_running")}
+        return {name: value for name, value in vars(self).items() if name != "_running"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -170,8 +168,13 @@ class Functor:
     # --- lowering ------------------------------------------------------------------------------------------------
 
     def _lower(self, index: int, count: int) -> None:
-        """Parse what this partition computes; functors of one structure share the graph, whatever their numbers."""
+        """Become what this partition computes."""
         self._partition = (index, count)
+        self.__epifuse__()
+
+    def _lowered(self) -> Parsed:
+        """What this partition computes; functors of one structure share the graph, whatever their numbers."""
+        index, count = self._partition
         self._running = self._function("formula" if index == count - 1 else "_partial")
         self._names = tuple(inspect.signature(self._running).parameters)
         self._fixed = self._fixed_values()
@@ -187,8 +190,10 @@ class Functor:
         values = {k: v for k, v in self.parameters.items() if k in self._names and k not in self._fixed}
         if self._partition == (0, 1):
             self._check(whole, values)
-        self._parsed = replace(
-            _storing(whole, tuple(filter(self._is_stored, self._outputs))),
+        kept = tuple(output for output in whole.graph.outputs if self._is_stored(output.name))
+        return replace(
+            whole,
+            graph=whole.graph if kept == whole.graph.outputs else replace(whole.graph, outputs=kept),
             name=self.name,
             defaults=values,
             prepare=self._read,
@@ -285,15 +290,12 @@ _OF_THE_SOURCE = ("beta", "scale_c")  # a beta of zero leaves them out with the 
 _COMBINE = "combine by epifuse.thread.linear_combination, or derive from epifuse.thread.Functor"
 
 
-@lru_cache(maxsize=256)
-def _parse(formula: Callable[..., Any], given: tuple[tuple[str, Any], ...]) -> Parsed:
-    parsed = parse(formula, given=dict(given))
+def _parse(formula: FunctionType, given: tuple[tuple[str, Any], ...]) -> Parsed:
+    return remembered("formula", formula, lambda: _parsed(formula, given), given, Parsed.is_current)
+
+
+def _parsed(formula: FunctionType, given: tuple[tuple[str, Any], ...]) -> Parsed:
+    parsed = parse(formula, given=dict(given), handed=None)
     if formula.__module__ != formulas.__name__:
         return parsed
     return replace(parsed, graph=replace(parsed.graph, locs={}))  # a fault of the operands is not on a line of ours
-
-
-@lru_cache(maxsize=256)
-def _storing(parsed: Parsed, outputs: tuple[str, ...]) -> Parsed:
-    kept = tuple(output for output in parsed.graph.outputs if output.name in outputs)
-    return replace(parsed, graph=replace(parsed.graph, outputs=kept))
