@@ -85,7 +85,7 @@ def test_one_row_a_batch_needs_an_index() -> None:
         (None, ArgumentTypeError, "must be a tensor or a number, not None"),
         ([1.0], ArgumentTypeError, "must be a tensor or a number, not a list"),
         (2j, ArgumentTypeError, "must be a tensor or a number, not a complex"),
-        (10**400, ArgumentError, "out of range"),
+        (10**400, ArgumentError, "does not fit the float"),
         (C.to(torch.complex64), ArgumentError, "complex64"),
         (C.double(), ArgumentError, "is float64 beside a float32 accumulator"),
         (C.to_sparse(), ArgumentError, "is not a plain dense tensor"),

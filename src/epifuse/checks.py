@@ -13,7 +13,6 @@ from epifuse.dtypes import ACCUMULATORS, BY_TORCH
 from epifuse.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.ir import Kind
-from epifuse.passes.kinds import const_kind
 from epifuse.problem import TensorInfo
 
 
@@ -26,27 +25,21 @@ class Number(NamedTuple):
 
 def host_number(name: str, value: Any) -> Number:
     """`value` as a host number: a number, a NumPy scalar, a tensor without dims on the CPU."""
-    captured = name.startswith("@")
     if isinstance(value, torch.Tensor):
         check_tensor(f"operand '{name}'", value, None)
         if value.dtype not in BY_TORCH:
             raise fail("operand_dtype", None, name=name, dtype=value.dtype)
-        if isinstance(value, FakeTensor):
-            return Number(None, BY_TORCH[value.dtype].loads_as)
-        number = value.item()
-        return Number(number, const_kind(number))
+        kind = BY_TORCH[value.dtype].loads_as
+        number = None if isinstance(value, FakeTensor) else value.item()
+        return Number(number, "int" if kind in ("int32", "int64") else kind)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):
         return Number(value, "mask")
-    if isinstance(value, int) and captured:
-        return Number(value, const_kind(value))
-    if isinstance(value, (int, float)):
-        try:
-            return Number(float(value), "float")
-        except OverflowError:
-            shown = f"an integer of {int(value).bit_length()} bits"
-            raise fail("host_number", None, name=name, value=shown) from None
+    if isinstance(value, int):
+        return Number(value, "int")
+    if isinstance(value, float):
+        return Number(value, "float")
     raise fail("operand_type", None, name=name, type=kind_of(value), hint=_conversion(value))
 
 

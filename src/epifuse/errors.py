@@ -107,7 +107,11 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass name.clone()"
     ),
     "tensor_layout": Sentence(_A, "{name} is not a plain dense tensor: it is {what}", "{hint}"),
-    "host_number": Sentence(_A, "the scalar '{name}' is out of range: {value}"),
+    "host_number": Sentence(
+        _A,
+        "the number '{name}' does not fit the {kind} that it is used as: {value}",
+        "{hint}",
+    ),
     "rank": Sentence(
         _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
     ),

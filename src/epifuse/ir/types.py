@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from epifuse.dtypes import Kind
 
-RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "float": 3}
+RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "int": 3, "float": 4}
 """Promotion takes the higher one, as torch's categories do."""
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -81,7 +81,7 @@ class Type:
     host: bool = False
 
     def __str__(self) -> str:
-        name = {"mask": "mask", "int32": "s32", "int64": "s64", "float": "float"}[self.kind]
+        name = {"mask": "mask", "int32": "s32", "int64": "s64", "int": "int", "float": "float"}[self.kind]
         return f"host {name}" if self.host else name + "[" + ", ".join(map(str, self.factors)) + "]"
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Alignment:
         self.builder = Builder()
         self.types: dict[Node, Type] = {}
         self.values: dict[Node, Typed] = {}
-        self.hosts: dict[Node, str] = {}
+        self.hosts: dict[tuple[Node, Kind], str] = {}
         self.current: Node = Node("none")
 
     def fail(self, key: str, **values: Any) -> EpifuseError:
@@ -87,13 +87,21 @@ class Alignment:
             return value.node
         if value.node.op == "const":
             return self.emit("const", attr=value.node.attr, kind=value.kind)
-        if value.node.op == "load":
+        if value.node.op == "load" and value.kind == self.types[value.node].kind:
             return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
         if not any(node.op == "load" for node in topological((value.node,))):
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
-        name = self.hosts.setdefault(value.node, f"#{len(self.hosts)}")
+        # An integer may be used as an integer and as a float: two scalars of one number.
+        name = self.hosts.setdefault((value.node, value.kind), f"#{len(self.hosts)}")
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
+
+    def taken(self, values: Sequence[Typed], *, floating: bool = False) -> list[Typed]:
+        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer."""
+        beside = {value.kind for value in values}
+        wide = any(value.kind == "int64" and not value.host for value in values)
+        kind: Kind = "float" if floating or "float" in beside else "int64" if wide else "int32"
+        return [replace(value, kind=kind) if value.kind == "int" else value for value in values]
 
     def evaluate(self, node: Node) -> Any:
         try:

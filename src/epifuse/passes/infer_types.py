@@ -45,12 +45,12 @@ class _Inference(Alignment):
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
         # What an unused name stands for is computed in Python, and may fail there.
         unused = [self.values[node].node for node in self.graph.checked if self.values[node].host]
-        for node in host.may_fail(unused, tuple(self.hosts)):
-            self.hosts[node] = f"!{len(self.hosts)}"
-        live = topological((*(output.node for output in outputs), *effects, *self.hosts))
+        for node in host.may_fail(unused, [node for node, _ in self.hosts]):
+            self.hosts[node, self.types[node].kind] = f"!{len(self.hosts)}"
+        live = topological((*(output.node for output in outputs), *effects, *(node for node, _ in self.hosts)))
         known = {node: self.types[node] for node in live}
         typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
-        return refined(replace(typed, hosts={name: node for node, name in self.hosts.items()}))
+        return refined(replace(typed, hosts={name: node for (node, _), name in self.hosts.items()}))
 
     # --- one rule per op -------------------------------------------------------------------------------------
 
@@ -84,6 +84,7 @@ class _Inference(Alignment):
             exponent = args[1].node.attr if node.op == "pow" and args[1].node.op == "const" else None
             kind = kinds.host_kind(node.op, node.attr, [arg.kind for arg in args], exponent)
             return self.host_value(node, args, kind)
+        args = self.taken(args, floating=PRIMITIVES[node.op].rule in ("floating", "divide"))
         kind = kinds.primitive_kind(node.op, [arg.kind for arg in args])
         if node.op == "pow" and kind != "float" and not _is_natural(args[1].node):
             raise self.fail("negative_power")
@@ -113,14 +114,14 @@ class _Inference(Alignment):
             raise self.fail("host_wanted", what="if ... else", hint="use where(mask, a, b)")
         if all(arg.host for arg in args):
             return self.host_value(node, args, kinds.host_kind("select", None, [arg.kind for arg in args]))
-        condition = args[0]
+        condition, *branched = args[0], *self.taken(args[1:])
         if condition.kind != "mask":
             zero = self.emit("const", attr=0, kind="int32", is_host=True)
             condition = Typed(self.emit("ne", condition.node, zero, kind="mask", is_host=True), "mask", host=True)
-        branches = [shape_of(self.settle(arg).dims, self.extents) for arg in args[1:] if not arg.host]
+        branches = [shape_of(self.settle(arg).dims, self.extents) for arg in branched if not arg.host]
         if branches[0] != branches[-1]:
             raise self.fail("select_shapes", left=branches[0], right=branches[-1])
-        return self.result("where", [condition, *args[1:]], promote([arg.kind for arg in args[1:]]))
+        return self.result("where", [condition, *branched], promote([arg.kind for arg in branched]))
 
     def infer_torch(self, node: Node, args: list[Typed]) -> Typed:
         """Stands for its first argument, once torch's function would take them all."""
@@ -147,6 +148,7 @@ class _Inference(Alignment):
     def infer_call(self, node: Node, args: list[Typed]) -> Typed:
         if all(arg.host for arg in args):
             raise self.fail("tensor_wanted", what=node.attr)
+        args = self.taken(args)
         kind = kinds.activation_kind(str(node.attr), tuple(arg.kind for arg in args))
         return self.result("call", args, kind, attr=node.attr)
 
@@ -201,7 +203,7 @@ class _Inference(Alignment):
 
     def infer_reduce_axes(self, node: Node, args: list[Typed]) -> Typed:
         """A visitor tree's reduction: of a tile, over axes of accum."""
-        (name, axes), x = node.attr, args[0]
+        (name, axes), (x,) = node.attr, self.taken(args)
         tile = self.tile_of(Typed(self.device(x), x.kind) if x.host else self.settle(x))
         return self.reduction(name, tile, self.dims_of_axes(axes), keepdim=False)
 

@@ -13,7 +13,13 @@ from epifuse.ir import Kind, Node
 from epifuse.ir.graph import applied
 from epifuse.ir.types import INT32, promote
 
-NAMES: Mapping[str, str] = {"mask": "a mask", "int32": "an int32", "int64": "an int64", "float": "a float"}
+NAMES: Mapping[str, str] = {
+    "mask": "a mask",
+    "int32": "an int32",
+    "int64": "an int64",
+    "int": "an integer",
+    "float": "a float",
+}
 
 
 class KindError(Exception):
@@ -147,16 +153,16 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
             return promote(kinds)
         if attr == "bounds":
             return kinds[0]
-        return "int32" if attr in _INTEGER_MATH else "float"
+        return "int" if attr in _INTEGER_MATH else "float"
     if op == "select":
         return promote(kinds[1:])
     if op in ("floor", "ceil", "round"):
-        return "int32"
+        return "int"
     if op == "pow":
         exact = "float" not in kinds and isinstance(exponent, int) and exponent >= 0
-        return "int32" if exact else "float"
+        return "int" if exact else "float"
     if op == "number":
-        return promote([*kinds, "int32"])
+        return promote([*kinds, "int"])
     row = PRIMITIVES[op]
     if row.rule in ("compare", "logic"):
         return "mask"
@@ -164,4 +170,4 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
         return "float"
     if row.rule == "select":
         return promote(kinds[1:])
-    return promote([*kinds, "int32"])
+    return promote([*kinds, "int"])

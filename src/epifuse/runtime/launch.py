@@ -35,7 +35,9 @@ def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[
 
 
 def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
-    kinds = {name: operand.kind for name, operand in problem.operands if isinstance(operand, HostNumber)}
+    numbers = {name: operand.kind for name, operand in problem.operands if isinstance(operand, HostNumber)}
+    # A Python integer is loaded by other names, one for each kind that it is used as.
+    kinds: dict[str, Kind] = {name: kind for name, kind in numbers.items() if kind != "int"}
     for node in graph.loads():
         assert isinstance(node.attr, Load)
         if node.attr.name in graph.hosts:
@@ -52,10 +54,15 @@ def _numbers(graph: Graph, kinds: Mapping[str, Kind], given: Mapping[str, Any]) 
         except OverflowError:
             value = values[name]
             shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
-            if name not in graph.hosts:
-                raise fail("host_number", None, name=name, value=shown) from None
-            raise fail("host_range", graph.loc(graph.hosts[name]), kind=kind, value=shown) from None
+            root = graph.hosts[name]
+            if isinstance(root.attr, Load):
+                spelled, hint = root.attr.name.removeprefix("@"), _WIDER if kind == "int32" else ""
+                raise fail("host_number", graph.loc(root), name=spelled, kind=kind, value=shown, hint=hint) from None
+            raise fail("host_range", graph.loc(root), kind=kind, value=shown) from None
     return numbers
+
+
+_WIDER = "write x.to(torch.int64) for what it stands beside, or hand it over as a float"
 
 
 def _computed(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +71,10 @@ def _computed(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
         return given[node.attr.name]
 
     try:
-        return host.evaluate_all(graph.hosts, leaf)
+        # Most are numbers as they were handed over, which need no evaluation.
+        plain = {name: leaf(root) for name, root in graph.hosts.items() if root.op == "load"}
+        computed = {name: root for name, root in graph.hosts.items() if root.op != "load"}
+        return plain | host.evaluate_all(computed, leaf) if computed else plain
     except host.HostError as error:
         raise fail("host_arithmetic", graph.loc(error.node), detail=str(error)) from None
 

@@ -1,0 +1,112 @@
+"""A Python integer is exact beside integers and a float beside floats; no value of it plans anything anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse import passes
+from epifuse.errors import ArgumentError, EpilogueTypeError
+
+A, B = torch.randn(6, 5), torch.randn(5, 8)
+WIDE = 2_000_000_011  # float32 holds neither it nor its neighbours
+
+
+def masked(accum: Any, labels: Any, pad: Any) -> Any:
+    return ef.where(labels == pad, 0.0, accum)
+
+
+def captured(pad: Any) -> Callable[..., Any]:
+    return lambda accum, labels: ef.where(labels == pad, 0.0, accum)
+
+
+def computed(pad: Any) -> Callable[..., Any]:
+    return lambda accum, labels: ef.where(labels == pad * 2 - pad, 0.0, accum)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("number", [WIDE, np.int64(WIDE), torch.tensor(WIDE)], ids=["int", "NumPy", "tensor"])
+def test_an_integer_is_exact_beside_integers(dtype: torch.dtype, number: Any) -> None:
+    labels = torch.tensor([WIDE - 1, WIDE, WIDE + 1, 0, 1, WIDE], dtype=dtype)[:, None]
+    want = torch.where(labels == WIDE, torch.zeros(()), A @ B)
+    found = [ef.gemm(A, B, epilogue=masked, labels=labels, pad=number)]
+    if not isinstance(number, torch.Tensor):
+        found += [ef.gemm(A, B, epilogue=make(number), labels=labels) for make in (captured, computed)]
+    for result in found:
+        torch.testing.assert_close(result, want)
+
+
+def test_an_integer_beside_a_coordinate_is_exact_beyond_what_a_float_holds() -> None:
+    a, b = torch.ones((1 << 24) + 4, 1), torch.ones(1, 1)
+    row = (1 << 24) + 1
+    result = ef.gemm(a, b, epilogue=lambda accum, k: ef.where(ef.index_m(accum) == k, 5.0, accum), k=row)
+    assert torch.nonzero(result == 5.0).tolist() == [[row, 0]]
+
+
+def test_one_integer_is_an_integer_and_a_float_in_one_epilogue() -> None:
+    labels = torch.tensor([7, 8, 7, 9, 7, 7], dtype=torch.int32)[:, None]
+
+    def both(accum, labels, n):
+        return ef.where(labels == n, accum * n, accum / n)
+
+    for n in (7, 9):
+        result = ef.gemm(A, B, epilogue=both, labels=labels, n=n)
+        torch.testing.assert_close(result, torch.where(labels == n, A @ B * n, A @ B / n))
+    huge = 1 << 40  # too large for an int32, and nothing to a float
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=lambda accum, n: accum * n, n=huge), A @ B * huge)
+
+
+def test_another_value_plans_nothing_and_another_type_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def masked(accum: Any, labels: Any, pad: Any) -> Any:  # one that no other test has planned
+        return ef.where(labels == pad, 1.0, accum)
+
+    typed: list[Any] = []
+    run = passes.run
+    monkeypatch.setattr(passes, "run", lambda *given: typed.append(given) or run(*given))
+    labels = torch.arange(6, dtype=torch.int64)[:, None]
+    for number in (1, -1, 3, WIDE, 1 << 40, np.int32(4), torch.tensor(5)):
+        ef.gemm(A, B, epilogue=masked, labels=labels, pad=number)
+    assert len(typed) == 1
+    for number in (1, 1 << 40):
+        ef.gemm(A, B, epilogue=lambda accum, labels: ef.where(labels == number, 1.0, accum), labels=labels)  # noqa: B023 - called at once
+    assert len(typed) == 2
+    ef.gemm(A, B, epilogue=masked, labels=labels, pad=1.5)
+    assert len(typed) == 3
+
+
+@pytest.mark.parametrize(("epilogue", "given"), [(masked, {"pad": 1 << 32}), (captured(1 << 32), {})])
+def test_what_an_int32_cannot_hold_is_refused_by_name(epilogue: Callable[..., Any], given: dict[str, Any]) -> None:
+    labels, out = torch.zeros(6, 1, dtype=torch.int32), torch.full((6, 8), torch.nan)
+    with pytest.raises(ArgumentError, match=r"the number 'pad' does not fit the int32 .*: 4294967296(.|\n)*int64"):
+        ef.gemm(A, B, epilogue=epilogue, labels=labels, out=out, **given)
+    assert out.isnan().all()
+    with pytest.raises(EpilogueTypeError, match="does not fit the int32"):
+        ef.gemm(A, B, epilogue=computed(1 << 32), labels=labels)
+    wide = labels.to(torch.int64)
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=masked, labels=wide, pad=1 << 32), A @ B)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (3, torch.int32),
+        (np.int8(3), torch.int32),
+        (True, torch.bool),
+        (np.bool_(1), torch.bool),
+        (3.0, torch.float32),
+        (np.float16(3), torch.float32),
+        (torch.tensor(3, dtype=torch.uint8), torch.int32),
+        (torch.tensor(True), torch.bool),
+        (torch.tensor(3.0, dtype=torch.float64), torch.float32),
+    ],
+    ids=str,
+)
+def test_the_type_of_a_number_is_the_kind_of_what_it_fills(number: Any, dtype: torch.dtype) -> None:
+    result = ef.gemm(A, B, epilogue=lambda accum, n: ef.where(accum > 0, n, n), n=number)
+    assert result.dtype == dtype
+    assert (result == number).all()
