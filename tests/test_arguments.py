@@ -350,3 +350,29 @@ def test_a_hint_on_the_wrong_side() -> None:
         ef.EpilogueArguments(epi, C=ef.Store(C), D=C.clone())
     with pytest.raises(ArgumentError, match="'D' is an output; it takes a Store hint"):
         ef.EpilogueArguments(epi, C=C, D=ef.Load(C.clone()))
+
+
+@pytest.mark.parametrize(
+    ("last", "dtype"),
+    [
+        ("accum.float()", torch.float32),
+        ("accum.to(torch.int8)", torch.int8),
+        ("accum.half()", torch.float16),
+        ("accum.to(torch.float8_e4m3fn)", torch.float8_e4m3fn),
+        ("accum.half().permute(1, 0)", torch.float16),
+        ("accum.sum(-1).half()", torch.float16),
+        ("accum.float() * 2", torch.bfloat16),
+        ("accum.half() + accum", torch.bfloat16),
+        ("accum", torch.bfloat16),
+    ],
+)
+def test_a_last_cast_decides_the_dtype_of_an_output_that_nobody_declared(last: str, dtype: torch.dtype) -> None:
+    a, b = torch.ones(M, 4, dtype=torch.bfloat16), torch.ones(4, N, dtype=torch.bfloat16)
+    text = f"def epi(accum):\n    D = {last}\n    return D"
+    found = ef.gemm(a, b, epilogue=text)
+    assert found.dtype == dtype
+    want = eval(last, {"torch": torch, "accum": torch.full((M, N), 4.0)})
+    torch.testing.assert_close(found.float(), want.float())
+    assert ef.gemm(a, b, epilogue=text, out_dtypes=torch.float32).dtype == torch.float32
+    out = torch.empty(found.shape)
+    assert ef.gemm(a, b, epilogue=text, out=out) is out

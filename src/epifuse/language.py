@@ -203,7 +203,8 @@ def _spellings() -> Iterator[str]:
     plain = sorted(f"`.{name}`" for name, ours in METHODS.items() if name == ours)
     casts = [f"`.{name}()`" for name in CAST_METHODS]
     yield f"- Tensor methods: {', '.join(plain)}; {', '.join(renamed)}."
-    yield f"- Casts: `.to(dtype)`, `.type(dtype)`, {', '.join(casts)}."
+    yield f"- Casts: `.to(dtype)`, `.type(dtype)`, {', '.join(casts)}. An output whose last operation is a cast has the"
+    yield "  dtype of the cast, unless `out` or `out_dtypes` says another."
     yield "- `torch.*`, `torch.nn.functional.*`, `torch.special.*` functions of these names, with torch's parameters."
     yield f"- Python's own {', '.join(f'`{name}`' for name in BUILTINS.values())}."
     yield ""
@@ -214,7 +215,8 @@ def _kinds() -> Iterator[str]:
     yield ""
     yield "A value is a *mask*, an *int32*, an *int64* (int64 operands and casts, sums of integers and masks) or a"
     yield "*float* (float32; float64 where the accumulator is). Literals are weak: `x * 2` keeps an int32, `x * 2.0`"
-    yield "makes a float. A number handed as an operand is a float. `–` is refused."
+    yield "makes a float. A Python integer, handed, captured or computed from numbers, is exact beside integers and a"
+    yield "float beside floats; one epilogue may use it as both. `–` is refused."
     yield ""
     heads = ("functions", *(left if left == right else f"{left}, {right}" for left, right in KIND_PAIRS))
     yield from _table(heads, (_kind_row(rule) for rule in get_args(KindRule)))

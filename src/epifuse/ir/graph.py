@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from epifuse.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
 from epifuse.ir.types import Dims, Type, show_dims
@@ -29,11 +31,15 @@ class Load(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A value that leaves the epilogue: its name, its node, and (once types are inferred) its dims."""
+    """A value that leaves the epilogue: its name, its node, and (once types are inferred) its dims.
+
+    `dtype` is the one that the epilogue itself casts it to last, None where it casts to none.
+    """
 
     name: str
     node: Node
     dims: Dims | None = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)

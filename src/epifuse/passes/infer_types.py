@@ -315,7 +315,7 @@ class _Inference(Alignment):
         value = self.settle(self.values[output.node])
         if value.host:
             raise self.fail("output_is_host", name=output.name)
-        return Output(output.name, value.node, self.whole(value))
+        return Output(output.name, value.node, self.whole(value), _last_cast(output.node))
 
     def whole(self, value: Typed) -> Dims:
         """Its dims, with the factors of extent one that a reshape dropped."""
@@ -338,6 +338,13 @@ _HOST_HINTS = {
     "not": "invert a mask with ~",
     "chained comparison": "write (a < x) & (x < b)",
 }
+
+
+def _last_cast(node: Node) -> torch.dtype | None:
+    """The dtype of an explicit cast after which nothing is computed: layouts and checks compute nothing."""
+    while node.op in ("permute", "reshape", "unsqueeze", "tensor", "torch"):
+        node = node.args[0]
+    return node.attr if node.op == "cast" else None
 
 
 def _is_natural(node: Node) -> bool:

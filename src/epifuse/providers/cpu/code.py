@@ -151,7 +151,7 @@ class Coder:
     def _destinations(self) -> dict[str, Destination]:
         dtypes, handed = dict(self.problem.dtypes), dict(self.problem.outputs)
         found = {}
-        for name, _, dims in self.panels.graph.outputs:
+        for name, _, dims, _ in self.panels.graph.outputs:
             shape = shape_of(dims or (), self.problem.extents)
             placement = self.space.placement(dims or ())
             position, times = placement.picks[-1]
@@ -208,7 +208,7 @@ class Coder:
                 self.shapes[node] = small_shape(self.panels.context, node, shapes)
             self._whole(node, self.shapes[node], self.held(node))
             found.append(Instruction(run, read, node))
-        return found + [Instruction(store, (node, name), None) for name, node, _ in sweep.left]
+        return found + [Instruction(store, (node, name), None) for name, node, *_ in sweep.left]
 
     def _accumulator(self, node: Node) -> Accumulator:
         name, gone = node.attr

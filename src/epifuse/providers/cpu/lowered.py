@@ -184,7 +184,7 @@ class _Lowering:
         left = {output.node for output in outputs} | {arg for node in merged for arg in node.args}
         computed = {step.node for step in program.steps if step.buffer and step.arguments and step.node.op != "reduce"}
         found = []
-        for name, node, _ in outputs:
+        for name, node, *_ in outputs:
             held = dtype_of(self.graph.types[node].kind, self.context.compute)
             passing: tuple[Node, ...] = ()
             if node in computed and accum is not None:
