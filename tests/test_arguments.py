@@ -1,5 +1,9 @@
 """What a person hands over: shapes, dtypes, names, outputs, aliasing, gradients; refused before anything is written."""
 
+import functools
+import pickle
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -376,3 +380,60 @@ def test_a_last_cast_decides_the_dtype_of_an_output_that_nobody_declared(last: s
     assert ef.gemm(a, b, epilogue=text, out_dtypes=torch.float32).dtype == torch.float32
     out = torch.empty(found.shape)
     assert ef.gemm(a, b, epilogue=text, out=out) is out
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+def copied_epilogue(accum: Any, C: Any, alpha: Any = 2.0, mode: str = "plain") -> Any:
+    D = accum * alpha + C if mode == "plain" else -accum
+    rows = ef.sum(D, dim=-1)
+    return D, rows
+
+
+@dataclass
+class Adds:
+    """An object whose method is an epilogue."""
+
+    number: float
+
+    def epilogue(self, accum: Any, C: Any) -> Any:
+        return accum * self.number + C
+
+
+_COPIED: list[tuple[Any, dict[str, Any]]] = [
+    (copied_epilogue, {"alpha": 3, "rows": torch.zeros(M)}),
+    (copied_epilogue, {"rows": torch.zeros(M), "mode": "negative"}),
+    (functools.partial(copied_epilogue, alpha=0.5), {"rows": torch.zeros(M)}),
+    ("def epi(accum, C, alpha=2): return accum * alpha - C", {}),
+    (Adds(3.0).epilogue, {}),
+    (ef.thread.LinearCombination(beta=2.0), {}),
+]
+
+
+@pytest.mark.parametrize("copy", [deepcopy, lambda args: pickle.loads(pickle.dumps(args))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(("epilogue", "named"), _COPIED, ids=lambda value: type(value).__name__)
+def test_arguments_are_copied_and_run_on_their_own_tensors(copy: Any, epilogue: Any, named: dict[str, Any]) -> None:
+    a, b, D = torch.randn(M, 4), torch.randn(4, N), torch.zeros(M, N)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epilogue, C=C, D=D, **named))
+    made = copy(args)
+    kernel = ef.get_kernels(made)[0]
+    kernel.run(made)
+    assert not D.any(), "the copy has tensors of its own"
+    assert (made.problem, str(made.graph)) == (args.problem, str(args.graph))
+    kernel.run(args)
+    for name in args.epilogue.output_names:
+        assert torch.equal(made.epilogue.tensors[name], args.epilogue.tensors[name])
+
+
+def test_arguments_without_an_epilogue_and_those_of_a_lambda_are_copied() -> None:
+    plain = deepcopy(ef.GemmArguments(A, B, torch.zeros(M, N)))
+    ef.get_kernels(plain)[0].run(plain)
+    torch.testing.assert_close(plain.out, A @ B)
+    number = 2.0
+    made = deepcopy(ef.EpilogueArguments(lambda accum: accum * number, D=torch.zeros(M, N)))
+    args = ef.GemmArguments(A, B, epilogue=made)
+    ef.get_kernels(args)[0].run(args)
+    torch.testing.assert_close(made.tensors["D"], A @ B * 2)
+    with pytest.raises(ArgumentError, match="<lambda> cannot be imported"):
+        pickle.dumps(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from epifuse.checks import check_names
 from epifuse.dynamo import outside_graph
 from epifuse.errors import fail, kind_of
-from epifuse.frontend import FrontEnd, Parsed, parsed
+from epifuse.frontend import FrontEnd, Parsed, check_importable, parsed
 from epifuse.ir import Graph
 from epifuse.options import Options
 from epifuse.plan.destinations import check_described
@@ -62,6 +63,17 @@ class EpilogueArguments:
         self.tensors, added, self.by_tma = without_hints(values, outputs)
         self.accumulated = tuple(dict.fromkeys((*added, *accumulate)))
 
+    def __reduce__(self) -> Any:
+        check_importable(self.epilogue_fn)
+        return _bound_again, self._handed()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpilogueArguments:
+        return _bound_again(*copy.deepcopy(self._handed(), memo))
+
+    def _handed(self) -> tuple[Any, ...]:
+        """What makes the same arguments again: the graph and what reads captured numbers are not copied."""
+        return self.epilogue_fn, {**self.parsed.fixed, **self.tensors}, self.accumulated, self.by_tma
+
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in the order of the return statement."""
@@ -76,6 +88,12 @@ class EpilogueArguments:
     def parameters(self) -> dict[str, Any]:
         """Operands and outputs by name, without their hints."""
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
+
+
+def _bound_again(epilogue: Any, given: Any, accumulated: Any, by_tma: Any) -> EpilogueArguments:
+    made = EpilogueArguments.partial(epilogue, given, accumulated)
+    made.by_tma = by_tma
+    return made
 
 
 def check_arguments(function: str, args: object) -> None:
@@ -128,6 +146,11 @@ class GemmArguments:
         if epilogue is not None and out is not None:
             check_described(out, self.graph, self.problem)
 
+    def __reduce__(self) -> Any:
+        plain = self.epilogue.epilogue_fn == PLAIN and self.epilogue.tensors.get("D") is self.out
+        rest = dict(self.problem.dtypes), self.problem.constraints, self.names
+        return _made_again, (self.A, self.B, self.out, self.accumulator_type, None if plain else self.epilogue, *rest)
+
     @property
     def graph(self) -> Graph:
         """The typed graph of the epilogue."""
@@ -152,3 +175,9 @@ class GemmArguments:
         """(M, N, K, L)."""
         e = self.problem.extents
         return e["m"], e["n"], e["k"], e["l"]
+
+
+def _made_again(
+    a: Any, b: Any, out: Any, accumulator: Any, epilogue: Any, dtypes: Any, constraints: Any, names: Any
+) -> GemmArguments:
+    return GemmArguments(a, b, out, accumulator, epilogue, out_dtypes=dtypes, constraints=constraints, names=names)

@@ -112,6 +112,11 @@ CATALOGUE: dict[str, Sentence] = {
         "the number '{name}' does not fit the {kind} that it is used as: {value}",
         "{hint}",
     ),
+    "not_importable": Sentence(
+        _A,
+        "these arguments cannot be pickled: the epilogue {name} cannot be imported by its name",
+        "define it at the top of a module, or give it as source text",
+    ),
     "rank": Sentence(
         _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
     ),

@@ -1,6 +1,7 @@
 """The smallest thing a person can do to read each sentence: source text, or a call."""
 
 import functools
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable
@@ -278,6 +279,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "augmented_in_place": lambda: gemm(reassigning("D = accum\n    D += C\n    return D"), C=torch.ones(M, N)),
     "returns_operand_name": lambda: gemm(reassigning("C = C + accum\n    return C"), C=torch.ones(M, N)),
     "not_a_function": lambda: gemm(torch.nn.Dropout()),
+    "not_importable": lambda: pickle.dumps(ef.EpilogueArguments(lambda accum: accum * 2, D=torch.ones(M, N))),
     "partial_accum": lambda: gemm(functools.partial(_scaled, 2.0)),
     "no_source": lambda: gemm(eval("lambda accum: accum * 2")),
     "stale_source": _stale,

@@ -1,6 +1,15 @@
 """Front ends: source in, graph out, nothing else."""
 
-from epifuse.frontend.parse_cache import parsed, parsed_method, parsed_once
+from epifuse.frontend.parse_cache import check_importable, parsed, parsed_method, parsed_once
 from epifuse.frontend.python_function import FrontEnd, Parsed, activation_body, parse
 
-__all__ = ["FrontEnd", "Parsed", "activation_body", "parse", "parsed", "parsed_method", "parsed_once"]
+__all__ = [
+    "FrontEnd",
+    "Parsed",
+    "activation_body",
+    "check_importable",
+    "parse",
+    "parsed",
+    "parsed_method",
+    "parsed_once",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from types import FunctionType, MethodType
@@ -114,6 +115,19 @@ def parsed_method(owner: Any, method: FunctionType, accum: str) -> Parsed:
 def parsed_once(front_end: Any, make: Callable[[], Parsed], further: Hashable = ()) -> Parsed:
     """What `front_end` makes of itself, made again once something that it captured has changed."""
     return remembered("front end", front_end, make, further, Parsed.is_current)
+
+
+def check_importable(epilogue: Any) -> None:
+    """Raise `ArgumentError` unless another process can import the function of `epilogue`, as pickling needs."""
+    if isinstance(epilogue, Parsed):
+        raise fail("not_importable", None, name=epilogue.name)
+    function = _taken_apart(epilogue).function
+    if type(function) is FunctionType:
+        found: Any = sys.modules.get(function.__module__)
+        for name in function.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not function:
+            raise fail("not_importable", None, name=function.__qualname__)
 
 
 # --- what an epilogue is made of -----------------------------------------------------------------------------------
