@@ -209,7 +209,7 @@ def linear(
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     written = parsed.output_names
-    handed = given_by_name(parsed, by_name, operands, out)
+    handed = given_by_name(parsed, by_name, operands, out, "linear")
     given = {name: _seen_flat(name, value, lead, written=name in written) for name, value in handed.items()}
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     rows = _flat("x", x, lead) if lead else x.unsqueeze(0)

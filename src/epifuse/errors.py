@@ -76,7 +76,9 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "'{name}' is an output of the epilogue, and gemm takes those by out=", "pass out={{'{name}': ...}}"
     ),
     "name_clash": Sentence(
-        _A, "the epilogue's '{name}' is also an option of gemm", "pass it as operands={{'{name}': ...}}, or rename it"
+        _A,
+        "the epilogue's '{name}' is also a parameter of {function}",
+        "pass it as operands={{'{name}': ...}}, or rename it",
     ),
     "operand_names": Sentence(_AT, "operands must be a mapping, not {type}", "pass operands={{'name': value}}"),
     "linear_bias": Sentence(

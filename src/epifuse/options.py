@@ -66,23 +66,31 @@ class Options(NamedTuple):
 
 
 _OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"by_tma", "pinned", "hint"}
+_OWN = {"linear": ("x", "weight")}
 
 
 def given_by_name(
-    parsed: Parsed, by_name: Mapping[str, Any], operands: Mapping[str, Any] | None, out: Any
+    parsed: Parsed,
+    by_name: Mapping[str, Any],
+    operands: Mapping[str, Any] | None,
+    out: Any,
+    function: str = "gemm",
 ) -> dict[str, Any]:
-    """Operands and destinations by name. Raises `ArgumentError` for what the epilogue does not have."""
+    """Operands and destinations by name. Raises `ArgumentError` for what the epilogue does not have.
+
+    `function` is what was called: its own parameters are operands only through `operands`.
+    """
     if operands is None and not (parsed.parameters or by_name):
         return {} if out is None else _destinations(out, parsed.output_names)
     if operands is not None and not isinstance(operands, Mapping):
         raise fail("operand_names", None, type=kind_of(operands))
     names = parsed.output_names
     for name in parsed.parameters:
-        if name in _OPTIONS and name not in (operands or {}):
-            raise fail("name_clash", None, name=name)
+        if (name in _OPTIONS or name in _OWN.get(function, ())) and name not in (operands or {}):
+            raise fail("name_clash", None, name=name, function=function)
     if operands:
         for name in by_name.keys() & operands.keys():
-            raise fail("argument_twice", None, function="gemm", name=name)
+            raise fail("argument_twice", None, function=function, name=name)
         by_name = {**by_name, **operands}
     given = parsed.named(by_name)
     for name in given:

@@ -300,3 +300,21 @@ def test_one_stale_functor_leaves_the_others_parses(read: list[Any], monkeypatch
     torch.testing.assert_close(ef.gemm(A, B, epilogue=functor), A @ B * 5)
     check(closure(3.0))
     assert len(read) == before
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["epilogue", "x", "weight", "bias", "out", "operands", "A", "precision"])
+def test_a_parameter_of_any_name_is_reached_through_operands(name: str) -> None:
+    text = f"lambda accum, {name}: accum * {name}"
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=text, operands={name: C}), A @ B * C)
+    torch.testing.assert_close(ef.linear(A, B.t(), epilogue=text, operands={name: C}), A @ B * C)
+
+
+@pytest.mark.parametrize("name", ["epilogue", "x", "weight", "out", "precision"])
+def test_a_name_that_linear_has_itself_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"'{name}' is also a parameter of linear(.|\n)*operands={{'{name}': ...}}"
+    ):
+        ef.linear(A, B.t(), epilogue=f"lambda accum, {name}: accum * {name}")

@@ -167,7 +167,7 @@ def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
 
 
 def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
-    """A last cast's; else A's for wide floats, the accumulator's for 8-bit inputs, the accumulation's for reductions."""
+    """A last cast's; else A's for wide floats, the accumulator's for 8-bit inputs and for reductions."""
     if output.dtype is not None and is_storable(output.dtype):
         return output.dtype
     kind = graph.types[output.node].kind
