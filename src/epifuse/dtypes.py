@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 Kind = Literal["mask", "int32", "int64", "int", "float"]
-"""`int` is a Python integer on the host: exact beside integers and a float beside floats, so no value is stored as one."""
+"""`int` is a Python integer on the host: exact beside integers, a float beside floats; no value is stored as one."""
 
 
 @dataclass(frozen=True)

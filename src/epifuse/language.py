@@ -152,7 +152,10 @@ def _syntax() -> Iterator[str]:
         typed(statements, OPERANDS)
     yield from _table(("epilogue", "shows"), ((_code(statements), words) for statements, words in EXAMPLES))
     yield "A name is assigned once, or `@ef.epilogue(reassign=True)` allows more. Numbers of the enclosing scope are"
-    yield "read again at each call; your own helper functions are inlined; lambdas and source strings work too."
+    yield "read again at each call, and so are those that an object holds (`self.scale`); your own helper functions"
+    yield "are inlined. Lambdas, bound methods, callable objects, `functools.partial`, source strings and activation"
+    yield "modules of `torch.nn` work too. A parameter whose default is None or a string is decided while parsing, by"
+    yield "what the call hands over: `accum if C is None else accum + C`."
     yield ""
 
 

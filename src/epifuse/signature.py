@@ -60,11 +60,11 @@ def describe(request: Request) -> Call:
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
     parsed = request.parsed
-    given = everything_given(request) if parsed.defaults or parsed.captures else request.given
+    given = everything_given(request) if parsed.defaults or parsed.readers else request.given
     if _needs_care():
         return with_care(request, given)
     outputs, grad, written = parsed.output_names, torch.is_grad_enabled(), False
-    key: list[Any] = [parsed, request.options.key, *given]
+    key: list[Any] = [parsed.key, request.options.key, *given]
     addresses: list[int | None] = []
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def describe(request: Request) -> Call:
 def everything_given(request: Request) -> Mapping[str, Any]:
     """What was handed in, defaults, and captured numbers as they are now."""
     parsed = request.parsed
-    return {**parsed.defaults, **request.given, **{name: reader() for name, reader in parsed.captures.items()}}
+    return {**parsed.defaults, **request.given, **parsed.captured()}
 
 
 def _signature(
@@ -144,7 +144,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     if any(isinstance(value, Hint) for value in given.values()):
         return with_care(_unhinted(request, given))
     outputs = request.parsed.output_names
-    key: list[Any] = [request.parsed, request.options.key, *given]
+    key: list[Any] = [request.parsed.key, request.options.key, *given]
     addresses: list[int | None] = []
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}

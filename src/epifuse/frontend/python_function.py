@@ -79,10 +79,9 @@ class Parsed:
             return ()
         return (*map(id, self.root.closure), id(self.root.receiver), *self.readers.values())
 
-    @property
-    def captures(self) -> dict[str, Callable[[], Any]]:
-        """What reads each hidden scalar operand."""
-        return {name: partial(reader.read, self.root) for name, reader in self.readers.items()}
+    def captured(self) -> dict[str, Any]:
+        """The hidden scalar operands as they are now."""
+        return {name: reader.read(self.root) for name, reader in self.readers.items()}
 
     def bound(self, root: Root, defaults: Mapping[str, Any]) -> Parsed:
         """The same for another object of the same code."""

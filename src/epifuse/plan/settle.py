@@ -53,7 +53,7 @@ def _problem(call: Call) -> Problem:
     check_names(parsed, request.given)
     infos = dict(zip(call.tensors, further, strict=True))
     operands: list[tuple[str, OperandInfo]] = []
-    for name in (*parsed.parameters, *parsed.captures):
+    for name in (*parsed.parameters, *parsed.readers):
         if name in call.kinds:
             operands.append((name, HostNumber(call.kinds[name])))
         elif name in infos:
