@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from hopper import BF16, CASES, PLACED, arguments, hopper_kernel, storing
 
 import epifuse as ef
-from tests.test_sm90_compile import BF16, CASES, arguments, hopper_kernel
 
 
 def layer_norm(accum):
@@ -89,12 +89,6 @@ def test_what_makes_results_less_exact_is_in_the_plan():
     assert not any(word in str(ef.explain(CASES["plain"], cc=90)) for word in ("as tf32,", "fast_math:"))
 
 
-@pytest.mark.parametrize("shapes", [((128, 64), (64, 1)), ((128, 1), (1, 64))], ids=str)
-def test_one_contiguous_column_is_addressable(shapes):
-    args = ef.GemmArguments(*(torch.empty(shape, dtype=BF16) for shape in shapes))
-    hopper_kernel(args).compile(args)
-
-
 @pytest.mark.parametrize(("m", "n"), [(2**31, 8), (2**32, 2**31), (2**20, 2**30)])
 def test_what_32_bits_do_not_count_is_refused(m, n):
     a, b = (torch.empty(extent, 8, dtype=BF16, device="meta") for extent in (m, n))
@@ -146,3 +140,62 @@ def test_what_is_asked_to_travel_by_tma_does_or_is_refused(shape):
     assert asked.plan is None
     assert "'C' does not travel by TMA, as was asked for" in str(asked)
     assert ef.explain(arguments(source, C=ef.Load(torch.empty(512, 512), via="tma")), cc=90).plan is not None
+
+
+def test_a_column_apart_the_load_is_another_kernel():
+    """Which places are aligned is known while planning, and a part of what is compiled."""
+    keys = set()
+    for span in (513, 514, 516):
+        args = storing(PLACED, {}, C=torch.empty(512, span)[:, :512])
+        keys.add(dict(hopper_kernel(args).plan.allocation.transports)["C"])
+    why = ", as a stride of {} bytes is no multiple of 16"
+    single, pairs = f"direct, 4 bytes at a time{why.format(2052)}", f"direct, 8 bytes at a time{why.format(2056)}"
+    assert keys == {single, pairs, "TMA through shared memory"}
+
+
+DIRECT = {
+    "a stride of 2052 bytes is no multiple of 16": torch.empty(512, 513)[:, :512],
+    "it does not start at a multiple of 16 bytes": torch.empty(512, 516)[:, 1:513],
+    "its values have 64 bits": torch.empty(512, 512, dtype=torch.int64),
+    "neither its rows nor its columns are contiguous": torch.empty(512, 512, 4)[..., 0],
+    "it is expanded: hand in what it was expanded from": torch.empty(1, 512).expand(512, 512),
+}
+
+
+@pytest.mark.parametrize("why", DIRECT)
+def test_a_plan_says_why_an_operand_goes_direct(why):
+    assert f", as {why}\n" in str(hopper_kernel(storing(PLACED, {}, C=DIRECT[why])).plan)
+
+
+OUTPUTS = {
+    "allocated": {},
+    "padded": {"D": torch.empty(512, 264, dtype=torch.bfloat16)[:, :260]},
+    "by columns": {"D": torch.empty(260, 520, dtype=torch.bfloat16)[:, :516].t()},
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_a_plan_says_why_an_output_goes_direct(case):
+    """Padding does not help where the last granule of a line would be written too."""
+    given = OUTPUTS[case]
+    m, line = (516, 1032) if case == "by columns" else (512, 520)
+    plan = str(hopper_kernel(storing("def epi(accum): D = accum; return D", {}, m=m, n=260, **given)).plan)
+    assert f" at a time, as its contiguous lines of {line} bytes are no multiple of 16\n" in plan
+
+
+def test_views_of_one_operand_are_said_to_travel_each_in_its_own_way():
+    heads = "(accum + C).reshape(512, 8, 64) + C.reshape(512, 64, 8).permute(0, 2, 1)"
+    source = f"def epi(accum, C): D = ({heads}).reshape(512, 512); return D"
+    lines = str(hopper_kernel(storing(source, {}, C=torch.empty(512, 512))).plan).splitlines()
+    first, second = (line for line in lines if line.startswith("  load     C: "))
+    assert first.endswith("TMA through shared memory")
+    assert second.endswith("as no single stride steps along M, N or the batches")
+
+
+def test_a_plan_says_which_operands_made_room():
+    names = [f"C{i}" for i in range(5)]
+    source = f"def epi(accum, {', '.join(names)}): D = accum + {' + '.join(names)}; return D"
+    args = storing(source, {}, k=4096, **{name: torch.empty(512, 512) for name in names})
+    plan = str(hopper_kernel(args).plan)
+    assert "direct, 8 bytes at a time, as A and B have more stages so" in plan
+    assert "direct, 8 bytes at a time, as shared memory has no room for all of them" in plan

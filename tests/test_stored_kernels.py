@@ -18,6 +18,7 @@ import pytest
 import torch
 from gpu import test_random, test_vocabulary
 from gpu.harness import Machine
+from hopper import arguments
 
 import epifuse as ef
 from epifuse import store
@@ -25,10 +26,10 @@ from epifuse.arguments import GemmArguments
 from epifuse.cache import forget
 from epifuse.errors import UnsupportedError
 from epifuse.plan import Plan
-from epifuse.providers.cutedsl import inputs, load
+from epifuse.providers.cutedsl import load
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read, written
-from tests import test_sm90_compile, test_sm90_stores
-from tests.test_sm90_compile import arguments, softmax
+from tests import test_sm90_compile, test_sm90_designs, test_sm90_stores
+from tests.test_sm90_compile import softmax
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
@@ -42,7 +43,7 @@ def sources(plan: Plan) -> Iterator[KernelSource]:
         for part in plan.allocation.launches:
             yield from sources(part)
         return
-    yield KernelSource.of(inputs.filled(plan.problem), *plan.allocation.program)
+    yield plan.allocation.program.source
 
 
 def text_of(args: GemmArguments, number: int = 0) -> str:
@@ -56,7 +57,7 @@ def handed(name: str) -> list[GemmArguments]:
     if name == "written for tests":
         return [
             *test_sm90_compile.CASES.values(),
-            *test_sm90_compile.CROWDED.values(),
+            *test_sm90_designs.CROWDED.values(),
             *test_sm90_stores.CASES.values(),
         ]
     if name == "vocabulary":

@@ -388,6 +388,6 @@ def _constraints(tile: TileDescription | None) -> Constraints:
 
 
 def _description(kernel: Kernel) -> TileDescription:
-    design = dict(kernel.spec.design).get("design")
+    design = kernel.spec.design
     tile = kernel.metadata.tile_shape
     return TileDescription(tile, getattr(design, "cluster", None), getattr(design, "schedule", None))

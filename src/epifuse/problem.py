@@ -36,6 +36,15 @@ class TensorInfo:
         return f"{short(self.dtype)}[{', '.join(map(str, self.shape))}]"
 
 
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether `tensor` has an address: FakeTensors and meta tensors have none."""
     return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"

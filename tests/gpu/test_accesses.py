@@ -6,10 +6,10 @@ from gpu.harness import LAYOUTS, Machine, check
 from gpu.test_vocabulary import ACCESSES, K, L, M, N
 
 import epifuse as ef
-from epifuse.providers.cutedsl import _LOADS, _OUTPUTS
+from epifuse.providers.cutedsl.refusals import LOADS, OUTPUTS
 
-DTYPES = _LOADS
-OUT_DTYPES = _OUTPUTS
+DTYPES = LOADS
+OUT_DTYPES = OUTPUTS
 GROUPS = [list(ACCESSES)[:6], list(ACCESSES)[6:]]
 
 

@@ -7,12 +7,12 @@ import torch
 from gpu.harness import LAYOUTS, Machine, run
 
 import epifuse as ef
-from epifuse.providers.cutedsl import _CASTS, _LOADS, _OUTPUTS
+from epifuse.providers.cutedsl.refusals import CASTS, LOADS, OUTPUTS
 from epifuse.store_rule import store_reference
 from tests.test_store import INPUTS, same
 
-SOURCES = [name for name, x in INPUTS.items() if x.dtype in _LOADS]
-GROUPS = [_OUTPUTS[i : i + 3] for i in range(0, len(_OUTPUTS), 3)]
+SOURCES = [name for name, x in INPUTS.items() if x.dtype in LOADS]
+GROUPS = [OUTPUTS[i : i + 3] for i in range(0, len(OUTPUTS), 3)]
 N = 272  # a multiple of 16 elements: rows of one byte an element travel by TMA too
 
 
@@ -43,7 +43,7 @@ def test_every_value_is_stored_by_the_rule(source: str, group: int, machine: Mac
         assert not wrong.any(), f"{int(wrong.sum())} of {m * N} to {dtype}: values {shown[0]}, stored {shown[1]}"
 
 
-@pytest.mark.parametrize("dtype", _CASTS, ids=str)
+@pytest.mark.parametrize("dtype", CASTS, ids=str)
 def test_a_cast_is_torchs(dtype: torch.dtype, machine: Machine) -> None:
     """Whole numbers, of which fp8 rounds and overflows some and bytes wrap, and their quarters."""
     a, b = machine.whole(136, 64, most=8), machine.whole(64, 136, most=8)
@@ -55,7 +55,7 @@ def test_a_cast_is_torchs(dtype: torch.dtype, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("held", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", _CASTS, ids=str)
+@pytest.mark.parametrize("dtype", CASTS, ids=str)
 def test_a_cast_of_integers_is_torchs(dtype: torch.dtype, held: torch.dtype, machine: Machine) -> None:
     """Those of 25 bits show that a narrow float is rounded by way of float32."""
     a, b = machine.whole(136, 64), machine.whole(64, 136)

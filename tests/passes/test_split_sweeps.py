@@ -101,7 +101,7 @@ def test_a_graph_of_one_sweep_is_its_own_part() -> None:
     for whole_rows in (True, False):
         ((graph, problem),) = split_sweeps(args.graph, args.problem, whole_rows=whole_rows)
         assert graph is args.graph
-        assert problem is args.problem
+        assert problem == args.problem
 
 
 def test_what_is_stored_where() -> None:

@@ -19,7 +19,7 @@ from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.prune import prune
 from epifuse.passes.spelling import reductions_under
-from epifuse.problem import Problem, TensorInfo
+from epifuse.problem import Problem, TensorInfo, dense
 
 
 class Part(NamedTuple):
@@ -29,16 +29,28 @@ class Part(NamedTuple):
     problem: Problem
 
 
+class Sweep(NamedTuple):
+    """The graph of one part, whatever the extents; `read` are the loads of what earlier parts hand over."""
+
+    graph: Graph
+    read: tuple[Node, ...] = ()
+
+
 def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Part, ...]:
     """One part a sweep, in the order they run; a graph of one sweep is its own part.
 
     Without `whole_rows` no tile holds a whole row, so that what needs a reduction along rows waits for the next sweep.
     """
+    return tuple(Part(sweep.graph, part_of(sweep, problem)) for sweep in split(graph, problem, whole_rows=whole_rows))
+
+
+def split(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Sweep, ...]:
+    """The graphs of the parts; all that they need of the problem is which outputs lie over operands."""
     staged = assign_stages(_online(graph, whole_rows), problem, whole_rows=whole_rows)
     count = sweeps(staged)
     if count == 1:
-        return (Part(graph, problem),)
-    parts: list[Part] = []
+        return (Sweep(graph),)
+    parts: list[Sweep] = []
     crossing: dict[Node, str] = {}
     for sweep in reversed(range(count)):
         outputs = [output for output in staged.outputs if _stored_in(output, staged, problem) == sweep]
@@ -48,6 +60,20 @@ def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> 
             crossing.setdefault(node, f"{_word(node)}~{len(crossing)}")
         parts.append(_part(replace(staged, outputs=tuple(outputs), effects=effects), problem, sweep, crossing))
     return tuple(reversed(parts))
+
+
+def part_of(sweep: Sweep, problem: Problem) -> Problem:
+    """The problem of a part of this one: with what it reads of earlier parts, and the outputs that are its own."""
+    own, infos, graph = dict(problem.dtypes), dict(problem.outputs), sweep.graph
+    names = [output.name for output in graph.outputs]
+    held = {o.name: _held(graph.types[o.node].kind, problem) for o in graph.outputs if o.name not in own}
+    return replace(
+        problem,
+        operands=(*problem.operands, *((node.attr.name, _vector(node, graph, problem)) for node in sweep.read)),
+        outputs=tuple((name, infos.get(name)) for name in names),
+        dtypes=tuple((name, own[name] if name in own else held[name]) for name in names),
+        aliases=tuple(pair for pair in problem.aliases if pair[0] in names),
+    )
 
 
 def crossing_names(part: Part, problem: Problem) -> tuple[str, ...]:
@@ -103,28 +129,16 @@ def _read_before(roots: Iterable[Node], graph: Graph, sweep: int) -> tuple[Node,
 # --- one part ----------------------------------------------------------------------------------------------------
 
 
-def _part(graph: Graph, problem: Problem, sweep: int, crossing: Mapping[Node, str]) -> Part:
+def _part(graph: Graph, problem: Problem, sweep: int, crossing: Mapping[Node, str]) -> Sweep:
     """The graph's outputs, with what is `crossing` from earlier sweeps read as operands."""
-    own = dict(problem.dtypes)
+    own = {output.name for output in graph.outputs} - set(crossing.values())
     loads = {node: name for node, name in crossing.items() if _sweep(node, graph) < sweep}
     made = _reading(graph, loads)
     outputs = tuple(output if output.name in own else _handed_over(output, made) for output in made.outputs)
     made = assign_stages(prune(replace(made, outputs=outputs), problem), problem)
-    loaded = {node.attr.name for node in made.loads()}
+    loaded = {node.attr.name: node for node in made.loads()}
     made = replace(made, inputs=tuple(name for name in graph.inputs if name in loaded))
-    further = tuple((name, _vector(node, graph, problem)) for node, name in loads.items() if name in loaded)
-    infos, names = dict(problem.outputs), [output.name for output in made.outputs]
-    types = {output.name: made.types[output.node].kind for output in made.outputs}
-    return Part(
-        made,
-        replace(
-            problem,
-            operands=(*problem.operands, *further),
-            outputs=tuple((name, infos.get(name)) for name in names),
-            dtypes=tuple((name, own[name] if name in own else _held(types[name], problem)) for name in names),
-            aliases=tuple(pair for pair in problem.aliases if pair[0] in names),
-        ),
-    )
+    return Sweep(made, tuple(loaded[name] for name in loads.values() if name in loaded))
 
 
 def _reading(graph: Graph, loads: Mapping[Node, str]) -> Graph:
@@ -167,10 +181,8 @@ def _held(kind: str, problem: Problem) -> torch.dtype:
 
 def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
     """What crosses, as the operand it becomes: dense, in the order of its dims."""
-    type_ = graph.types[node]
-    shape = shape_of(_dims(type_), problem.extents)
-    strides = torch.empty(shape, device="meta").stride()
-    return TensorInfo(shape, strides, _held(type_.kind, problem), problem.a.device)
+    shape = shape_of(node.attr.dims, problem.extents)
+    return TensorInfo(shape, dense(shape), _held(graph.types[node].kind, problem), problem.a.device)
 
 
 # --- one sweep less ----------------------------------------------------------------------------------------------

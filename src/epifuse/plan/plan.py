@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from epifuse.dtypes import short
 from epifuse.ir import Graph, Load
@@ -18,21 +18,48 @@ from epifuse.plan.spec import KernelSpec
 from epifuse.problem import Problem
 
 
+class Details(NamedTuple):
+    """What a plan tells people: how operands and outputs travel, by name, and what else is worth a note."""
+
+    transports: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Allocation:
-    """What a provider decided for a problem it supports. `notes` are for people; the lowest `cost` is best.
+    """What a provider decided for a problem it supports; the lowest `cost` is best.
 
-    `launches` are the plans of its parts, where the product is computed more than once: one launch each.
+    Problem and kernel determine the rest, which therefore takes no part in equality. `workspace`, in bytes, and
+    `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
+    where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
+    priced: nothing is lowered again.
     """
 
     tile: tuple[int, int]
     cost: float = 0.0
-    workspace_bytes: int = 0
-    transports: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-    launches: tuple[Plan, ...] = ()
+    workspace: int | Callable[[], int] = field(default=0, compare=False, repr=False)
+    details: Details | Callable[[], Details] = field(default=Details(), compare=False, repr=False)
+    launches: tuple[Plan, ...] = field(default=(), compare=False)
     program: Any = field(default=None, compare=False, repr=False)
-    """What the provider builds, as it was priced: nothing is lowered again."""
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that a launch needs."""
+        return self.workspace() if callable(self.workspace) else self.workspace
+
+    @property
+    def transports(self) -> tuple[tuple[str, str], ...]:
+        """How operands, in the order of their loads, and outputs travel, by name."""
+        return self._told.transports
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Further lines for people."""
+        return self._told.notes
+
+    @cached_property
+    def _told(self) -> Details:
+        return self.details() if callable(self.details) else self.details
 
 
 class Reason(str):

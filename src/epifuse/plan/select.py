@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Protocol
 
 from epifuse.ir import Graph
@@ -21,20 +22,37 @@ class Planner(Protocol):
 
     def lower(self, graph: Graph, problem: Problem) -> Any: ...
 
-    def supports(self, spec: KernelSpec, work: Any, problem: Problem) -> Allocation | Refusal: ...
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Allocation | Refusal]: ...
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The plans, best first, and why every other kernel refused."""
+    """The plans, best first, and why every other kernel refused. `ranked` are the kernels of the plans."""
 
-    plans: tuple[Plan, ...]
+    structure: Structure = field(repr=False)
+    problem: Problem
+    ranked: tuple[tuple[KernelSpec, Allocation], ...]
     refusals: tuple[Refusal, ...]
+
+    @cached_property
+    def best(self) -> Plan | None:
+        """The plan that would run, if there is one."""
+        return self._plan(*self.ranked[0]) if self.ranked else None
+
+    @cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        """Every plan; a call that only runs needs `best` alone."""
+        rest = tuple(self._plan(*each) for each in self.ranked[1:])
+        return rest if self.best is None else (self.best, *rest)
+
+    def _plan(self, spec: KernelSpec, allocation: Allocation) -> Plan:
+        structure = self.structure
+        return Plan(spec, self.problem, structure.digest, structure.binding, allocation, structure.graph)
 
     @property
     def loc(self) -> Loc | None:
         """The place in the user's source that the first refusal with one is about, where nothing can run."""
-        return None if self.plans else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
+        return None if self.ranked else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -50,21 +68,32 @@ def _named(names: list[str]) -> str:
 
 
 def select(structure: Structure, problem: Problem, candidates: Iterable[tuple[KernelSpec, Planner]]) -> Selection:
-    """Ask each candidate kernel of its provider. Kernels for another target are refused here, in one place."""
-    plans: list[Plan] = []
+    """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
+    found: list[tuple[KernelSpec, Allocation]] = []
     refusals: list[Refusal] = []
+    for provider, group in groupby(candidates, key=lambda candidate: candidate[1]):
+        specs = [spec for spec, _ in group]
+        for spec, answer in zip(specs, _answers(provider, specs, structure, problem), strict=True):
+            if isinstance(answer, Refusal):
+                refusals.append(answer)
+            else:
+                found.append((spec, answer))
+    found.sort(key=lambda each: each[1].cost)
+    return Selection(structure, problem, tuple(found), tuple(refusals))
+
+
+def _answers(
+    provider: Planner, specs: Sequence[KernelSpec], structure: Structure, problem: Problem
+) -> Iterable[Allocation | Refusal]:
     target = problem.target
-    for spec, provider in candidates:
-        if spec.device != target.device or target.cc not in spec.ccs:
-            refusals.append(Refusal(spec.name, partial(_other_target, spec, target)))
-            continue
-        answer = provider.supports(spec, structure.work(spec.provider, provider.lower, problem), problem)
-        if isinstance(answer, Refusal):
-            refusals.append(answer)
-        else:
-            plans.append(Plan(spec, problem, structure.digest, structure.binding, answer, structure.graph))
-    plans.sort(key=lambda plan: plan.allocation.cost)
-    return Selection(tuple(plans), tuple(refusals))
+    fits = [spec.device == target.device and target.cc in spec.ccs for spec in specs]
+    here = [spec for spec, fit in zip(specs, fits, strict=True) if fit]
+    work = structure.work(here[0].provider, provider.lower, problem) if here else None
+    answers = iter(provider.supports(here, work, problem) if here else ())
+    return [
+        next(answers) if fit else Refusal(spec.name, partial(_other_target, spec, target))
+        for spec, fit in zip(specs, fits, strict=True)
+    ]
 
 
 def _other_target(spec: KernelSpec, target: Target) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel of one provider. `design` holds what its provider chooses between: tiles, clusters, schedules."""
+    """One kernel of one provider. `design` is what its provider chooses between: a tile, a cluster, a schedule."""
 
     name: str
     provider: str
     device: str
     ccs: tuple[int, ...]
     summary: str = ""
-    design: tuple[tuple[str, Any], ...] = field(default=())
+    design: Any = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +35,11 @@ class Provider(Protocol):
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
 
-    def supports(self, spec: KernelSpec, work: Any, problem: Problem) -> Allocation | Refusal:
-        """Whether the kernel carries what was lowered, for these extents. Pure; needs neither toolchain nor device."""
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Allocation | Refusal]:
+        """Whether each of its kernels `specs` carries what was lowered, for these extents, in their order.
+
+        Pure; needs neither toolchain nor device.
+        """
 
     def build(self, plan: Plan) -> Runner:
         """Compile."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from epifuse.config import CONFIG
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, Details, KernelSpec, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import native, toolchain
@@ -37,8 +38,11 @@ class CpuProvider:
         """The programs of the panel kernel; the loop's when it is first asked for."""
         return Lowered(graph, problem)
 
-    def supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Sequence[Allocation | Refusal]:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
+        return [self._supports(spec, work, problem) for spec in specs]
+
+    def _supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
         constraints = problem.constraints
         for field in ("cluster", "schedule"):
             if getattr(constraints, field) not in (None, (1, 1)):  # a cluster of one is none
@@ -89,7 +93,7 @@ def _native(work: Lowered, problem: Problem) -> Allocation | Refusal:
     if (reason := native.unfit(problem)) is not None or (reason := native.refusal(work.loop, problem)) is not None:
         return Refusal(_NATIVE.name, reason)
     note = "the loop is compiled in about half a second, once: it stays on disk"
-    return Allocation(native.SCRATCH, cost=0.5, notes=(note,), program=work)
+    return Allocation(native.SCRATCH, cost=0.5, details=Details(notes=(note,)), program=work)
 
 
 def _panel(work: Lowered, problem: Problem) -> Allocation | Refusal:
@@ -103,7 +107,7 @@ def _panel(work: Lowered, problem: Problem) -> Allocation | Refusal:
     notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
     if whole_rows:
         notes.append("whole rows, because a value needs its row")
-    return Allocation((rows, columns), cost=1.0, notes=tuple(notes), program=program)
+    return Allocation((rows, columns), cost=1.0, details=Details(notes=tuple(notes)), program=program)
 
 
 def _panel_shape(program: Panels, problem: Problem) -> tuple[int, int]:

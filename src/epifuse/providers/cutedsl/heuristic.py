@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from epifuse.problem import Problem
-from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.program import Design
 
 _MULTIPROCESSORS = 132  # of an H100 or H200
@@ -32,18 +33,17 @@ _PAIRS_THAT_EXCHANGE = 1.08
 Softmax of 16384 x 512 x 4096: 128 x 256 cooperative in pairs 96 us, 64 x 256 ping-pong 109, 128 x 128 in fours 114."""
 
 
-def estimate(design: Design, problem: Problem, shares_rows: bool) -> float:
+def estimate(design: Design, extents: Mapping[str, int], k: float, shares_rows: bool) -> float:
     """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue.
 
-    `shares_rows` where values need whole rows, which the CTAs of a cluster share.
+    `k` are elements of 16 bits along K; `shares_rows` where values need whole rows, which the CTAs of a cluster share.
+    Asked of every design for every problem.
     """
-    e = problem.extents
+    height, width = extents["m"], extents["n"]
     (m, n), (cm, cn) = design.tile, design.cluster
-    blocks = -(-e["m"] // m), -(-e["n"] // n)
-    tiles = e["l"] * round_up(blocks[0], cm) * round_up(blocks[1], cn)
+    tiles = extents["l"] * -(-height // (m * cm)) * cm * -(-width // (n * cn)) * cn
     exposed = 0 if design.pingpong else _EPILOGUE_K
-    k = e["k"] * problem.a.dtype.itemsize / 2
-    rows = "several" if e["m"] > m else "one" if 2 * e["m"] > m else "few"
+    rows = "several" if height > m else "one" if 2 * height > m else "few"
     area = max(m * n, _LEAST_AREA) if rows == "few" else m * n
     work = (k + exposed) * area / _RATE[design.tile, design.pingpong]
     tail = _EPILOGUE_K * area if design.pingpong else 0
@@ -72,6 +72,11 @@ def is_short(problem: Problem) -> bool:
 def is_long(problem: Problem) -> bool:
     """Whether K is so long that stages of A and B are worth more than room for what the epilogue reads and writes."""
     return _k_bytes(problem) >= _LONG_K
+
+
+def wide_k(problem: Problem) -> float:
+    """Elements of 16 bits along K."""
+    return _k_bytes(problem) / 2
 
 
 def _k_bytes(problem: Problem) -> int:

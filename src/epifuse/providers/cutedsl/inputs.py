@@ -24,7 +24,8 @@ def filled(problem: Problem) -> Problem:
     A single column lies along its length.
     """
     if problem.extents["k"]:
-        return replace(problem, a=_along_its_length(problem.a), b=_along_its_length(problem.b))
+        a, b = _along_its_length(problem.a), _along_its_length(problem.b)
+        return problem if a is problem.a and b is problem.b else replace(problem, a=a, b=b)
     a, b, k = problem.a, problem.b, _SOME_K
     m, n = a.shape[-2], b.shape[-1]
     by_rows, by_columns = (m * k, k, 1), (n * k, 1, k)

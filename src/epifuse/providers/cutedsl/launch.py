@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,20 +12,18 @@ from epifuse.fusion.forms import debug_print
 from epifuse.ir import Dims, Load, Output
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
-from epifuse.problem import Problem, TensorInfo, info
+from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
-from epifuse.providers.cpu.space import Space, viewed
-from epifuse.providers.cutedsl.accesses import destination, stand_in
-from epifuse.providers.cutedsl.addresses import modes
+from epifuse.providers.cutedsl.addresses import modes, strides_of, strides_written
 from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.clusters import resident_clusters
+from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.inputs import filled
-from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.load import function
-from epifuse.providers.cutedsl.partials import MOST_CTAS, workspace_bytes
+from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
-from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.program import Access, Program
 
 
 class View(NamedTuple):
@@ -48,24 +45,25 @@ class View(NamedTuple):
 
     def beside(self, own: TensorInfo) -> View:
         """The same view, which knows whether it is the tensor itself."""
-        return self._replace(same=(own.shape, own.strides) == self[:2] and own.dtype is not torch.bool)
+        same = self.shape == own.shape and self.strides == own.strides and own.dtype is not torch.bool
+        return View(self.shape, self.strides, same)
 
 
 class GpuKernel:
     """One plan, ready to launch on torch's current stream."""
 
-    def __init__(self, plan: Plan, program: Program, design: Design) -> None:
+    def __init__(self, plan: Plan, found: Arranged) -> None:
         self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
         if self.empty:
             self.host = kernel_of(Lowered(plan.graph, plan.problem), plan.problem)
             return
         given = plan.problem
-        plan = replace(plan, problem=filled(given))
-        self.function = function(written(KernelSource.of(plan.problem, program, design)), plan.spec.name)
-        self.views = _Views(given, plan.problem, program)
+        program, design = found.program, found.design
+        self.function = function(found.text, plan.spec.name)
+        self.views = _Views(given, filled(given), program)
         self.prints = program.prints
         self.numbers = tuple(node.attr.name for node in program.numbers)
-        self.workspace_bytes = workspace_bytes(program.graph, design, plan.problem)
+        self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
@@ -166,51 +164,49 @@ class _Views:
     """
 
     def __init__(self, given: Problem, problem: Problem, program: Program) -> None:
-        extents = problem.extents
-        self.space = Space.of(program.graph, extents)
-        self.shape = (extents["m"], extents["n"], extents["l"])
-        self.batched = problem.batched
+        self.extents = extents = problem.extents
+        self.factors, self.batched = program.factors, problem.batched
         self.a = _matrix(problem.a, extents["l"], batched=self.batched).beside(given.a)
         self.b = _matrix(problem.b, extents["l"], batched=self.batched).beside(given.b)
-        self.operands = tuple(self._operand(node.attr, access, problem) for node, access in program.tensors)
-        dtypes = {access.name: access.dtype for access in program.stores}
+        self.operands = tuple([self._operand(node.attr, access, problem) for node, access in program.tensors])
+        infos = dict(problem.outputs)
+        written = list(zip(program.graph.outputs, program.stores, strict=True))
+        self.outputs = tuple([self._output(one, access, infos.get(one.name)) for one, access in written])
         names = {one.output for one in program.prints}
         self.printed = tuple(
-            (output.name, shape_of(output.dims or (), extents), dtypes[output.name])
-            for output in program.graph.outputs
-            if output.name in names
-        )
-        self.outputs = tuple(
-            self._output(output, access, problem)
-            for output, access in zip(program.graph.outputs, program.stores, strict=True)
+            (one.name, shape_of(one.dims or (), extents), access.dtype) for one, access in written if one.name in names
         )
 
     def _operand(self, load: Load, access: Access, problem: Problem) -> tuple[str, View]:
         operand = problem.by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        return load.name, self._full(viewed(stand_in(operand), load), load.dims, access).beside(operand)
+        strides = strides_of(operand, load)
+        assert strides is not None, "refused while planning"
+        return load.name, self._full(strides, load.dims, access).beside(operand)
 
-    def _output(self, output: Output, access: Access, problem: Problem) -> tuple[str, View]:
-        tensor = destination(output, problem)
-        own = dict(problem.outputs).get(output.name) or replace(info(tensor), dtype=access.dtype)
-        return output.name, self._full(tensor, output.dims, access).beside(own)
+    def _output(self, output: Output, access: Access, info: TensorInfo | None) -> tuple[str, View]:
+        strides = strides_written(output, info, self.extents)
+        own = info or TensorInfo(shape_of(output.dims or (), self.extents), strides, access.dtype, "")
+        return output.name, self._full(strides, output.dims, access).beside(own)
 
-    def _full(self, tensor: torch.Tensor, dims: Dims | None, access: Access) -> View:
+    def _full(self, strides: tuple[int, ...], dims: Dims | None, access: Access) -> View:
         """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
 
         A tile that does not vary over L has one batch.
         """
-        where = modes(tensor, dims or (), self.space)
+        where = modes(strides, dims or (), self.factors, self.extents)
         pieces = [(e, s if e > 1 else 0) for mode in where for e, s in zip(*mode, strict=True)]
         if access.way != "tile":
-            return View(tuple(extent for extent, _ in pieces), tuple(stride for _, stride in pieces))
+            shape, steps = zip(*pieces, strict=True)
+            return View(shape, steps)
+        m, n, l = (self.extents[axis] for axis in "mnl")
         # No address depends on the stride of a single row or batch, but TMA checks it.
         inner = 1 if access.by_rows else 0
-        span = round_up(self.shape[0] * self.shape[1], 16)
-        legal = tuple(1 if i == inner else stride or span for i, (_, stride) in enumerate(pieces))
+        span = round_up(m * n, 16)
+        legal = tuple([1 if i == inner else stride or span for i, (_, stride) in enumerate(pieces)])
         if not self.batched:
-            return View(self.shape[:2], legal[:2])
-        return View(self.shape if "l" in access.axes else (*self.shape[:2], 1), legal)
+            return View((m, n), legal[:2])
+        return View((m, n, l if "l" in access.axes else 1), legal)
 
 
 def _matrix(given: TensorInfo, batches: int, *, batched: bool) -> View:

@@ -1,19 +1,162 @@
-"""From the typed graph to the one the kernel walks. Imports no cutlass."""
+"""From the typed graph to the one the kernel walks, and all that planning needs of it. Imports no cutlass."""
 
 from __future__ import annotations
 
-from epifuse.ir import Graph
-from epifuse.passes.assign_stages import assign_stages
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from epifuse.ir import Factor, Graph, Load, Node, Output
+from epifuse.passes.assign_stages import assign_stages, has_row_stage
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower as inline
 from epifuse.passes.split_operators import split_operators
+from epifuse.passes.split_sweeps import Sweep, part_of, split
+from epifuse.passes.structure import Structure
 from epifuse.problem import Problem
+from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs
 from epifuse.providers.cutedsl.log_sums import split_log_sums
-from epifuse.providers.cutedsl.program import Lowered
+from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
+from epifuse.providers.cutedsl.prints import Print, with_prints
+from epifuse.providers.cutedsl.program import Way
+from epifuse.providers.cutedsl.rows import Walk, is_line, walks
 
 NATIVE = frozenset(costs.FAST)
 """Activations with a fast device form."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents."""
+
+    typed: Graph
+    walked: Graph
+    _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _printing(self) -> tuple[Graph, tuple[Print, ...], Mapping[str, torch.dtype]]:
+        return with_prints(self.walked)
+
+    @property
+    def stored(self) -> Graph:
+        """What is walked, with what is printed among the outputs."""
+        return self._printing[0]
+
+    @property
+    def prints(self) -> tuple[Print, ...]:
+        """What is printed after a launch."""
+        return self._printing[1]
+
+    @property
+    def printed(self) -> Mapping[str, torch.dtype]:
+        """The dtypes of outputs that are printed, by name."""
+        return self._printing[2]
+
+    @cached_property
+    def loads(self) -> tuple[Node, ...]:
+        """The loads, in the order in which the kernel takes them."""
+        return self.stored.loads()
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """The finest factors of the axes."""
+        return Space.of(self.stored, {}).factors
+
+    @cached_property
+    def walks(self) -> tuple[Walk, ...]:
+        """How a tile is walked."""
+        return walks(self.stored)
+
+    @cached_property
+    def exchanged(self) -> int:
+        """32-bit words of a row that the CTAs of a cluster tell each other at once."""
+        return max(sum(reduction(node, self.stored).words for node in walk.reductions) for walk in self.walks)
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:
+        """The loads, as `loads` has them."""
+        types = self.stored.types
+        early = {node for walk in self.walks for node in (*walk.nodes, *walk.lines)}
+        ways: list[Way | None] = [
+            _VECTOR_WAYS.get(types[node].axes - {"l"}) if node in early else "finish" for node in self.loads
+        ]
+        return tuple(Read(node.attr, types[node].axes, way) for node, way in zip(self.loads, ways, strict=True))
+
+    @cached_property
+    def writes(self) -> tuple[Write, ...]:
+        """The outputs, those that are printed last."""
+        return tuple(_write(output, self.stored) for output in self.stored.outputs)
+
+    @cached_property
+    def shares_rows(self) -> bool:
+        """Whether some value needs a whole row at once."""
+        return has_row_stage(self.walked)
+
+    @cached_property
+    def typed_shares_rows(self) -> bool:
+        """The same before the graph was lowered."""
+        return has_row_stage(self.typed)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether anything is reduced."""
+        return any(node.op == "reduce" for node in self.stored.nodes)
+
+    @cached_property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """What is merged after all tiles."""
+        return reductions_of(self.stored)
+
+    def launches(self, problem: Problem, *, whole_rows: bool) -> tuple[Launch, ...]:
+        """One for each sweep over the product, where tiles hold `whole_rows` or do not."""
+        # All that decides besides is which outputs lie over operands.
+        key = whole_rows, frozenset(name for name, _ in problem.aliases)
+        if (found := self._splits.get(key)) is None:
+            sweeps = split(self.typed, problem, whole_rows=whole_rows)
+            found = self._splits.setdefault(key, tuple(_launch(sweep, problem) for sweep in sweeps))
+        return found
+
+
+class Read(NamedTuple):
+    """A load, the axes it varies over, and its way where that does not depend on its strides."""
+
+    load: Load
+    axes: frozenset[str]
+    way: Way | None
+
+
+class Write(NamedTuple):
+    """An output, the axes it varies over, and its way where that does not depend on its strides."""
+
+    output: Output
+    axes: frozenset[str]
+    way: Way | None
+
+
+_VECTOR_WAYS: Mapping[frozenset[str], Way] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
+
+
+def _write(output: Output, graph: Graph) -> Write:
+    if graph.stages[output.node].kind == "finish":
+        return Write(output, graph.types[output.node].axes, "line" if is_line(output, graph) else "finish")
+    return Write(output, frozenset(factor.axis for dim in output.dims or () for factor in dim), None)
+
+
+class Launch(NamedTuple):
+    """One of several launches: its sweep, and what that was lowered to."""
+
+    sweep: Sweep
+    structure: Structure
+    work: Lowered
+
+
+def _launch(sweep: Sweep, whole: Problem) -> Launch:
+    problem = part_of(sweep, whole)
+    return Launch(sweep, Structure.of(sweep.graph, problem), lower(sweep.graph, problem))
 
 
 def lower(graph: Graph, problem: Problem) -> Lowered:

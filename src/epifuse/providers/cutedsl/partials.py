@@ -8,6 +8,7 @@ needs no clearing. Partial results of one reduction are an array (words, batches
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,12 +115,10 @@ def is_carried(reduction: Reduction) -> bool:
     return reduction.axis == "" and not reduction.batched
 
 
-def workspace_bytes(graph: Graph, design: Design, problem: Problem) -> int:
+def workspace_bytes(reductions: Iterable[Reduction], design: Design, extents: Mapping[str, int]) -> int:
     """Bytes of workspace that a launch needs."""
-    e = problem.extents
-    if 0 in (e["m"], e["n"], e["l"]):
-        return 0
-    return 4 * sum(int(elements(r, design, e["m"], e["n"], e["l"])) for r in reductions_of(graph))
+    m, n, l = (extents[axis] for axis in "mnl")
+    return 4 * sum(int(elements(one, design, m, n, l)) for one in reductions) if m and n and l else 0
 
 
 def refused(graph: Graph, problem: Problem) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from epifuse.ir import Graph, Node, Output
-from epifuse.ir.types import Dims
-from epifuse.problem import Problem
+from epifuse.ir.types import Dims, Factor
 from epifuse.providers.cpu.space import Space
 
 _DTYPES = {"float": torch.float32, "int64": torch.int64, "int32": torch.int32, "mask": torch.bool}
@@ -22,23 +22,18 @@ class Print(NamedTuple):
     format: str
 
 
-def with_prints(graph: Graph, problem: Problem) -> tuple[Graph, Problem, tuple[Print, ...]]:
-    """Effects as outputs, the problem with their dtypes, and what is to be printed."""
+def with_prints(graph: Graph) -> tuple[Graph, tuple[Print, ...], Mapping[str, torch.dtype]]:
+    """Effects as outputs, what is to be printed, and the dtypes of those outputs."""
     prints = tuple(Print(f"@{number}", str(node.attr)) for number, node in enumerate(graph.effects))
     sources = [node.args[0] for node in graph.effects]
-    space = Space.of(graph, problem.extents)
-    outputs = [Output(one.output, x, _dims(x, graph, space)) for one, x in zip(prints, sources, strict=True)]
-    dtypes = [(one.output, _DTYPES[graph.types[x].kind]) for one, x in zip(prints, sources, strict=True)]
-    infos = [(one.output, None) for one in prints]
-    return (
-        replace(graph, outputs=(*graph.outputs, *outputs), effects=()),
-        replace(problem, outputs=(*problem.outputs, *infos), dtypes=(*problem.dtypes, *dtypes)),
-        prints,
-    )
+    factors = Space.of(graph, {}).factors
+    outputs = [Output(one.output, x, _dims(x, graph, factors)) for one, x in zip(prints, sources, strict=True)]
+    dtypes = {one.output: _DTYPES[graph.types[x].kind] for one, x in zip(prints, sources, strict=True)}
+    return replace(graph, outputs=(*graph.outputs, *outputs), effects=()), prints, dtypes
 
 
-def _dims(node: Node, graph: Graph, space: Space) -> Dims:
+def _dims(node: Node, graph: Graph, factors: tuple[Factor, ...]) -> Dims:
     """As the CPU kernel prints it: a dim for each factor, those of the batch only where it varies over batches."""
     present = graph.types[node].factors
     batched = "l" in graph.types[node].axes
-    return tuple((f,) if f in present else () for f in space.factors if f.axis != "l" or batched)
+    return tuple((f,) if f in present else () for f in factors if f.axis != "l" or batched)

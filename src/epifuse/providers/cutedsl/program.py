@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 
-from epifuse.ir import Graph, Node
+from epifuse.ir import Factor, Graph, Node
+from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.prints import Print
 
@@ -43,7 +45,7 @@ class Access:
     dtype: torch.dtype = torch.float32
     by_rows: bool = True
     pairs: bool = False
-    why: str = ""
+    why: str = field(default="", compare=False)
     inner: tuple[tuple[int, ...], ...] = ((), (), ())
 
     @property
@@ -85,14 +87,6 @@ class Design:
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
-    """A typed graph, and the same as the kernel walks it."""
-
-    typed: Graph
-    walked: Graph
-
-
-@dataclass(frozen=True, eq=False)
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
     value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch."""
@@ -104,12 +98,17 @@ class Program:
     edges: tuple[Edge, Edge] = NO_EDGES
     prints: tuple[Print, ...] = ()
 
-    @property
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """The finest factors of the axes."""
+        return Space.of(self.graph, {}).factors
+
+    @cached_property
     def tensors(self) -> tuple[tuple[Node, Access], ...]:
         """Loads of tensors, in the order in which the kernel takes them."""
         return tuple(load for load in self.loads if load[1].way != "number")
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[Node, ...]:
         """Loads of numbers, in the order in which the kernel takes them."""
         return tuple(node for node, access in self.loads if access.way == "number")

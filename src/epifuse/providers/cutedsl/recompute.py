@@ -6,88 +6,106 @@ Imports no cutlass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
-from epifuse import passes
-from epifuse.ir import Graph, Load, Node
+from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
-from epifuse.passes.assign_stages import has_row_stage
 from epifuse.passes.spelling import reductions_under, spelled
-from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
+from epifuse.passes.split_sweeps import Part, crossing_names, part_of
 from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
 from epifuse.problem import Problem
 from epifuse.providers import sequence
-from epifuse.providers.cutedsl.lowering import lower
-from epifuse.providers.cutedsl.program import Lowered
+from epifuse.providers.cutedsl.lowering import Launch, Lowered
 
-OneLaunch = Callable[[KernelSpec, Lowered, Problem], Allocation | Refusal]
-
-
-class _Launch(NamedTuple):
-    """One of several launches: its part, and what the part was lowered to."""
-
-    part: Part
-    work: Lowered
+OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Sequence[Allocation | Refusal]]
 
 
-@lru_cache(maxsize=256)  # every design asks for the same
-def _split(graph: Graph, problem: Problem, *, whole_rows: bool) -> tuple[_Launch, ...]:
-    parts = split_sweeps(graph, problem, whole_rows=whole_rows)
-    return tuple(_Launch(part, lower(*part)) for part in parts)
-
-
-def supports(spec: KernelSpec, work: Lowered, problem: Problem, one_launch: OneLaunch) -> Allocation | Refusal:
+def supports(
+    specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch
+) -> Sequence[Allocation | Refusal]:
     """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
-    answer = one_launch(spec, work, problem)
-    if isinstance(answer, Allocation):
-        return answer
-    if problem.constraints.allow_recompute:
-        for launches in _ways_to_split(work.typed, problem):
-            if isinstance(several := _several(spec, launches, problem, one_launch), Allocation):
-                return several
-    return Refusal(spec.name, partial(_reason, answer, spec, work.typed, problem, one_launch))
+    ways = _Ways(specs, work, problem, one_launch)
 
-
-def _ways_to_split(graph: Graph, problem: Problem) -> Iterator[tuple[_Launch, ...]]:
-    # Whole rows first: what a tile can hold needs no launch of its own.
-    for whole_rows in (True, False) if has_row_stage(graph) else (True,):
-        launches = _split(graph, problem, whole_rows=whole_rows)
-        if len(launches) > 1:  # one where no value varies over rows and columns
-            yield launches
-
-
-def _reason(refusal: Refusal, spec: KernelSpec, graph: Graph, problem: Problem, one_launch: OneLaunch) -> Reason:
-    """Why one launch cannot, and what several could, or why they cannot either."""
-    text = refusal.reason
-    for launches in _ways_to_split(graph, problem):
-        several = _several(spec, launches, problem, one_launch)
-        if isinstance(several, Allocation):
-            text = f"{text}; {_ways_out(tuple(launch.part for launch in launches), problem)}"
-            break
-        if several.reason != refusal.reason:
-            text = f"{text}; as {len(launches)} launches: {several.reason}"
-    return Reason(text, refusal.loc)
-
-
-def _several(
-    spec: KernelSpec, launches: tuple[_Launch, ...], problem: Problem, one_launch: OneLaunch
-) -> Allocation | Refusal:
-    plans = []
-    for (graph, part), work in launches:
-        answer = one_launch(spec, work, part)
-        if isinstance(answer, Refusal):
+    def settled(spec: KernelSpec, answer: Allocation | Refusal) -> Allocation | Refusal:
+        if isinstance(answer, Allocation):
             return answer
-        plans.append(Plan(spec, part, *passes.identity(graph, part), answer, graph))
-    allocations = [plan.allocation for plan in plans]
-    between = sequence.slots([launch.part for launch in launches], problem)
-    return Allocation(
-        allocations[0].tile,
-        cost=sum(allocation.cost for allocation in allocations),
-        workspace_bytes=sequence.workspace_bytes(between, [a.workspace_bytes for a in allocations]),
-        launches=tuple(plans),
-    )
+        if problem.constraints.allow_recompute:
+            for way in ways.found:
+                if isinstance(several := way.answers[spec.name], Allocation):
+                    return several
+        return Refusal(spec.name, partial(ways.reason, answer))
+
+    return [settled(*each) for each in zip(specs, one_launch(specs, work, problem), strict=True)]
+
+
+class _Ways:
+    """The ways to split one problem into several launches, found where somebody asks."""
+
+    def __init__(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> None:
+        self.specs, self.work, self.problem, self.one_launch = specs, work, problem, one_launch
+
+    @cached_property
+    def found(self) -> tuple[_Way, ...]:
+        """Whole rows first: what a tile can hold needs no launch of its own."""
+        return tuple(self._found())
+
+    def _found(self) -> Iterator[_Way]:
+        for whole_rows in (True, False) if self.work.typed_shares_rows else (True,):
+            launches = self.work.launches(self.problem, whole_rows=whole_rows)
+            if len(launches) > 1:  # one where no value varies over rows and columns
+                yield _Way(self, launches)
+
+    def reason(self, refusal: Refusal) -> Reason:
+        """Why one launch cannot, and what several could, or why they cannot either."""
+        text = refusal.reason
+        for way in self.found:
+            several = way.answers[refusal.kernel]
+            if isinstance(several, Allocation):
+                text = f"{text}; {_ways_out(way.parts, self.problem)}"
+                break
+            if several.reason != refusal.reason:
+                text = f"{text}; as {len(way.parts)} launches: {several.reason}"
+        return Reason(text, refusal.loc)
+
+
+class _Way:
+    """One way to split a problem, and what each kernel makes of it."""
+
+    def __init__(self, of: _Ways, launches: Sequence[Launch]) -> None:
+        self.of, self.launches = of, launches
+        self.parts = tuple(Part(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
+
+    @cached_property
+    def answers(self) -> dict[str, Allocation | Refusal]:
+        """By name of the kernel."""
+        of = self.of
+        each = [
+            of.one_launch(of.specs, launch.work, part.problem)
+            for launch, part in zip(self.launches, self.parts, strict=True)
+        ]
+        return {spec.name: self._joined(spec, own) for spec, *own in zip(of.specs, *each, strict=True)}
+
+    def _joined(self, spec: KernelSpec, answers: Sequence[Allocation | Refusal]) -> Allocation | Refusal:
+        allocations = []
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                return answer
+            allocations.append(answer)
+        plans = tuple(
+            Plan(spec, part.problem, launch.structure.digest, launch.structure.binding, allocation, part.graph)
+            for launch, part, allocation in zip(self.launches, self.parts, allocations, strict=True)
+        )
+        return Allocation(
+            allocations[0].tile,
+            cost=sum(allocation.cost for allocation in allocations),
+            workspace=partial(self._workspace_bytes, allocations),
+            launches=plans,
+        )
+
+    def _workspace_bytes(self, allocations: Sequence[Allocation]) -> int:
+        between = sequence.slots(self.parts, self.of.problem)
+        return sequence.workspace_bytes(between, [allocation.workspace_bytes for allocation in allocations])
 
 
 def parts_of(plan: Plan) -> tuple[Part, ...]:

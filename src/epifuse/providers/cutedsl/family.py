@@ -1,0 +1,219 @@
+"""What all problems of a class have in common: programs and refusals, design by design. Imports no cutlass.
+
+An unseen extent of a known class is only looked up here, and what it costs in each design is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from epifuse.cache import LRU
+from epifuse.ir import Node
+from epifuse.plan import Details, KernelSpec
+from epifuse.problem import Problem
+from epifuse.providers.cutedsl import budget, refusals, rows
+from epifuse.providers.cutedsl.accesses import Sides, sides
+from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
+from epifuse.providers.cutedsl.heuristic import band, is_long, is_short
+from epifuse.providers.cutedsl.kernel_text import KernelSource, written
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.providers.cutedsl.partials import edges
+from epifuse.providers.cutedsl.precision import Accuracy, accuracies
+from epifuse.providers.cutedsl.program import NO_EDGES, SUBTILE, Access, Design, Program
+
+_SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
+"""Of A and B, where K is short, in between, and where something is reduced or spare stages hold the last tile's
+operands; what is left serves the epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 %
+longer than five. Beside one, six and spare ones take up to 7 % less than five in calls in a row, and 1.3 % more for
+relu(alpha accum + beta C) of 16384 x 4096 x 1024; of 4096 x 4096 x 4096, where the GPU rests between calls, 1.5 % more
+on one GPU and 0.7 % less on another. Six alone leave too few subtiles ahead in a last tile, and row sums of squares
+take 8 % more with six where K is 512 (benchmarks/results/kernel_variants.json).
+"""
+
+SPILLING = 2.0
+"""What a design that spills loses at least beside its estimate, where 64 x 128, whose rate is 0.8, is to be chosen."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged:
+    """What a kernel is generated from in one design; `spills` where its epilogue does not fit its registers."""
+
+    source: KernelSource
+    spills: bool
+
+    @property
+    def program(self) -> Program:
+        """The epilogue."""
+        return self.source.program
+
+    @property
+    def design(self) -> Design:
+        """The design with its stages."""
+        return self.source.design
+
+    @cached_property
+    def text(self) -> str:
+        """What is compiled."""
+        return written(self.source)
+
+    def details(self, own: Sides, problem: Problem) -> Details:
+        """For people. Why an operand goes direct may name a stride, which is the problem's own."""
+        kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
+        loads = [_told(*pair) for pair in kept if pair[0].way != "number"]
+        stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
+        return Details(refusals.transports(loads, stores), refusals.notes(self.design, problem, spills=self.spills))
+
+
+def _told(kept: Access, own: Access | None) -> Access:
+    return own if own is not None and own.way == "direct" else kept
+
+
+class Key(NamedTuple):
+    """Problems with equal keys have the same programs and refusals, and in one design the same compiled function.
+
+    `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
+    long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
+    where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`.
+    """
+
+    work: Lowered
+    sides: Sides
+    by_rows: tuple[bool, bool]
+    k: tuple[int, bool, bool]
+    cuts: tuple[int, int]
+    columns: int
+    by_tma: tuple[str, ...]
+    stands_in_the_way: tuple[str, ...]
+    shared_memory: int
+
+
+def family_of(work: Lowered, problem: Problem) -> tuple[Family, Sides]:
+    """The problem's family, and how its own operands and outputs lie."""
+    own, extents = sides(work, problem), problem.extents
+    key = Key(
+        work,
+        own,
+        (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
+        (band(problem), is_short(problem), is_long(problem)),
+        _cuts(extents) if work.reduces else (0, 0),
+        extents["n"] if work.shares_rows else 0,
+        problem.by_tma,
+        tuple(access.why for access in (*own.loads, *own.stores) if access) if problem.by_tma else (),
+        problem.target.shared_memory,
+    )
+    return FAMILIES.get_or_make(key, lambda: Family(work, problem, own)), own
+
+
+_STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *ROW_DESIGNS))) for i in (0, 1))
+
+
+def _cuts(extents: Mapping[str, int]) -> tuple[int, int]:
+    """The least M and N whose `edges` are these in every design."""
+    common = math.gcd(extents["m"], _STEPS[0]), math.gcd(extents["n"], _STEPS[1])
+    m, n = (size if size % subtile == 0 else 1 for size, subtile in zip(common, SUBTILE, strict=True))
+    return m, n
+
+
+class Family:
+    """The answers for a class of problems, each made when it is first asked for, of the first `problem`."""
+
+    def __init__(self, work: Lowered, problem: Problem, own: Sides) -> None:
+        self.work, self.problem, self.sides = work, problem, own
+        self._found: dict[str, Arranged | str] = {}
+
+    def of(self, spec: KernelSpec) -> Arranged | str:
+        """What is compiled for this kernel, or why there is none."""
+        found = self._found.get(spec.name)
+        return self._found.setdefault(spec.name, self.arrange(spec.design)) if found is None else found
+
+    @cached_property
+    def refused(self) -> str | None:
+        """Why no design carries the epilogue."""
+        return refusals.of_graph(self.work, self.problem, self.sides)
+
+    @cached_property
+    def _accuracies(self) -> Mapping[Node, Accuracy]:
+        problem = self.problem
+        dtypes = {**dict(problem.dtypes), **self.work.printed}
+        return accuracies(self.work.stored, dtypes, fast_math=problem.constraints.fast_math)
+
+    def arrange(self, design: Design) -> Arranged | str:
+        """Program and design with its stages, or why there are none."""
+        work, problem = self.work, self.problem
+        reason = refusals.not_asked_for(design, problem) or rows.refused(design, work.walked, problem)
+        if reason is not None:
+            return reason
+        if design in ROW_DESIGNS and not work.shares_rows:
+            return "its cluster is for values that need whole rows, and there are none"
+        found = self.fitted(design)
+        if found is None:
+            return "its tile leaves too little shared memory for three stages of A and B"
+        program, design = found
+        refused = refusals.not_by_tma(program, problem) or budget.crowded(program, design, short=is_short(problem))
+        return refused or Arranged(
+            KernelSource.of(problem, program, design), budget.spills(program, design, long=is_long(problem))
+        )
+
+    def fitted(self, design: Design) -> tuple[Program, Design] | None:
+        """Program and design with its stages, or None where the design leaves A and B too little shared memory."""
+        work, problem, graph = self.work, self.problem, self.work.stored
+        loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
+        several, short = len(work.walks) > 1, is_short(problem)
+        design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
+        # Outputs by columns need stages of their own (`budget.fit`).
+        spared = any(load.way == "tile" for load in loads) and all(a.by_rows for a in stores if a.way == "tile")
+        enough = _ENOUGH_STAGES if work.reduces or (spared and not budget.is_heavy(graph)) else _FEWER_STAGES
+        enough = _SHORT_STAGES if short else enough
+        least = budget.least_stages(design) if is_long(problem) and not several else 0
+        fitted = _with_room(design, (loads, stores), problem, enough, least)
+        if fitted is None:
+            return None
+        found, (loads, stores) = fitted
+        # Only reductions ask, and a kernel for each answer is one kernel more.
+        cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces else NO_EDGES
+        loading = tuple(zip(work.loads, loads, strict=True))
+        program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints)
+        # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
+        # where K is short, which is not worth a kernel of its own.
+        registers = budget.registers(found, program, waited_for=(work.reduces and short) or several)
+        spare = 0 if several else budget.spare(found, program, short=short)
+        return program, replace(found, registers=registers, spare=spare)
+
+
+FAMILIES: LRU[Key, Family] = LRU(1024)
+
+_Sides = tuple[list[Access], list[Access]]
+
+
+def _with_room(
+    design: Design, sides: _Sides, problem: Problem, enough: int, least: int
+) -> tuple[Design, _Sides] | None:
+    """The design with its stages, and `sides`, loads and stores, of which some go direct to make room; or None.
+
+    Those are what does not fit, and what is 32 bits wide, whose pairs fill whole sectors of memory, until A and B have
+    their `least` stages. Operands and outputs go in turn, the last first, and what was asked to go by TMA last of all.
+    """
+    asked, sides = problem.by_tma, (list(sides[0]), list(sides[1]))
+
+    def tiles(may: Callable[[Access], bool]) -> list[list[int]]:
+        return [[i for i, access in enumerate(side) if access.way == "tile" and may(access)] for side in sides]
+
+    while True:
+        capacity = problem.target.shared_memory
+        found = budget.fit(design, tuple(sides[0]), tuple(sides[1]), capacity, max(enough, least))
+        if found is not None and found.stages >= least:
+            return found, sides
+        why = "shared memory has no room for all of them" if found is None else "A and B have more stages so"
+        if found is not None:
+            leaving = tiles(lambda access: access.name not in asked and access.dtype.itemsize == 4)
+        elif not any(leaving := tiles(lambda access: access.name not in asked)):
+            leaving = tiles(lambda _: True)
+        if not any(leaving):
+            return None if found is None else (found, sides)
+        which = 0 if len(leaving[0]) >= len(leaving[1]) else 1
+        last = leaving[which][-1]
+        sides[which][last] = replace(sides[which][last], way="direct", why=why)

@@ -1,0 +1,107 @@
+"""Why the kernel cannot carry an epilogue, and what a plan tells of one that it can. Imports no cutlass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from epifuse.ir import Load
+from epifuse.plan import Reason
+from epifuse.problem import Problem, TensorInfo
+from epifuse.providers.cutedsl import costs, partials
+from epifuse.providers.cutedsl.accesses import Sides
+from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.providers.cutedsl.program import Access, Design, Program
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+LOADS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS, torch.bool)
+CASTS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS)  # one to a mask is a comparison by now
+OUTPUTS = (torch.float64, *LOADS)
+"""What a value of any kind is stored as."""
+
+
+def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
+    """Why no design carries the epilogue of a problem whose operands and outputs lie so."""
+    graph = work.walked
+    moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
+    for node in graph.nodes:
+        if costs.name_of(node) not in costs.REGISTERS:
+            return Reason(f"it has no form of {costs.name_of(node)} yet", graph.loc(node))
+        if node.op == "cast" and node.attr not in CASTS:
+            return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
+        if isinstance(node.attr, Load):
+            operand = problem.by_name.get(node.attr.name)
+            if isinstance(operand, TensorInfo) and operand.dtype not in LOADS:
+                return Reason(f"it cannot load '{node.attr.name}' of {operand.dtype} yet", graph.loc(node))
+            if node in moved:
+                why = f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
+                return Reason(why, graph.loc(node))
+    if (reason := partials.refused(graph, problem)) is not None:
+        return reason
+    for output, access in zip(graph.outputs, own.stores, strict=False):  # what is printed comes behind
+        if access.dtype not in OUTPUTS:
+            return Reason(f"it cannot store '{output.name}' as {access.dtype} yet", graph.loc(output.node))
+    return None
+
+
+def not_asked_for(design: Design, problem: Problem) -> str | None:
+    """Why a design is not the one that was asked for."""
+    for field in ("tile", "cluster", "schedule"):
+        own, asked = getattr(design, field), getattr(problem.constraints, field)
+        if asked not in (None, own):
+            there = dict.fromkeys(str(getattr(one, field)) for one in (*DESIGNS, *ROW_DESIGNS))
+            known = "" if str(asked) in there else f"; there are {', '.join(there)}"
+            return f"its {field} is {own}, not the one asked for{known}"
+    return None
+
+
+def not_by_tma(program: Program, problem: Problem) -> str | None:
+    """Why something does not travel by TMA that was asked to."""
+    travelling = (*(access for _, access in program.tensors), *program.stores)
+    other = next((access for access in travelling if access.name in problem.by_tma and access.way != "tile"), None)
+    return None if other is None else f"'{other.name}' does not travel by TMA, as was asked for, but {_way(other)}"
+
+
+_WAYS = {
+    "scalar": "one load a tile",
+    "row": "once a tile, through shared memory",
+    "column": "once a tile, through shared memory",
+    "tile": "TMA through shared memory",
+    "direct": "direct, {size} at a time, as {why}",
+    "line": "once a row, by the CTA that holds where it starts",
+    "finish": "merged by a second kernel in a fixed order",
+}
+
+
+def transports(loads: Iterable[Access], stores: Iterable[Access]) -> tuple[tuple[str, str], ...]:
+    """How each operand and each output travels, by name."""
+    late = "once, after all tiles"
+    read = [(access.name, late if access.way == "finish" else _way(access)) for access in loads]
+    return (*read, *((access.name, _way(access)) for access in stores))
+
+
+def _way(access: Access) -> str:
+    return _WAYS[access.way].format(size=_bytes(access.bytes_at_once), why=access.why)
+
+
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count} bytes"
+
+
+def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
+    """What else is worth knowing of a design with its stages."""
+    return (
+        f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+        *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
+        *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
+        *_looser(problem),
+    )
+
+
+def _looser(problem: Problem) -> list[str]:
+    """What was allowed that makes results less exact."""
+    found = ["A and B are multiplied as tf32, with 10 bits of fraction"] if problem.a.dtype == torch.float32 else []
+    return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])

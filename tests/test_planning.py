@@ -1,0 +1,124 @@
+"""Planning in two steps: what is found again for an unseen extent is what planning from nothing finds."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse import cache
+from epifuse.providers.cutedsl.family import FAMILIES
+
+BF16 = torch.bfloat16
+ROWS = (1, 2, 8, 63, 64, 65, 128, 192, 256, 300, 512, 1000, 1024, 1025, 4096)
+COLUMNS = (128, 250, 256, 258, 512)
+DEPTHS = (0, 64, 512, 1024, 4096)
+FULL = "def epi(accum, row, C): D = gelu(accum + row) + C; return D"
+EPILOGUES = {
+    "elementwise": FULL,
+    "rows whole": "def epi(accum, row, C): D = softmax(accum + row + C, dim=-1); s = amax(D, dim=-1); return D, s",
+    "merged": "def epi(accum, row, C): D = accum * row + C; s = sum(D, dim=0); t = norm(D); return D, s, t",
+    "several sweeps": "def epi(accum, row, C): D = (accum + C) / norm(accum) * row; return D",
+    "heads": "def epi(accum, row, C): D = (accum + row + C).reshape(-1, 4, 64).permute(1, 0, 2); return D",
+    "printed": "def epi(accum, row, C):\n    debug_print('{}', sum(accum + C, dim=0))\n    D = accum\n    return D",
+}
+PLACES: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "by rows": lambda m, n: torch.empty(m, n, dtype=BF16, device="meta"),
+    "by columns": lambda m, n: torch.empty(n, m, dtype=BF16, device="meta").t(),
+    "odd rows": lambda m, n: torch.empty(m, n + 3, device="meta")[:, :n],
+    "repeated": lambda m, n: torch.empty(1, n, device="meta").expand(m, n),
+}
+
+
+def problems(epilogue: str, rng: random.Random) -> Iterator[ef.GemmArguments]:
+    """A few layouts and depths, each in several extents; some operands asked to go by TMA."""
+    for _ in range(4):
+        place, k, by_columns = rng.choice(list(PLACES)), rng.choice(DEPTHS), rng.random() < 0.3
+        for _ in range(6):
+            m, n = rng.choice(ROWS), 256 if "reshape" in epilogue else rng.choice(COLUMNS)
+            C = PLACES[place](m, n)
+            given: dict[str, Any] = {"row": torch.empty(n, device="meta")}
+            given["C"] = ef.Load(C, via="tma") if rng.random() < 0.3 else C
+            if by_columns and "reshape" not in epilogue:
+                given["D"] = PLACES["by columns"](m, n)
+            a, b = torch.empty(m, k, dtype=BF16, device="meta"), torch.empty(n, k, dtype=BF16, device="meta").t()
+            constraints = ef.Constraints(allow_recompute=rng.random() < 0.5)
+            made = ef.EpilogueArguments.partial(epilogue, given)
+            yield ef.GemmArguments(a, b, epilogue=made, constraints=constraints)
+
+
+def told(args: ef.GemmArguments) -> str:
+    """All that planning for Hopper says of a problem."""
+    found = ef.explain(args, cc=90).selection
+    plans = [f"{plan}\n{plan.allocation}\n{plan.allocation.workspace_bytes}" for plan in found.plans]
+    return "\n".join([*plans, *map(str, found.refusals), str(found.loc)])
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_a_plan_found_again_is_the_one_made_anew(name: str) -> None:
+    epilogue, seed = EPILOGUES[name], len(name)
+    again = [told(args) for args in problems(epilogue, random.Random(seed))]
+    for args, before in zip(problems(epilogue, random.Random(seed)), again, strict=True):
+        cache.forget()
+        args.structure.works.clear()
+        assert told(args) == before
+
+
+def test_an_unseen_extent_is_no_family_of_its_own() -> None:
+    cache.forget()
+
+    def arguments(m: int) -> ef.GemmArguments:
+        given = {"row": torch.empty(256, device="meta"), "C": PLACES["by rows"](m, 256)}
+        a, b = torch.empty(m, 64, dtype=BF16, device="meta"), torch.empty(256, 64, dtype=BF16, device="meta").t()
+        return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(FULL, given))
+
+    assert all(ef.get_kernels(arguments(m), cc=90) for m in range(300, 340))
+    assert len(FAMILIES) == 1
+
+
+def test_the_best_plan_is_the_first() -> None:
+    for args in problems(FULL, random.Random(0)):
+        found = ef.explain(args, cc=90).selection
+        assert found.best == (found.plans[0] if found.plans else None)
+        costs = [plan.allocation.cost for plan in found.plans]
+        assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize(
+    "extents", [(1, 1), (3, 5), (64, 32), (128, 256), (512, 6144), (192, 96), (1000, 2048)], ids=str
+)
+def test_cuts_stand_for_their_extents(extents: tuple[int, int]) -> None:
+    """Whatever the design, tiles end alike at an extent and at what stands for it."""
+    from epifuse.providers.cutedsl.designs import SPECS
+    from epifuse.providers.cutedsl.family import _cuts
+    from epifuse.providers.cutedsl.partials import edges
+
+    m, n = extents
+    for spec in SPECS:
+        assert edges(spec.design, *_cuts({"m": m, "n": n})) == edges(spec.design, m, n)
+
+
+WITHOUT_COMPILER = """
+import sys
+sys.modules["cutlass"] = None
+import torch
+import epifuse as ef
+a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((512, 256), (256, 512)))
+args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial("def f(accum): D = relu(accum); return D", {}))
+kernels = ef.get_kernels(args, cc=90)
+print(kernels[0].plan)
+print(ef.explain(args, cc=90))
+print(kernels[0].get_workspace_size(args))
+"""
+
+
+def test_planning_needs_no_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sm90_gemm_" in done.stdout
