@@ -297,10 +297,10 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
     problem, structure = settled
     selection = select(structure, problem, providers.candidates())
-    if not selection.plans:
+    if selection.best is None:
         return _fall_back(call, settled, selection)
     require_data(call)
-    prepared = Prepared.of(selection.plans[0])
+    prepared = Prepared.of(selection.best)
     outputs = prepared.launch(call)
     remember(call, prepared)
     return outputs

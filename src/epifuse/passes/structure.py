@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from epifuse import passes
 from epifuse.cache import LRU
+from epifuse.frontend import Parsed
 from epifuse.ir import Graph
 from epifuse.problem import Problem, TensorInfo
 
@@ -47,9 +48,10 @@ class Structure:
 STRUCTURES: LRU[Hashable, Structure] = LRU(256)
 
 
-def structure_of(graph: Graph, problem: Problem) -> Structure:
-    """The structure of a `graph` as written. Raises `EpilogueTypeError` for what the epilogue cannot mean."""
-    key = graph, layout_class(graph, problem)
+def structure_of(parsed: Parsed, problem: Problem) -> Structure:
+    """The structure of an epilogue as parsed. Raises `EpilogueTypeError` for what it cannot mean."""
+    graph = parsed.graph
+    key = parsed.key, layout_class(graph, problem)
     return STRUCTURES.get_or_make(key, lambda: Structure.of(passes.run(graph, problem), problem))
 
 

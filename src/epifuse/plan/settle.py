@@ -39,7 +39,7 @@ def settle(call: Call) -> Settled:
     """
     request = call.request
     problem = _problem(call)
-    structure = structure_of(request.parsed.graph, problem)
+    structure = structure_of(request.parsed, problem)
     return Settled(_with_outputs(call, problem, structure.graph), structure)
 
 
