@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,13 @@ def measure(variants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str,
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; save where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--extent", type=int, default=64)
     parser.add_argument("--save", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = {}
     for name, variants in ways(options.extent).items():

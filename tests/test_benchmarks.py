@@ -18,6 +18,7 @@ import gemm_variants
 import gpu_timing
 import host_time
 import pytest
+import small_products
 import torch
 from gemm_cases import CASES, Case, Operands, Peer
 
@@ -332,6 +333,18 @@ def test_what_no_kernel_carries_is_said(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(passes.KERNELS, "cpu", "sm90_gemm")
     passes.main(["--rounds", "2", "--size", "16", "--depth", "4"])
     assert "prune                  not here: " in capsys.readouterr().out
+
+
+def test_small_products_are_timed_beside_eager(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        small_products.main(["--rounds", "3", "--extent", "8", "--save", str(tmp_path / "saved.json")])
+    finally:
+        torch.set_num_threads(threads)
+    saved = json.loads((tmp_path / "saved.json").read_text())["results"]
+    assert [line.partition(" {")[0] for line in capsys.readouterr().out.splitlines()] == list(saved)
+    for row in saved.values():
+        assert {"eager", *row["ratio to eager"]} == set(row["microseconds"]) == {"eager", "bound", "ef.gemm"}
 
 
 def test_each_front_end_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

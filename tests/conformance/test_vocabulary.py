@@ -204,7 +204,8 @@ def refuses(provider: str, name: str) -> bool:
 @pytest.mark.parametrize("provider", providers.NAMES)
 def test_every_primitive_has_a_row(provider: str) -> None:
     rows = table(provider, "PRIMITIVE_ROWS")
-    missing = [name for name in PRIMITIVES if name not in rows and not refuses(provider, name)]
+    # The CPU carries the whole language, so it has nothing to refuse.
+    missing = [name for name in PRIMITIVES if name not in rows and (provider == "cpu" or not refuses(provider, name))]
     assert not missing, f"neither a row in providers/{provider}/primitives.py nor refused by name: {missing}"
     assert rows <= set(PRIMITIVES), "rows for primitives that do not exist"
     assert table(provider, "FAST") <= set(VOCABULARY), "fast forms of activations that do not exist"

@@ -129,6 +129,7 @@ class Coder:
         self.memory: list[tuple[Name, tuple[int, ...], torch.dtype]] = []
         self.shapes: dict[Node, tuple[int, ...]] = dict.fromkeys(panels.constants, ())
         self.copied: set[Node] = set()
+        self.placements = {node: space.placement(node.attr.dims or ()) for node in panels.graph.loads()}
         self.destinations = self._destinations()
 
     def code(self) -> Code:
@@ -146,7 +147,7 @@ class Coder:
 
     def _load(self, node: Node) -> Source:
         name = given(node) if node in self.copied or node in self.panels.context.converted else node
-        return Source(name, node.attr, self.held(node), self.space.placement(node.attr.dims or ()))
+        return Source(name, node.attr, self.held(node), self.placements[node])
 
     def _destinations(self) -> dict[str, Destination]:
         dtypes, handed = dict(self.problem.dtypes), dict(self.problem.outputs)
@@ -177,7 +178,7 @@ class Coder:
             if not isinstance(operand, TensorInfo):
                 self.shapes[node] = ()
                 continue
-            self.shapes[node] = shape = self.space.placement(node.attr.dims or ()).shape
+            self.shapes[node] = shape = self.placements[node].shape
             if per_tile(self.stages[node]):
                 continue
             # It is read in every tile; an output that shares its storage may be stored before the first.

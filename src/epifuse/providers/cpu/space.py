@@ -78,7 +78,7 @@ class Space:
     def shape(self, factors: Iterable[Factor], tile: Tile | None = None) -> tuple[int, ...]:
         """Shape of a value that varies over `factors`: whole, or one tile of it."""
         present = set(factors)
-        return tuple(self._size(f, tile) if f in present else 1 for f in self.factors)
+        return tuple([self._size(f, tile) if f in present else 1 for f in self.factors])
 
     def _size(self, factor: Factor, tile: Tile | None) -> int:
         if tile is None or factor.stride != self.inner[factor.axis]:
@@ -98,8 +98,8 @@ class Space:
             for factor in reversed(dim):
                 picks[factor] = position, step
                 step *= factor.size(self.extents)
-        own = dims == tuple((factor,) for factor in self.factors)
-        return Placement(self.shape(picks), tuple(picks.get(factor, (0, 0)) for factor in self.factors), own)
+        own = dims == tuple([(factor,) for factor in self.factors])
+        return Placement(self.shape(picks), tuple([picks.get(factor, (0, 0)) for factor in self.factors]), own)
 
     def index(self, tile: Tile, shape: Iterable[int]) -> Index:
         """Slices that cut a whole value of this shape down to the tile."""
