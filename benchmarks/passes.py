@@ -26,7 +26,7 @@ from epifuse import arguments, cache, passes
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
 from epifuse.problem import Problem
-from epifuse.providers import cutedsl
+from epifuse.providers.cutedsl import lowering
 
 
 def fused(accum: Any, C: Any) -> Any:
@@ -86,8 +86,8 @@ KERNELS = {"cpu": "cpu_panel", "cuda": "sm90_gemm"}
 
 def left_out(name: str) -> AbstractContextManager[Any]:
     """Within it the pass is not run: the provider's own after a kernel is chosen, or one of those before."""
-    if hasattr(cutedsl, name):
-        return mock.patch.object(cutedsl, name, nothing)
+    if hasattr(lowering, name):
+        return mock.patch.object(lowering, name, nothing)
     return mock.patch.object(passes, "PIPELINE", tuple(step for step in passes.PIPELINE if step.__name__ != name))
 
 

@@ -28,4 +28,5 @@ def test_host_kind(function: Any) -> None:
     assert taken
     for given, result in taken:
         kind = host_kind("host", function.__name__, [const_kind(number) for number in given])
-        assert kind == const_kind(result), given
+        whole = type(result) is int  # computed on the host, it takes the kind of what it stands beside
+        assert kind == ("int" if whole else const_kind(result)), given
