@@ -423,13 +423,6 @@ def test_a_maximum_is_one_instruction_for_each_value(tmp_path):
     assert not any("selp.f32" in line for line in lines)
 
 
-def test_short_and_long_k_share_a_function_whatever_their_raster(tmp_path):
-    both = (arguments(bias_relu, k=k, bias=torch.empty(512)) for k in (256, 4096))
-    (_, short, one), (_, long, other) = (built(args, tmp_path, SCHEDULES[128, 128]) for args in both)
-    assert (short.raster, long.raster) == (4, 8)
-    assert one is other
-
-
 @pytest.mark.parametrize("by_rows", [True, False])
 def test_warps_wait_for_each_other_in_the_epilogue_only_where_an_output_lies_by_columns(by_rows, tmp_path):
     """A barrier for each subtile then; else a warp sends its own rows, and the only barrier is the turn to multiply."""

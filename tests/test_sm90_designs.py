@@ -289,3 +289,13 @@ def test_fewer_operands_and_outputs_do_not(operands, dtype, k):
     best = hopper_kernel(many(operands, operands, dtype, k, 4096))
     assert best.metadata.tile_shape == (128, 128)
     assert SPILLING not in best.plan.allocation.notes
+
+
+def test_short_and_long_k_share_a_function_whatever_their_raster():
+    both = [ef.get_kernels(arguments(bias_relu, k=k, bias=torch.empty(512)), cc=90) for k in (256, 4096)]
+    short, long = (
+        next(kernel.plan.allocation.program for kernel in kernels if kernel.spec.design == SCHEDULES[128, 128])
+        for kernels in both
+    )
+    assert (short.design.raster, long.design.raster) == (4, 8)
+    assert short.text == long.text
