@@ -93,7 +93,7 @@ class Kernel:
         if is_for(self.plan, args):
             return self.plan
         problem = replace(args.problem, target=self.plan.problem.target)
-        selection = select(args.structure, problem, [(self.spec, providers.load(self.spec.provider))])
+        selection = select(args.structure, problem, [(providers.load(self.spec.provider), (self.spec,))])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 
     @outside_graph

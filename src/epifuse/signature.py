@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 class Call(NamedTuple):
     """A request as the library sees it. `addresses` are those of A, B and `tensors`, None where one only describes a
-    tensor."""
+    tensor; `infos` say what they look like, where they were looked at with care."""
 
     request: Request
     signature: Hashable
@@ -47,11 +47,7 @@ class Call(NamedTuple):
     numbers: dict[str, Any]
     kinds: dict[str, Kind]
     addresses: list[int | None]
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        """What A, B and the tensors handed in look like."""
-        return tuple(map(info, (self.request.a, self.request.b, *self.tensors.values())))
+    infos: tuple[TensorInfo, ...] = ()
 
 
 def describe(request: Request) -> Call:
@@ -149,6 +145,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     kinds: dict[str, Kind] = {}
+    infos: list[TensorInfo] = []
     shown = (request.names[0], request.a, False), (request.names[1], request.b, False)
     for name, value, named in (*shown, *((name, value, True) for name, value in given.items())):
         if named and name in outputs and value is None:
@@ -164,10 +161,11 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         address = value.data_ptr() if has_memory(value) else None
         key += found.shape, found.strides, found.dtype, value.get_device() if address else value.device, found.aligned
         addresses.append(address)
+        infos.append(found)
         if named:
             tensors[name] = value
     signature = _signature(request, key, kinds, addresses if any(name in outputs for name in tensors) else ())
-    return Call(request, signature, tensors, numbers, kinds, addresses)
+    return Call(request, signature, tensors, numbers, kinds, addresses, tuple(infos))
 
 
 def _is_loaded(value: torch.Tensor) -> bool:

@@ -55,7 +55,9 @@ CASES = {
 def run(name: str, folder: Path, **variables: str) -> str:
     """What a new process prints."""
     m, n, k, cluster = CASES[name]
-    command = [sys.executable, "-c", PROGRAM, *map(str, (m, n, k, cluster)), name]
+    program = folder / "program.py"  # an epilogue's source is read from its file
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), *map(str, (m, n, k, cluster)), name]
     environment = os.environ | {"EPIFUSE_CACHE_DIR": str(folder)} | variables
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -53,9 +53,7 @@ def arguments(body: str, lead: tuple[int, ...] = (), **given: Any) -> ef.GemmArg
 def runner_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> Runner:
     """The CPU kernel, one part after the other."""
     cpu = load("cpu")
-    plans = [
-        select(Structure.of(*part), part.problem, [(spec, cpu) for spec in cpu.specs()]).plans[0] for part in parts
-    ]
+    plans = [select(Structure.of(*part), part.problem, [(cpu, cpu.specs())]).plans[0] for part in parts]
     between = sequence.slots(parts, args.problem)
     return sequence.in_sequence([cpu.build(plan) for plan in plans], between, size_of(parts, args))
 

@@ -1,7 +1,19 @@
 """Planning: which kernel runs a graph, how, and why the others do not."""
 
-from epifuse.plan.plan import Allocation, Details, Plan, Reason, Refusal
+from epifuse.plan.plan import Allocation, Answer, Details, Offer, Plan, Reason, Refusal, accepted
 from epifuse.plan.select import Selection, select
 from epifuse.plan.spec import KernelSpec
 
-__all__ = ["Allocation", "Details", "KernelSpec", "Plan", "Reason", "Refusal", "Selection", "select"]
+__all__ = [
+    "Allocation",
+    "Answer",
+    "Details",
+    "KernelSpec",
+    "Offer",
+    "Plan",
+    "Reason",
+    "Refusal",
+    "Selection",
+    "accepted",
+    "select",
+]

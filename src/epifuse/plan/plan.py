@@ -62,6 +62,18 @@ class Allocation:
         return self.details() if callable(self.details) else self.details
 
 
+class Offer(NamedTuple):
+    """An allocation that is made where its plan is looked at: of thirty designs one runs."""
+
+    cost: float
+    make: Callable[[], Allocation]
+
+
+def accepted(answer: Allocation | Offer) -> Allocation:
+    """The allocation."""
+    return answer.make() if isinstance(answer, Offer) else answer
+
+
 class Reason(str):
     """Why something cannot be done, with the place in the user's source that says so."""
 
@@ -95,6 +107,10 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.kernel}: {self.reason}"
+
+
+Answer = Allocation | Offer | Refusal
+"""What a provider says of a kernel and a problem."""
 
 
 @dataclass(frozen=True)

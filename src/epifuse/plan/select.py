@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import groupby
 from typing import Any, Protocol
 
 from epifuse.ir import Graph
 from epifuse.passes.structure import Structure
 from epifuse.places import Loc
-from epifuse.plan.plan import Allocation, Plan, Refusal
+from epifuse.plan.plan import Allocation, Answer, Offer, Plan, Refusal, accepted
 from epifuse.plan.spec import KernelSpec
 from epifuse.problem import Problem
 from epifuse.target import Target
@@ -22,7 +21,11 @@ class Planner(Protocol):
 
     def lower(self, graph: Graph, problem: Problem) -> Any: ...
 
-    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Allocation | Refusal]: ...
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Answer]: ...
+
+
+Candidates = tuple[Planner, Sequence[KernelSpec]]
+"""Kernels of one provider."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Selection:
 
     structure: Structure = field(repr=False)
     problem: Problem
-    ranked: tuple[tuple[KernelSpec, Allocation], ...]
+    ranked: tuple[tuple[KernelSpec, Allocation | Offer], ...]
     refusals: tuple[Refusal, ...]
 
     @cached_property
@@ -45,9 +48,9 @@ class Selection:
         rest = tuple(self._plan(*each) for each in self.ranked[1:])
         return rest if self.best is None else (self.best, *rest)
 
-    def _plan(self, spec: KernelSpec, allocation: Allocation) -> Plan:
+    def _plan(self, spec: KernelSpec, answer: Allocation | Offer) -> Plan:
         structure = self.structure
-        return Plan(spec, self.problem, structure.digest, structure.binding, allocation, structure.graph)
+        return Plan(spec, self.problem, structure.digest, structure.binding, accepted(answer), structure.graph)
 
     @property
     def loc(self) -> Loc | None:
@@ -67,33 +70,30 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def select(structure: Structure, problem: Problem, candidates: Iterable[tuple[KernelSpec, Planner]]) -> Selection:
+def select(structure: Structure, problem: Problem, candidates: Iterable[Candidates]) -> Selection:
     """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
-    found: list[tuple[KernelSpec, Allocation]] = []
+    found: list[tuple[KernelSpec, Allocation | Offer]] = []
     refusals: list[Refusal] = []
-    for provider, group in groupby(candidates, key=lambda candidate: candidate[1]):
-        specs = [spec for spec, _ in group]
-        for spec, answer in zip(specs, _answers(provider, specs, structure, problem), strict=True):
+    target = problem.target
+    for provider, specs in candidates:
+        here = [spec for spec in specs if spec.device == target.device and target.cc in spec.ccs]
+        if len(here) < len(specs):
+            others = (spec for spec in specs if spec not in here)
+            refusals += [Refusal(spec.name, partial(_other_target, spec, target)) for spec in others]
+        if not here:
+            continue
+        work = structure.work(here[0].provider, provider.lower, problem)
+        for spec, answer in zip(here, provider.supports(here, work, problem), strict=True):
             if isinstance(answer, Refusal):
                 refusals.append(answer)
             else:
                 found.append((spec, answer))
-    found.sort(key=lambda each: each[1].cost)
+    found.sort(key=_cost)
     return Selection(structure, problem, tuple(found), tuple(refusals))
 
 
-def _answers(
-    provider: Planner, specs: Sequence[KernelSpec], structure: Structure, problem: Problem
-) -> Iterable[Allocation | Refusal]:
-    target = problem.target
-    fits = [spec.device == target.device and target.cc in spec.ccs for spec in specs]
-    here = [spec for spec, fit in zip(specs, fits, strict=True) if fit]
-    work = structure.work(here[0].provider, provider.lower, problem) if here else None
-    answers = iter(provider.supports(here, work, problem) if here else ())
-    return [
-        next(answers) if fit else Refusal(spec.name, partial(_other_target, spec, target))
-        for spec, fit in zip(specs, fits, strict=True)
-    ]
+def _cost(each: tuple[KernelSpec, Allocation | Offer]) -> float:
+    return each[1].cost
 
 
 def _other_target(spec: KernelSpec, target: Target) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 
 from epifuse.plan import KernelSpec
@@ -27,8 +27,7 @@ def load(name: str) -> Provider:
     raise LookupError(name)
 
 
-def candidates(names: Iterable[str] | None = None) -> Iterator[tuple[KernelSpec, Provider]]:
-    """Every kernel of these providers, or of all, beside its provider."""
-    for name in NAMES if names is None else names:
-        provider = load(name)
-        yield from ((spec, provider) for spec in provider.specs())
+def candidates(names: Iterable[str] | None = None) -> list[tuple[Provider, tuple[KernelSpec, ...]]]:
+    """These providers, or all, each with its kernels."""
+    found = map(load, NAMES if names is None else names)
+    return [(provider, provider.specs()) for provider in found]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Answer, KernelSpec, Plan
 from epifuse.problem import Problem
 
 Step = Callable[[], None]
@@ -35,7 +35,7 @@ class Provider(Protocol):
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
 
-    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Allocation | Refusal]:
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Answer]:
         """Whether each of its kernels `specs` carries what was lowered, for these extents, in their order.
 
         Pure; needs neither toolchain nor device.

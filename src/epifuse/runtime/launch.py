@@ -196,7 +196,7 @@ def remember(call: Call, prepared: Prepared) -> None:
     """Keep what serves a call that was checked and planned."""
     names = {name for name, *_ in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
-    sizes = tuple(map(reach, call.infos))
+    sizes = tuple(map(reach, call.infos)) if written else ()
     entry = prepared, written, sizes
     try:
         _PREPARED.put(call.signature, entry)

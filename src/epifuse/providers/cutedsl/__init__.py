@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, Answer, KernelSpec, Offer, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
@@ -39,7 +39,7 @@ class CuteDslProvider:
         """The graph as the kernel walks it, beside the one that several launches would split."""
         return lower(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Sequence[Allocation | Refusal]:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Sequence[Answer]:
         """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
         return recompute.supports(specs, work, problem, _one_launch)
 
@@ -53,7 +53,7 @@ class CuteDslProvider:
         return GpuKernel(plan, plan.allocation.program)
 
 
-def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> list[Allocation | Refusal]:
+def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> list[Answer]:
     """What each design takes for one product and its epilogue, or why it cannot."""
     problem = inputs.filled(problem)
     reason = inputs.refused(problem)
@@ -65,18 +65,20 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
 
     extents, k, reductions = problem.extents, wide_k(problem), work.reductions
 
-    def allocated(found: Arranged) -> Allocation:
-        design = found.design
+    def allocated(found: Arranged, cost: float) -> Allocation:
         return Allocation(
-            design.tile,
-            estimate(design, extents, k, work.shares_rows) * (SPILLING if found.spills else 1.0),
-            partial(partials.workspace_bytes, reductions, design, extents) if reductions else 0,
+            found.design.tile,
+            cost,
+            partial(partials.workspace_bytes, reductions, found.design, extents) if reductions else 0,
             partial(found.details, own, problem),
             program=found,
         )
 
-    answers = [family.of(spec) for spec in specs]
-    return [
-        Refusal(spec.name, found) if isinstance(found, str) else allocated(found)
-        for spec, found in zip(specs, answers, strict=True)
-    ]
+    def answer(spec: KernelSpec) -> Answer:
+        found = family.of(spec)
+        if isinstance(found, str):
+            return Refusal(spec.name, found)
+        cost = estimate(found.design, extents, k, work.shares_rows) * (SPILLING if found.spills else 1.0)
+        return Offer(cost, partial(allocated, found, cost))
+
+    return list(map(answer, specs))

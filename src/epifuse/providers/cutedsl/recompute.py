@@ -13,30 +13,27 @@ from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, part_of
-from epifuse.plan import Allocation, KernelSpec, Plan, Reason, Refusal
+from epifuse.plan import Allocation, Answer, KernelSpec, Plan, Reason, Refusal, accepted
 from epifuse.problem import Problem
 from epifuse.providers import sequence
 from epifuse.providers.cutedsl.lowering import Launch, Lowered
 
-OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Sequence[Allocation | Refusal]]
+OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Sequence[Answer]]
 
 
-def supports(
-    specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch
-) -> Sequence[Allocation | Refusal]:
+def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> Sequence[Answer]:
     """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
     ways = _Ways(specs, work, problem, one_launch)
 
-    def settled(spec: KernelSpec, answer: Allocation | Refusal) -> Allocation | Refusal:
-        if isinstance(answer, Allocation):
-            return answer
+    def settled(spec: KernelSpec, answer: Refusal) -> Answer:
         if problem.constraints.allow_recompute:
             for way in ways.found:
-                if isinstance(several := way.answers[spec.name], Allocation):
+                if not isinstance(several := way.answers[spec.name], Refusal):
                     return several
         return Refusal(spec.name, partial(ways.reason, answer))
 
-    return [settled(*each) for each in zip(specs, one_launch(specs, work, problem), strict=True)]
+    answers = zip(specs, one_launch(specs, work, problem), strict=True)
+    return [settled(spec, answer) if isinstance(answer, Refusal) else answer for spec, answer in answers]
 
 
 class _Ways:
@@ -61,7 +58,7 @@ class _Ways:
         text = refusal.reason
         for way in self.found:
             several = way.answers[refusal.kernel]
-            if isinstance(several, Allocation):
+            if not isinstance(several, Refusal):
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
             if several.reason != refusal.reason:
@@ -77,7 +74,7 @@ class _Way:
         self.parts = tuple(Part(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
 
     @cached_property
-    def answers(self) -> dict[str, Allocation | Refusal]:
+    def answers(self) -> dict[str, Answer]:
         """By name of the kernel."""
         of = self.of
         each = [
@@ -86,12 +83,12 @@ class _Way:
         ]
         return {spec.name: self._joined(spec, own) for spec, *own in zip(of.specs, *each, strict=True)}
 
-    def _joined(self, spec: KernelSpec, answers: Sequence[Allocation | Refusal]) -> Allocation | Refusal:
+    def _joined(self, spec: KernelSpec, answers: Sequence[Answer]) -> Answer:
         allocations = []
         for answer in answers:
             if isinstance(answer, Refusal):
                 return answer
-            allocations.append(answer)
+            allocations.append(accepted(answer))
         plans = tuple(
             Plan(spec, part.problem, launch.structure.digest, launch.structure.binding, allocation, part.graph)
             for launch, part, allocation in zip(self.launches, self.parts, allocations, strict=True)
