@@ -32,7 +32,8 @@ raise SystemExit(main())
 
 
 def command(*arguments: str, program: Sequence[str] = ("-m", "epifuse"), **environment: str) -> Completed:
-    variables = {**os.environ, "PYTHONPATH": str(SRC), **environment}
+    path = os.pathsep.join(filter(None, (str(SRC), os.environ.get("PYTHONPATH"))))
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
     run = [sys.executable, "-W", "error", *program, *arguments]
     return subprocess.run(run, capture_output=True, text=True, env=variables)
 

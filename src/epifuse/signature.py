@@ -55,33 +55,41 @@ def describe(request: Request) -> Call:
 
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
-    parsed = request.parsed
-    given = everything_given(request) if parsed.defaults or parsed.readers else request.given
+    a, b, parsed, given, options, _ = request
+    if parsed.defaults or parsed.readers:
+        given = everything_given(request)
     if _needs_care():
         return with_care(request, given)
     outputs, grad, written = parsed.output_names, torch.is_grad_enabled(), False
-    key: list[Any] = [parsed.key, request.options.key, *given]
+    key: list[Any] = [parsed.key, options.key, *given]
     addresses: list[int | None] = []
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     kinds: dict[str, Kind] = {}
     try:
-        # One loop with few calls: this is what a launch costs the host.
-        for name, value in (("", request.a), ("", request.b), *given.items()):
+        # With few calls: this is what a launch costs the host.
+        if type(a) not in _PLAIN or type(b) not in _PLAIN:
+            return with_care(request, given)
+        for value in (a, b):
+            address = value.data_ptr()
+            if not address or value.is_neg() or (grad and value.requires_grad):
+                return with_care(request, given)
+            key += value.shape, value.stride(), value.dtype, value.get_device(), address % 16 == 0
+            addresses.append(address)
+        for name, value in given.items():
             # A tensor without dims on the CPU is a number, but where it is written.
             if type(value) in _PLAIN and (not value.is_cpu or value.dim() or name in outputs):
-                if (grad and value.requires_grad) or value.is_neg():
+                address = value.data_ptr()
+                if not address or value.is_neg() or (grad and value.requires_grad):
                     return with_care(request, given)
                 if name in outputs:
                     if value.is_inference():
                         return with_care(request, given)
                     written = True
-                if not (address := value.data_ptr()):  # without elements or memory
-                    return with_care(request, given)
                 key += value.shape, value.stride(), value.dtype, value.get_device(), address % 16 == 0
                 addresses.append(address)
                 tensors[name] = value
-            elif not name or name in outputs or isinstance(value, (Hint, torch.Tensor)):
+            elif name in outputs or isinstance(value, (Hint, torch.Tensor)):
                 return with_care(request, given)
             elif type(value) is float:
                 numbers[name], kinds[name] = value, "float"
@@ -89,10 +97,8 @@ def describe(request: Request) -> Call:
                 numbers[name], kinds[name] = host_number(name, value)
     except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
         return with_care(request, given)
-    del tensors[""]
-    return Call(
-        request, _signature(request, key, kinds, addresses if written else ()), tensors, numbers, kinds, addresses
-    )
+    _add_common(key, a, kinds, addresses if written else ())
+    return Call(request, tuple(key), tensors, numbers, kinds, addresses)
 
 
 def everything_given(request: Request) -> Mapping[str, Any]:
@@ -101,17 +107,14 @@ def everything_given(request: Request) -> Mapping[str, Any]:
     return {**parsed.defaults, **request.given, **parsed.captured()}
 
 
-def _signature(
-    request: Request, key: list[Any], kinds: Mapping[str, Kind], addresses: Sequence[int | None]
-) -> Hashable:
-    """With what is asked of all together. An input may share memory with others; an output, only as a plan allows."""
-    if request.a.dtype is torch.float32:
+def _add_common(key: list[Any], a: torch.Tensor, kinds: Mapping[str, Kind], addresses: Sequence[int | None]) -> None:
+    """What is asked of all together. Inputs may share memory; an output only where its `addresses` let a plan."""
+    if a.dtype is torch.float32:
         key.append(tf32_allowed())
     if kinds:
         key += kinds.values()
-    if len(set(addresses)) != len(addresses):
+    if addresses and len(set(addresses)) != len(addresses):
         key += map(addresses.index, addresses)
-    return tuple(key)
 
 
 # --- what is looked at with care -------------------------------------------------------------------------------------
@@ -164,8 +167,8 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         infos.append(found)
         if named:
             tensors[name] = value
-    signature = _signature(request, key, kinds, addresses if any(name in outputs for name in tensors) else ())
-    return Call(request, signature, tensors, numbers, kinds, addresses, tuple(infos))
+    _add_common(key, request.a, kinds, addresses if any(name in outputs for name in tensors) else ())
+    return Call(request, tuple(key), tensors, numbers, kinds, addresses, tuple(infos))
 
 
 def _is_loaded(value: torch.Tensor) -> bool:

@@ -51,8 +51,8 @@ def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: 
     if graph.stages[output.node].kind != "finish" and any(problem.extents[a] != 1 for a in {*"lmn"} - present):
         return False
     kept = tuple(problem.extents[axis] if axis in present else 1 for axis in ("lmn" if problem.batched else "mn"))
-    if len(factors_of(output.dims or ())) != len(present):
-        return False
+    if any(factor.size(problem.extents) != problem.extents[factor.axis] for factor in factors_of(output.dims or ())):
+        return False  # a part of an axis, as a reshape cut it
     return shape in [kept[start:] for start in range(len(kept)) if all(extent == 1 for extent in kept[:start])]
 
 

@@ -5,7 +5,7 @@ A prepared call is all of it that neither addresses nor numbers change. It is fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,6 +100,7 @@ class Prepared:
     runner: Runner
     kinds: Mapping[str, Kind]
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    accumulates: bool
 
     @staticmethod
     def of(plan: Plan) -> Prepared:
@@ -110,25 +111,39 @@ class Prepared:
             providers.load(plan.spec.provider).build(plan),
             _kinds(graph, problem),
             outputs_of(graph, problem),
+            bool(problem.accumulated),
         )
 
     def bind(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
         """A function that only launches. Nothing is written yet."""
+        step, plan = self._step(call, outputs, workspace), self.plan
+
+        def run() -> None:
+            try:
+                step()
+            except _OURS:
+                raise
+            except Exception as error:
+                raise _explained(error, plan) from error
+
+        return run
+
+    def _step(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
         operands: Mapping[str, Any] = call.tensors
         if self.kinds or workspace is not None:
             further = {} if workspace is None else {WORKSPACE: workspace}
             operands = {**operands, **_numbers(self.plan.graph, self.kinds, call.numbers), **further}
         a, b, runner = call.request.a, call.request.b, self.runner
-        if not self.plan.problem.accumulated:
-            return _explained(runner(a, b, operands, outputs), self.plan)
+        if not self.accumulates:
+            return runner(a, b, operands, outputs)
         graph, problem = self.plan.graph, self.plan.problem
 
         def onto_old() -> Step:
             return runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
 
         if self._copies_old:
-            return _explained(lambda: onto_old()(), self.plan)  # each launch copies what it is to be added onto
-        return _explained(onto_old(), self.plan)
+            return lambda: onto_old()()  # each launch copies what it is to be added onto
+        return onto_old()
 
     @cached_property
     def _copies_old(self) -> bool:
@@ -139,7 +154,12 @@ class Prepared:
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
         outputs = destinations(self.outputs, call)
-        self.bind(call, outputs)()
+        try:
+            self._step(call, outputs)()
+        except _OURS:
+            raise
+        except Exception as error:
+            raise _explained(error, self.plan) from error
         return outputs
 
 
@@ -220,21 +240,15 @@ def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _explained(step: Step, plan: Plan) -> Callable[[], None]:
-    """`step`, whose errors are ours; memory that is lacking stays torch's own error."""
+_OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is lacking stays torch's own error
 
-    def run() -> None:
-        try:
-            step()
-        except (EpifuseError, torch.OutOfMemoryError, MemoryError):
-            raise
-        except Exception as error:
-            # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
-            if "ZeroDivisionError" in str(error):
-                raise fail("integer_division", _division(plan.graph)) from None
-            raise fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan) from error
 
-    return run
+def _explained(error: Exception, plan: Plan) -> EpifuseError:
+    """An error of a launch as one of ours."""
+    # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
+    if "ZeroDivisionError" in str(error):
+        return fail("integer_division", _division(plan.graph))
+    return fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
 
 
 def _division(graph: Graph) -> Loc | None:
