@@ -15,7 +15,7 @@ from epifuse import ir, providers
 from epifuse.arguments import PLAIN, GemmArguments, check_arguments
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
-from epifuse.errors import fail, kind_of
+from epifuse.errors import Loc, UnsupportedError, fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.remembered import remembered
@@ -27,6 +27,7 @@ from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.settle import Settled, settle
 from epifuse.reference import unfused
 from epifuse.results import Results
+from epifuse.runtime.background import choose, note
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
 from epifuse.signature import Call, Request, describe, with_care
 from epifuse.target import TARGETS
@@ -103,6 +104,8 @@ class Explanation:
 
     args: GemmArguments
     selection: Selection
+    meanwhile: str | None = None
+    """Which kernel runs while the plan's is compiled in the background."""
 
     @property
     def plan(self) -> Plan | None:
@@ -116,7 +119,8 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
-        parts += [f"note     {note}" for note in self.args.epilogue.parsed.notes]
+        notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []))
+        parts += [f"note     {note}" for note in notes]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
         parts += [str(self.selection.loc)] if self.selection.loc else []
         return "\n".join(parts)
@@ -129,7 +133,8 @@ _NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unf
 def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
     """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is none."""
     check_arguments("explain", args)
-    return Explanation(args, _selection(args, cc))
+    selection = _selection(args, cc)
+    return Explanation(args, selection, note(selection.best, selection))
 
 
 # --- one call ----------------------------------------------------------------------------------------------------
@@ -298,21 +303,27 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     problem, structure = settled
     selection = select(structure, problem, providers.candidates())
     if selection.best is None:
-        return _fall_back(call, settled, selection)
+        return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)
-    prepared = Prepared.of(selection.best)
+    try:
+        plan, until = choose(selection.best, selection)
+        prepared = Prepared.of(plan)
+    except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
+        if call.request.options.fallback is None:
+            raise
+        return _fall_back(call, settled, [str(error)])
     outputs = prepared.launch(call)
-    remember(call, prepared)
+    remember(call, prepared, until)
     return outputs
 
 
-def _fall_back(call: Call, settled: Settled, selection: Selection) -> dict[str, torch.Tensor]:
+def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | None = None) -> dict[str, torch.Tensor]:
     """Unfused, by PyTorch, where that is allowed."""
     options = call.request.options
-    reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
+    listed = "\n".join(f"  {reason}" for reason in reasons)
     if options.fallback is None:
-        raise fail("no_kernel", selection.loc, reasons=reasons, hint=options.hint)
-    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=6)
+        raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
+    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{listed}", stacklevel=6)
     require_data(call)
     outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
     unfused(call, settled, outputs)
