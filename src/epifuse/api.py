@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import FunctionType
 from typing import Any
 
@@ -29,6 +30,7 @@ from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime.background import choose, note
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
+from epifuse.runtime.precompile import Precompiled, compile_ahead
 from epifuse.signature import Call, Request, describe, with_care
 from epifuse.target import TARGETS
 from epifuse.transports import Hint
@@ -96,6 +98,39 @@ def _target(cc: int) -> Any:
     if not isinstance(cc, int) or isinstance(cc, bool) or cc not in TARGETS:
         raise fail("cc_type", None, known=", ".join(map(str, TARGETS)), value=cc)
     return TARGETS[cc]
+
+
+@outside_graph
+def precompile(
+    args: GemmArguments | Sequence[GemmArguments] | Iterator[GemmArguments],
+    *,
+    cc: int | Sequence[int] | None = None,
+    progress: bool = True,
+    workers: int | None = None,
+) -> Precompiled:
+    """Compile what `gemm` runs for each of `args`, in `workers` processes, and keep it on disk. Needs no GPU.
+
+    Tensors may be FakeTensors or on meta. `cc` is a target or several, as `get_kernels` takes one. `progress` is told
+    where standard error is a terminal. What no kernel can run, or what does not compile, is listed in the result.
+    Raises `ArgumentError` for options, and `UnsupportedError` where what compiles for the target is not installed.
+    """
+    several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
+    targets = cc if isinstance(cc, Sequence) else [cc]
+    if not isinstance(progress, bool):
+        raise fail("option", None, name="progress", want="True or False", value=progress)
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise fail("option", None, name="workers", want="a whole number above 0, or None", value=workers)
+    plans: list[Plan] = []
+    refused: list[tuple[str, str]] = []
+    for one, target in product(several, targets):
+        check_arguments("precompile", one)
+        selection = _selection(one, target)
+        if selection.best is None:
+            refused.append((selection.problem.describe(), "; ".join(selection.reasons)))
+        else:
+            plans.append(selection.best)
+    done = compile_ahead(plans, workers, progress=progress)
+    return replace(done, failed=(*refused, *done.failed))
 
 
 @dataclass(frozen=True)
