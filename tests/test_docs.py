@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from html import unescape
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ DOCUMENTS = (
     "docs/cutlass_names.md",
     "docs/visitor_trees.md",
     "docs/hopper.md",
+    "docs/caching.md",
 )
 EXAMPLE = re.compile(r"```python\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 
@@ -36,10 +38,10 @@ def examples() -> list[re.Match[str]]:
 
 
 def output_of(source: str, folder: Path) -> str:
-    """What a person sees who saves the example as example.py and runs it."""
+    """What a person sees who saves the example as example.py and runs it, with no kernel compiled before."""
     (folder / "example.py").write_text(source, encoding="utf-8")
     run = [sys.executable, "-W", "error", "example.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "EPIFUSE_CACHE_DIR": str(folder / "store")}
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -58,7 +60,10 @@ def test_readme_shows_what_its_examples_print(position: int, tmp_path: Path, req
         assert printed == example["output"]
 
 
-PROGRAMS = ("docs/reductions.md",)
+_COMPILES = pytest.mark.skipif(
+    find_spec("cutlass") is None, reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux"
+)
+PROGRAMS = ("docs/reductions.md", pytest.param("docs/caching.md", marks=_COMPILES))
 """Pages whose blocks are one program, each block with the text that it prints."""
 _NEXT = "--- the next block ---\n"
 

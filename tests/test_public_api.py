@@ -17,7 +17,17 @@ from epifuse.fusion import VOCABULARY
 
 INIT = Path(ef.__file__)
 PUBLIC = sorted(ef.__all__)
-PINNED = ("gemm", "linear", "get_kernels", "explain", "epilogue", "reference", "GemmArguments", "EpilogueArguments")
+PINNED = (
+    "gemm",
+    "linear",
+    "get_kernels",
+    "precompile",
+    "explain",
+    "epilogue",
+    "reference",
+    "GemmArguments",
+    "EpilogueArguments",
+)
 
 
 def members(cls: type) -> list[str]:

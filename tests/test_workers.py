@@ -24,8 +24,8 @@ def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.Mo
     text = text_of(COMPILED["gelu"])
     pool = Workers(1)
     try:
-        wrong = pool.submit("no kernel")
-        right = pool.submit(text)
+        wrong = pool.submit("cutedsl", "no kernel")
+        right = pool.submit("cutedsl", text)
         with pytest.raises(InternalError, match="JSONDecodeError"):
             wrong.result(timeout=60)
         assert load.find(text) is None or right.done()
@@ -35,7 +35,7 @@ def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         pool.close()
     assert process.wait(timeout=10) != 0
-    assert pool.submit(text).cancelled()
+    assert pool.submit("cutedsl", text).cancelled()
 
 
 ANSWERS = "import sys\nfor line in sys.stdin: print('null', flush=True)"
@@ -46,8 +46,8 @@ def test_a_worker_that_dies_is_replaced() -> None:
     pool = Workers(1, [sys.executable, "-c", DIES])
     try:
         with pytest.raises(InternalError, match="status 3"):
-            pool.submit("die").result(timeout=30)
-        assert pool.submit("live").result(timeout=30) is None
+            pool.submit("cutedsl", "die").result(timeout=30)
+        assert pool.submit("cutedsl", "live").result(timeout=30) is None
     finally:
         pool.close()
 
@@ -57,12 +57,12 @@ def test_a_worker_that_dies_is_replaced() -> None:
 def test_a_forked_child_has_workers_of_its_own() -> None:
     pool = Workers(1, [sys.executable, "-c", ANSWERS])
     try:
-        pool.submit("parent").result(timeout=30)
+        pool.submit("cutedsl", "parent").result(timeout=30)
         (parents,) = pool._processes
         if (child := os.fork()) == 0:
             status = 1
             try:
-                pool.submit("child").result(timeout=30)
+                pool.submit("cutedsl", "child").result(timeout=30)
                 (own,) = pool._processes
                 status = 2 if own.pid == parents.pid else 0
                 pool.close()
@@ -70,7 +70,7 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert pool.submit("parent").result(timeout=30) is None
+        assert pool.submit("cutedsl", "parent").result(timeout=30) is None
         assert parents.poll() is None
     finally:
         pool.close()
@@ -81,7 +81,7 @@ import os, time
 from epifuse.runtime.workers import Workers
 pool = Workers(1)
 try:
-    pool.submit("no kernel").result()
+    pool.submit("cutedsl", "no kernel").result()
 except Exception:
     pass
 (worker,) = pool._processes

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from epifuse import errors, evt, thread, utils
-from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear
+from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear, precompile
 from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.dense_gemm import DenseGemm
 from epifuse.frontend.hints import absent as _absent
@@ -14,6 +14,7 @@ from epifuse.plan import Plan
 from epifuse.problem import Constraints
 from epifuse.reference import reference
 from epifuse.results import Results
+from epifuse.runtime.precompile import Precompiled
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ __all__ = [
     "LayoutType",
     "Load",
     "Plan",
+    "Precompiled",
     "Results",
     "Status",
     "Store",
@@ -56,6 +58,7 @@ __all__ = [
     "gemm",
     "get_kernels",
     "linear",
+    "precompile",
     "reference",
     "thread",
     "trace",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import FunctionType
 from typing import Any
 
@@ -15,7 +16,7 @@ from epifuse import ir, providers
 from epifuse.arguments import PLAIN, GemmArguments, check_arguments
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
-from epifuse.errors import fail, kind_of
+from epifuse.errors import Loc, UnsupportedError, fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.remembered import remembered
@@ -27,7 +28,9 @@ from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.settle import Settled, settle
 from epifuse.reference import unfused
 from epifuse.results import Results
+from epifuse.runtime.background import choose, note
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
+from epifuse.runtime.precompile import Precompiled, compile_ahead
 from epifuse.signature import Call, Request, describe, with_care
 from epifuse.target import TARGETS
 from epifuse.transports import Hint
@@ -97,12 +100,47 @@ def _target(cc: int) -> Any:
     return TARGETS[cc]
 
 
+@outside_graph
+def precompile(
+    args: GemmArguments | Sequence[GemmArguments] | Iterator[GemmArguments],
+    *,
+    cc: int | Sequence[int] | None = None,
+    progress: bool = True,
+    workers: int | None = None,
+) -> Precompiled:
+    """Compile what `gemm` runs for each of `args`, in `workers` processes, and keep it on disk. Needs no GPU.
+
+    Tensors may be FakeTensors or on meta. `cc` is a target or several, as `get_kernels` takes one. `progress` is told
+    where standard error is a terminal. What no kernel can run, or what does not compile, is listed in the result.
+    Raises `ArgumentError` for options, and `UnsupportedError` where what compiles for the target is not installed.
+    """
+    several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
+    targets = cc if isinstance(cc, Sequence) else [cc]
+    if not isinstance(progress, bool):
+        raise fail("option", None, name="progress", want="True or False", value=progress)
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise fail("option", None, name="workers", want="a whole number above 0, or None", value=workers)
+    plans: list[Plan] = []
+    refused: list[tuple[str, str]] = []
+    for one, target in product(several, targets):
+        check_arguments("precompile", one)
+        selection = _selection(one, target)
+        if selection.best is None:
+            refused.append((selection.problem.describe(), "; ".join(selection.reasons)))
+        else:
+            plans.append(selection.best)
+    done = compile_ahead(plans, workers, progress=progress)
+    return replace(done, failed=(*refused, *done.failed))
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The graph, the plans and the refusals for one set of arguments; `print` it."""
 
     args: GemmArguments
     selection: Selection
+    meanwhile: str | None = None
+    """Which kernel runs while the plan's is compiled in the background."""
 
     @property
     def plan(self) -> Plan | None:
@@ -116,7 +154,8 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
-        parts += [f"note     {note}" for note in self.args.epilogue.parsed.notes]
+        notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []))
+        parts += [f"note     {note}" for note in notes]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
         parts += [str(self.selection.loc)] if self.selection.loc else []
         return "\n".join(parts)
@@ -129,7 +168,8 @@ _NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unf
 def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
     """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is none."""
     check_arguments("explain", args)
-    return Explanation(args, _selection(args, cc))
+    selection = _selection(args, cc)
+    return Explanation(args, selection, note(selection.best, selection))
 
 
 # --- one call ----------------------------------------------------------------------------------------------------
@@ -298,21 +338,27 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     problem, structure = settled
     selection = select(structure, problem, providers.candidates())
     if selection.best is None:
-        return _fall_back(call, settled, selection)
+        return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)
-    prepared = Prepared.of(selection.best)
+    try:
+        plan, until = choose(selection.best, selection)
+        prepared = Prepared.of(plan)
+    except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
+        if call.request.options.fallback is None:
+            raise
+        return _fall_back(call, settled, [str(error)])
     outputs = prepared.launch(call)
-    remember(call, prepared)
+    remember(call, prepared, until)
     return outputs
 
 
-def _fall_back(call: Call, settled: Settled, selection: Selection) -> dict[str, torch.Tensor]:
+def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | None = None) -> dict[str, torch.Tensor]:
     """Unfused, by PyTorch, where that is allowed."""
     options = call.request.options
-    reasons = "\n".join(f"  {reason}" for reason in selection.reasons)
+    listed = "\n".join(f"  {reason}" for reason in reasons)
     if options.fallback is None:
-        raise fail("no_kernel", selection.loc, reasons=reasons, hint=options.hint)
-    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{reasons}", stacklevel=6)
+        raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
+    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{listed}", stacklevel=6)
     require_data(call)
     outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
     unfused(call, settled, outputs)

@@ -27,6 +27,8 @@ class Config:
     """Size in bytes from which the least recently used compiled kernels are removed from the folder."""
     no_compile: bool = False
     """Raise an error where a kernel is not compiled yet, rather than compile it."""
+    background: bool = True
+    """Where a better kernel is not compiled yet, run on one that gives the same bits while a worker compiles it."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:

@@ -359,7 +359,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "kernel_text": lambda: _plain(object),
-    "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("").result(),
+    "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("cpu", "").result(),
     "no_version": lambda: _version("no-such-package"),
     "driver": lambda: _call(SimpleNamespace(cuModuleLoadData=lambda: 201), "cuModuleLoadData"),
     "verify": lambda: verify("prune", _arguments().graph, replace(_arguments().graph, types={})),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,7 +32,8 @@ class Allocation:
     Problem and kernel determine the rest, which therefore takes no part in equality. `workspace`, in bytes, and
     `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
     where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
-    priced: nothing is lowered again.
+    priced: nothing is lowered again. Of one problem, allocations with equal `bits` give the same results to the last
+    bit; None is equal to no other.
     """
 
     tile: tuple[int, int]
@@ -41,6 +42,7 @@ class Allocation:
     details: Details | Callable[[], Details] = field(default=Details(), compare=False, repr=False)
     launches: tuple[Plan, ...] = field(default=(), compare=False)
     program: Any = field(default=None, compare=False, repr=False)
+    bits: Hashable = field(default=None, compare=False, repr=False)
 
     @cached_property
     def workspace_bytes(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any, Protocol
 
 from epifuse.ir import Graph
@@ -47,6 +48,12 @@ class Selection:
         """Every plan; a call that only runs needs `best` alone."""
         rest = tuple(self._plan(*each) for each in self.ranked[1:])
         return rest if self.best is None else (self.best, *rest)
+
+    def stand_ins(self) -> Iterator[Plan]:
+        """The other plans whose results have the same bits as the best one's, best first."""
+        bits = self.best.allocation.bits if self.best else None
+        others = starmap(self._plan, self.ranked[1:] if bits is not None else ())
+        return (plan for plan in others if plan.allocation.bits == bits)
 
     def _plan(self, spec: KernelSpec, answer: Allocation | Offer) -> Plan:
         structure = self.structure

@@ -1,4 +1,4 @@
-"""What a provider is: five functions."""
+"""What a provider is: how it plans, how it builds, and what it compiles."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ class Provider(Protocol):
 
     name: str
 
-    def available(self) -> str | None:
-        """None where the provider can build, else what is missing and how to install it. Planning does not ask."""
-
     def specs(self) -> tuple[KernelSpec, ...]:
         """Its kernels."""
 
@@ -42,4 +39,16 @@ class Provider(Protocol):
         """
 
     def build(self, plan: Plan) -> Runner:
-        """Compile."""
+        """What runs the plan, compiled where its kernels are not stored. Raises `UnsupportedError` where that fails."""
+
+    def kernels(self, plan: Plan) -> tuple[str, ...]:
+        """The texts of the kernels that a plan has to have compiled; the same in every process."""
+
+    def is_loaded(self, text: str) -> bool:
+        """Whether `build` finds the kernel of this text in memory."""
+
+    def is_stored(self, text: str) -> bool:
+        """Whether the kernel of this text is on disk, from where `build` loads it in a few milliseconds."""
+
+    def compile(self, text: str) -> None:
+        """Store the kernel of this text, compiled where there is none. Raises what compiling raises."""

@@ -6,8 +6,9 @@ A prepared call is all of it that neither addresses nor numbers change. It is fo
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -194,7 +195,8 @@ def require_data(call: Call) -> None:
 # --- calls seen before ------------------------------------------------------------------------------------------------
 
 
-_PREPARED: LRU[Hashable, tuple[Prepared, tuple[int, ...], tuple[int, ...]]] = LRU(1024)
+_Entry = tuple[Prepared, tuple[int, ...], tuple[int, ...]]
+_PREPARED: LRU[Hashable, _Entry] = LRU(1024)
 """By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
 
 Where an output given and another tensor lie within each other's reach, their distances are part of the key.
@@ -212,18 +214,26 @@ def find(call: Call) -> Prepared | None:
     return None if known is None else known[0]
 
 
-def remember(call: Call, prepared: Prepared) -> None:
-    """Keep what serves a call that was checked and planned."""
+def remember(call: Call, prepared: Prepared, until: Future[Any] | None = None) -> None:
+    """Keep what serves a call that was checked and planned, for good or `until` something is done."""
     names = {name for name, *_ in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
     sizes = tuple(map(reach, call.infos)) if written else ()
-    entry = prepared, written, sizes
+    entry, keys = (prepared, written, sizes), [call.signature]
+    if near := _distances(written, sizes, call.addresses):
+        keys.append((call.signature, near))
     try:
-        _PREPARED.put(call.signature, entry)
+        for key in keys:
+            _PREPARED.put(key, entry)
     except TypeError:  # an option that is no key, as a list of names
         return
-    if near := _distances(written, sizes, call.addresses):
-        _PREPARED.put((call.signature, near), entry)
+    if until is not None:
+        for key in keys:
+            until.add_done_callback(partial(_forget, key, entry))
+
+
+def _forget(key: Hashable, entry: _Entry, _: Future[Any]) -> None:
+    _PREPARED.drop(key, entry)
 
 
 def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list[int | None]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import IO
@@ -21,7 +21,7 @@ from typing import IO
 from epifuse.errors import fail
 
 MOST = min(4, os.cpu_count() or 1)
-_MODULE = "epifuse.providers.cutedsl.worker"
+_MODULE = "epifuse.runtime.worker"
 
 
 class Workers:
@@ -37,14 +37,14 @@ class Workers:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: SimpleQueue[tuple[str, Future[None]] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[str, str, Future[None]] | None] = SimpleQueue()
         self._unfinished = 0  # tasks
         self._threads = 0
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
-    def submit(self, text: str) -> Future[None]:
-        """Compile the kernel of this text; the result is there once it is stored.
+    def submit(self, provider: str, text: str) -> Future[None]:
+        """Compile the kernel of this text by the provider of this name; the result is there once it is stored.
 
         The future raises `InternalError` with the worker's error. Work that has not begun can be cancelled.
         """
@@ -53,7 +53,7 @@ class Workers:
             if self._closed:
                 future.cancel()
                 return future
-            self._tasks.put((text, future))
+            self._tasks.put((provider, text, future))
             self._unfinished += 1
             if self._threads < min(self._unfinished, self._most):
                 self._threads += 1
@@ -67,7 +67,7 @@ class Workers:
             while not self._tasks.empty():
                 with suppress(Empty):  # a thread may be faster
                     if (task := self._tasks.get_nowait()) is not None:
-                        task[1].cancel()
+                        task[-1].cancel()
             for process in self._processes:
                 process.kill()
             for _ in range(self._threads):
@@ -76,11 +76,11 @@ class Workers:
     def _serve(self) -> None:
         process: subprocess.Popen[bytes] | None = None
         while (task := self._tasks.get()) is not None:
-            text, future = task
+            provider, text, future = task
             if future.set_running_or_notify_cancel():
                 try:
                     process = self._started(process)
-                    _ask(process, text)
+                    _ask(process, provider, text)
                 except Exception as error:
                     future.set_exception(error)
                 else:
@@ -121,17 +121,26 @@ class Workers:
         self._begin()
 
 
+def failure(future: Future[None]) -> str | None:
+    """Why a submitted kernel was not compiled, or None where it was, once that is known."""
+    try:
+        error = future.exception()
+    except CancelledError:
+        return "it was given up, because this process ends"
+    return None if error is None else str(error)
+
+
 def _environment() -> dict[str, str]:
     """This process's, with its path of modules, and without a GPU."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _ask(process: subprocess.Popen[bytes], text: str) -> None:
+def _ask(process: subprocess.Popen[bytes], provider: str, text: str) -> None:
     answer = b""
     if process.stdin is not None and process.stdout is not None:
         try:
-            _write(process.stdin, json.dumps(text).encode() + b"\n")
+            _write(process.stdin, json.dumps((provider, text)).encode() + b"\n")
             answer = process.stdout.readline()
         except BrokenPipeError:
             pass  # it has ended, which an empty answer says as well

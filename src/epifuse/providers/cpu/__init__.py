@@ -26,10 +26,6 @@ class CpuProvider:
 
     name = "cpu"
 
-    def available(self) -> str | None:
-        """Always there."""
-        return None
-
     def specs(self) -> tuple[KernelSpec, ...]:
         """The compiled loop where it can, torch's own operations where it cannot."""
         return (_NATIVE, _PANEL)
@@ -57,6 +53,24 @@ class CpuProvider:
         if plan.spec == _NATIVE:
             return _loop_or_panel(allocation.program, plan.problem)
         return CpuKernel(allocation.program, plan.problem, allocation.tile)
+
+    def kernels(self, plan: Plan) -> tuple[str, ...]:
+        """The loop's C++."""
+        if plan.spec != _NATIVE:
+            return ()
+        return (native.source(plan.allocation.program.loop, plan.problem),)
+
+    def is_loaded(self, text: str) -> bool:
+        """See `toolchain.build`."""
+        return toolchain.is_loaded(text)
+
+    def is_stored(self, text: str) -> bool:
+        """Whether a loop that this CPU can run is on disk."""
+        return toolchain.is_stored(text)
+
+    def compile(self, text: str) -> None:
+        """By the C++ compiler, for this CPU. Raises `BuildError`."""
+        toolchain.stored(text)
 
 
 class Lowered:

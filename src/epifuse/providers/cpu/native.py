@@ -127,22 +127,32 @@ def _row_stride(info: TensorInfo, dims: Any) -> int | None:
     return 0 if inner in ([1], []) else None
 
 
+def source(loop: Loop, problem: Problem) -> str:
+    """The loop in C++, for this CPU's vectors."""
+    lanes = LANES[torch.backends.cpu.get_cpu_capability()]
+    return emit(loop.graph, _streams(loop, problem), loop.columns, loop.scalars, lanes)
+
+
+def _streams(loop: Loop, problem: Problem) -> list[Stream]:
+    operands, outputs = problem.by_name, dict(problem.dtypes)
+
+    def dtype(node: Node) -> torch.dtype:
+        info = operands.get(node.attr.name) if isinstance(node.attr, Load) else None
+        return info.dtype if isinstance(info, TensorInfo) else torch.float32
+
+    loads = [Stream(node, dtype(node), False) for node in loop.rows]
+    return loads + [Stream(output.node, outputs[output.name], True) for output in loop.graph.outputs]
+
+
 class NativeKernel:
     """One plan, ready to launch."""
 
     def __init__(self, loop: Loop, problem: Problem) -> None:
         self.loop, self.problem = loop, problem
         self.space = loop.space.of_extents(problem.extents)
-        dtypes = dict(problem.dtypes)
-        self.streams = [Stream(node, self._dtype(node), False) for node in loop.rows]
-        self.streams += [Stream(output.node, dtypes[output.name], True) for output in loop.graph.outputs]
+        self.streams = _streams(loop, problem)
         self.uses_accum = any(node.op == "accum" for node in loop.rows)
-        lanes = LANES[torch.backends.cpu.get_cpu_capability()]
-        self.function = toolchain.build(emit(loop.graph, self.streams, loop.columns, loop.scalars, lanes))
-
-    def _dtype(self, node: Node) -> torch.dtype:
-        info = self.problem.by_name.get(node.attr.name) if isinstance(node.attr, Load) else None
-        return info.dtype if isinstance(info, TensorInfo) else torch.float32
+        self.function = toolchain.build(source(loop, problem))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]

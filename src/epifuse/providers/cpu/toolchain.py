@@ -21,6 +21,7 @@ from epifuse.cache import LRU
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 _CPU = Path("/proc/cpuinfo")
+_LIBRARY = ".so"
 
 Command = tuple[str, ...]
 """The path of a compiler, and arguments that go with it."""
@@ -54,14 +55,28 @@ def build(source: str) -> Callable[..., Any]:
 def _load(source: str) -> Callable[..., Any]:
     command = _compiler()
     try:
-        make = partial(_compile, command, source)
-        path = store.fetch(_key(command, source), ".so", make, kernel="the kernel cpu_native")
-        function = ctypes.CDLL(str(path)).epilogue
+        function = ctypes.CDLL(str(stored(source))).epilogue
     except (BuildError, OSError, AttributeError) as error:
         _warn_once(command, str(error))
         raise BuildError(_failures[command]) from error
     function.restype = None
     return function
+
+
+def is_loaded(source: str) -> bool:
+    """Whether `build` would answer at once."""
+    return _LOOPS.get(source) is not None
+
+
+def is_stored(source: str) -> bool:
+    """Whether `build` would find the library of `source` in the store."""
+    return store.find(_key(_compiler(), source), _LIBRARY) is not None
+
+
+def stored(source: str) -> Path:
+    """The library of `source`, built where the store does not have it. Raises `BuildError`."""
+    command = _compiler()
+    return store.fetch(_key(command, source), _LIBRARY, partial(_compile, command, source), "the kernel cpu_native")
 
 
 def _compiler() -> Command:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,7 +10,7 @@ from epifuse.plan import Allocation, Answer, KernelSpec, Offer, Plan, Refusal
 from epifuse.problem import Problem
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, partials, recompute
+from epifuse.providers.cutedsl import inputs, load, partials, recompute
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
 from epifuse.providers.cutedsl.family import SPILLING, Arranged, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, wide_k
@@ -24,12 +23,6 @@ class CuteDslProvider:
     """See `providers.base.Provider`."""
 
     name = "cutedsl"
-
-    def available(self) -> str | None:
-        """Whether CuTe DSL is installed; it is not imported to find out."""
-        if importlib.util.find_spec("cutlass") is None:
-            return "CuTe DSL is not installed: pip install 'epifuse[cuda]'"
-        return None
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """One kernel in the designs it can be built in."""
@@ -52,6 +45,29 @@ class CuteDslProvider:
             return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
         return GpuKernel(plan, plan.allocation.program)
 
+    def kernels(self, plan: Plan) -> tuple[str, ...]:
+        """One, or one a launch; none where the result has no elements."""
+        if launches := plan.allocation.launches:
+            return tuple(text for launch in launches for text in self.kernels(launch))
+        is_empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
+        return () if is_empty else (plan.allocation.program.text,)
+
+    def is_loaded(self, text: str) -> bool:
+        """See `load.function`."""
+        return load.is_loaded(text)
+
+    def is_stored(self, text: str) -> bool:
+        """Raises `UnsupportedError` where CuTe DSL's runtime library is not installed."""
+        return load.find(text) is not None
+
+    def compile(self, text: str) -> None:
+        """For sm_90a; needs no GPU."""
+        load.stored(text)
+
+
+_BITS = "K ascending in one accumulator"
+"""What every design does: tile and cluster only decide in which order values of several elements are added."""
+
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> list[Answer]:
     """What each design takes for one product and its epilogue, or why it cannot."""
@@ -72,6 +88,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
             partial(partials.workspace_bytes, reductions, found.design, extents) if reductions else 0,
             partial(found.details, own, problem),
             program=found,
+            bits=None if work.reduces else _BITS,
         )
 
     def answer(spec: KernelSpec) -> Answer:

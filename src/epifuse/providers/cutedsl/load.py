@@ -22,7 +22,7 @@ from typing import Any
 
 from epifuse import store
 from epifuse.cache import LRU
-from epifuse.errors import fail
+from epifuse.errors import EpifuseError, fail
 
 OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
 _NAME = "kernel"  # of the function in the file
@@ -89,8 +89,10 @@ class _CannotLinkError(Exception):
 
 
 def _make_object(text: str, path: Path) -> None:
-    from epifuse.providers.cutedsl.compile import export
-
+    try:
+        from epifuse.providers.cutedsl.compile import export
+    except ImportError as error:
+        raise _not_installed() from error
     export(text, OPTIONS, _NAME, path)
 
 
@@ -152,7 +154,11 @@ def runtime_library() -> Path:
     newest = _cuda_of_the_driver()
     if fitting := [number for number in of_cuda if newest is None or number <= newest]:
         return of_cuda[max(fitting)]
-    raise fail("missing_package", None, what="a kernel for GPUs", package="nvidia-cutlass-dsl", extra="cuda")
+    raise _not_installed()
+
+
+def _not_installed() -> EpifuseError:
+    return fail("missing_package", None, what="a kernel for GPUs", package="nvidia-cutlass-dsl", extra="cuda")
 
 
 def _cuda_of_the_driver() -> int | None:

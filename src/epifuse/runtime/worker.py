@@ -1,7 +1,8 @@
-"""`python -m epifuse.providers.cutedsl.worker PARENT`: compiles kernels into the store for another process.
+"""`python -m epifuse.runtime.worker PARENT`: compiles kernels into the store for another process.
 
-A line on standard input is a kernel's text, as a JSON string. Each is answered by one line on standard output: null
-once the kernel is stored, or a JSON string with the error. It ends with its input, or when the process PARENT is gone.
+A line on standard input is the name of a provider and a kernel's text, as a JSON list. Each is answered by one line on
+standard output: null once the kernel is stored, or a JSON string with the error. It ends with its input, or when the
+process PARENT is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def main(parent: int) -> None:
     os.dup2(2, 1)  # what a compiler prints is no answer
     lines = os.fdopen(os.dup(0), "rb", buffering=0)
     while line := _next_line(lines.fileno(), parent):
-        print(json.dumps(_compile(json.loads(line))), file=answers)
+        print(json.dumps(_compile(*json.loads(line))), file=answers)
 
 
 def _next_line(source: int, parent: int) -> bytes:
@@ -36,12 +37,12 @@ def _next_line(source: int, parent: int) -> bytes:
     return line
 
 
-def _compile(text: str) -> str | None:
+def _compile(provider: str, text: str) -> str | None:
     """The error, or None where the kernel is stored."""
-    from epifuse.providers.cutedsl.load import stored
+    from epifuse import providers
 
     try:
-        stored(text)
+        providers.load(provider).compile(text)
     except Exception as error:  # whatever it is, the parent is told
         return f"{type(error).__name__}: {error}"
     return None

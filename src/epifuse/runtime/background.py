@@ -1,0 +1,125 @@
+"""No second stall: where the best plan's kernel is not compiled, a call runs on another that gives the same bits.
+
+The better kernel is compiled by a worker meanwhile. Prepared calls that run on a stand-in are forgotten once it is
+there, so the next such call is planned anew; calls that run on the best plan pay nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import torch
+
+from epifuse import providers
+from epifuse.cache import LRU
+from epifuse.config import CONFIG
+from epifuse.plan import Plan, Selection
+from epifuse.runtime.workers import WORKERS, failure
+
+Outcome = Future[str | None]
+"""Of a kernel that a worker compiles: None once that is over, or why it failed."""
+
+_SUBMITTED: LRU[tuple[str, str, int], Outcome] = LRU(512)
+"""By provider, text and process: a forked child has workers of its own. Those that are over stay: a kernel that failed
+is not submitted again."""
+
+
+class Choice(NamedTuple):
+    """The plan a call runs on; where that is a stand-in, `until` is done once there may be a better one."""
+
+    plan: Plan
+    until: Outcome | None = None
+
+
+def choose(best: Plan, selection: Selection) -> Choice:
+    """The plan of a call that was not seen before: the best one, or a stand-in while its kernels are compiled.
+
+    Raises `UnsupportedError` where what finds compiled kernels is not installed.
+    """
+    if best.allocation.bits is None or not CONFIG.background or CONFIG.no_compile:
+        return Choice(best)
+    missing = [text for text in _kernels(best) if not _is_loaded(best, text)]
+    if not missing:
+        return Choice(best)
+    is_ready = _is_loaded if _is_capturing(best) else _is_loaded_or_stored
+    missing = [text for text in missing if not is_ready(best, text)]
+    if not missing or (stand_in := _first(selection.stand_ins(), is_ready)) is None:
+        return Choice(best)
+    outcomes = [_outcome(best, text) for text in missing]
+    over = [outcome for outcome in outcomes if outcome.done()]
+    if over and is_ready is _is_loaded_or_stored:
+        # Nothing is submitted twice, so this call compiles. It also does, without a word, where the kernel has come
+        # since it was looked for, or lies in a folder that is the worker's alone, of which the store warns.
+        _warn_of(best, over)
+        return Choice(best)
+    return Choice(stand_in, outcomes[-1])
+
+
+def note(best: Plan | None, selection: Selection) -> str | None:
+    """What `explain` says while the best plan's kernels are being compiled."""
+    if best is None or best.allocation.bits is None or not any(_is_pending(best, text) for text in _kernels(best)):
+        return None
+    stand_in = _first(selection.stand_ins(), _is_loaded_or_stored)
+    if stand_in is None:
+        return None
+    return f"runs on {stand_in.spec.name} until {best.spec.name} is compiled in the background"
+
+
+def _kernels(plan: Plan) -> tuple[str, ...]:
+    return providers.load(plan.spec.provider).kernels(plan)
+
+
+def _is_loaded(plan: Plan, text: str) -> bool:
+    return providers.load(plan.spec.provider).is_loaded(text)
+
+
+def _is_loaded_or_stored(plan: Plan, text: str) -> bool:
+    provider = providers.load(plan.spec.provider)
+    return provider.is_loaded(text) or provider.is_stored(text)
+
+
+def _first(plans: Iterable[Plan], is_ready: Callable[[Plan, str], bool]) -> Plan | None:
+    return next((plan for plan in plans if all(is_ready(plan, text) for text in _kernels(plan))), None)
+
+
+def _is_capturing(plan: Plan) -> bool:
+    """Whether what is launched goes into a CUDA graph: loading a kernel then may break the capture."""
+    if plan.problem.target.device != "cuda":
+        return False
+    with torch.cuda.device(plan.problem.a.device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+# --- what workers compile --------------------------------------------------------------------------------------------
+
+
+def _key(plan: Plan, text: str) -> tuple[str, str, int]:
+    return plan.spec.provider, text, os.getpid()
+
+
+def _is_pending(plan: Plan, text: str) -> bool:
+    outcome = _SUBMITTED.get(_key(plan, text))
+    return outcome is not None and not outcome.done()
+
+
+def _outcome(plan: Plan, text: str) -> Outcome:
+    """Of all threads that ask, one submits the kernel, once."""
+    mine = Outcome()
+    found = _SUBMITTED.put(_key(plan, text), mine)
+    if found is mine:
+        try:
+            WORKERS.submit(plan.spec.provider, text).add_done_callback(lambda done: mine.set_result(failure(done)))
+        except RuntimeError as error:  # no thread can be started
+            mine.set_result(str(error))
+    return found
+
+
+def _warn_of(plan: Plan, outcomes: Iterable[Outcome]) -> None:
+    for outcome in outcomes:
+        if (why := outcome.result()) is not None:
+            text = f"{plan.spec.name} was not compiled in the background, so this call compiles it: {why}"
+            warnings.warn(text, stacklevel=2)
