@@ -437,3 +437,12 @@ def test_arguments_without_an_epilogue_and_those_of_a_lambda_are_copied() -> Non
     torch.testing.assert_close(made.tensors["D"], A @ B * 2)
     with pytest.raises(ArgumentError, match="<lambda> cannot be imported"):
         pickle.dumps(args)
+
+
+def test_a_part_of_an_axis_has_its_own_extent() -> None:
+    """What a reshape leaves of M is not M: a destination of accum's shape was taken for one that keeps dims."""
+    source = "def epi(accum): D = sum(accum.reshape(2, 3, 8), dim=0); return D"
+    args = (torch.ones(6, 4), torch.ones(4, 8))
+    with pytest.raises(ArgumentError, match=r"must have the shape \(3, 8\)"):
+        ef.gemm(*args, epilogue=source, out=torch.empty(6, 8))
+    assert torch.equal(ef.gemm(*args, epilogue=source, out=torch.empty(3, 8)), torch.full((3, 8), 8.0))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from epifuse import ir, providers
-from epifuse.arguments import PLAIN, GemmArguments, check_arguments
+from epifuse.arguments import GemmArguments, check_arguments, plain
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
 from epifuse.errors import Loc, UnsupportedError, fail, kind_of
@@ -203,7 +203,7 @@ def gemm(
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
-    parsed = parse_cached(PLAIN if epilogue is None else epilogue, by_name, operands)
+    parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     given = given_by_name(parsed, by_name, operands, out)
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
     outputs, _ = run(Request(a, b, parsed, given, options))
@@ -239,7 +239,7 @@ def linear(
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     lead = tuple(x.shape[:-1])
     by_name = by_name if bias is None else {**by_name, "bias": bias}
-    parsed = parse_cached(PLAIN if epilogue is None else epilogue, by_name, operands)
+    parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     if bias is not None:
         if "bias" not in parsed.parameters:
             if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,7 +103,10 @@ def check_arguments(function: str, args: object) -> None:
         raise fail("wrong_arguments", None, function=function, want="GemmArguments", type=kind_of(args))
 
 
-PLAIN = "def plain(accum): D = accum; return D"
+@cache
+def plain() -> Parsed:
+    """The epilogue of a product without one."""
+    return parsed("def plain(accum): D = accum; return D")
 
 
 class GemmArguments:
@@ -135,7 +139,7 @@ class GemmArguments:
             raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=kind_of(constraints))
         self.A, self.B, self.out, self.names = A, B, out, names
         self.bound: Any = None  # by the kernel that ran last, see `Kernel.run`
-        self.epilogue = epilogue or EpilogueArguments.partial(PLAIN, {} if out is None else {"D": out})
+        self.epilogue = epilogue or EpilogueArguments.partial(plain(), {} if out is None else {"D": out})
         parsed, accumulated, by_tma = self.epilogue.parsed, self.epilogue.accumulated, self.epilogue.by_tma
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
             raise fail("no_output_d", parsed.source.loc(parsed.source.definition))
