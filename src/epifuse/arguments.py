@@ -151,9 +151,16 @@ class GemmArguments:
             check_described(out, self.graph, self.problem)
 
     def __reduce__(self) -> Any:
-        plain = self.epilogue.epilogue_fn == PLAIN and self.epilogue.tensors.get("D") is self.out
+        is_plain = self.epilogue.epilogue_fn is plain() and self.epilogue.tensors.get("D") is self.out
         rest = dict(self.problem.dtypes), self.problem.constraints, self.names
-        return _made_again, (self.A, self.B, self.out, self.accumulator_type, None if plain else self.epilogue, *rest)
+        return _made_again, (
+            self.A,
+            self.B,
+            self.out,
+            self.accumulator_type,
+            None if is_plain else self.epilogue,
+            *rest,
+        )
 
     @property
     def graph(self) -> Graph:
