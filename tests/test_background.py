@@ -172,8 +172,9 @@ def test_a_worker_that_fails_is_told_once_and_the_call_compiles(kernels: Compili
     kernels.loaded.add(GOOD)
     call()
     kernels.futures[BEST].set_exception(fail("worker", None, detail="no memory"))
-    with pytest.warns(UserWarning, match="best was not compiled in the background.*no memory"):
+    with pytest.warns(UserWarning, match="best was not compiled in the background.*no memory") as told:
         call()
+    assert [warning.filename for warning in told] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call()

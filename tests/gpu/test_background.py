@@ -52,10 +52,9 @@ sizes = torch.randint(1, 8193, (400,)).tolist()
 times, found = zip(*map(timed, sizes))
 for m, one in zip(sizes, found):
     torch.testing.assert_close(one.float(), want[:m], rtol=2e-2, atol=2e-2)
-# Another kernel may be the better one for a stand-in's M only once that of the first is there.
-behind = 0
-while len(submitted()) > behind:
-    behind = len(submitted())
+waited_for = None
+while waited_for != len(submitted()):
+    waited_for = len(submitted())
     wait()
     again = [run(m) for m in sizes]
 assert all(map(torch.equal, found, again)), "a stand-in has other bits"
@@ -78,6 +77,19 @@ swapped = run(4096)
 assert len(load._FUNCTIONS) == before + 1, "the better kernel does not serve"
 assert torch.equal(captured, swapped) and torch.equal(unseen, run(4000))
 torch.testing.assert_close(captured.float(), want[:4096], rtol=2e-2, atol=2e-2)
+"""
+
+FORBIDDEN = """
+try:
+    run(64)
+except ef.errors.UnsupportedError as error:
+    print(error)
+warnings.resetwarnings()
+with warnings.catch_warnings(record=True) as told:
+    found = ef.gemm(a[:64], b, epilogue=gelu, bias=bias, fallback="torch")
+assert "is not compiled" in str(told[-1].message)
+torch.testing.assert_close(found.float(), want[:64], rtol=2e-2, atol=2e-2)
+assert "cutlass" not in sys.modules
 """
 
 
@@ -112,3 +124,9 @@ def test_switched_off_each_design_is_waited_for(tmp_path: Path) -> None:
 
 def test_while_a_graph_is_captured_no_kernel_is_loaded_or_swapped(tmp_path: Path) -> None:
     printed(CAPTURED, tmp_path / "store")
+
+
+def test_where_nothing_may_be_compiled_the_kernel_is_named(tmp_path: Path) -> None:
+    text = printed(FORBIDDEN, tmp_path / "store", EPIFUSE_NO_COMPILE="1")
+    assert text.startswith("sm90_gemm_")
+    assert "ef.precompile" in text

@@ -122,4 +122,4 @@ def _warn_of(plan: Plan, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         if (why := outcome.result()) is not None:
             text = f"{plan.spec.name} was not compiled in the background, so this call compiles it: {why}"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(text, stacklevel=7)  # the caller of `gemm`
