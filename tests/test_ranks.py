@@ -7,7 +7,11 @@ import pytest
 import torch
 
 import epifuse as ef
+from epifuse.api import run
 from epifuse.errors import EpifuseError
+from epifuse.options import Options
+from epifuse.ranks import by_rows, fold_linear
+from epifuse.signature import Request
 
 K, N = 3, 6
 LEADS = {1: (), 2: (4,), 3: (2, 4), 4: (2, 3, 4)}
@@ -260,3 +264,45 @@ def test_batches_that_no_view_has() -> None:
     for a, b in ((A, B[0, 0, :, 0]), (A[0, 0, 0], B), (A[0, 0], B[0, 0, :, 0])):
         with pytest.raises(EpifuseError, match="must have 2 or 3 dims"):
             ef.gemm(a, b)
+
+
+# --- Hopper ----------------------------------------------------------------------------------------------------------
+
+
+def planned(source: str, *shapes: tuple[int, ...]) -> list[ef.Kernel]:
+    """Kernels for x (4, 512, 256) as `ef.linear` asks for it on a GPU; operands C, E of these shapes."""
+    x, weight, *operands = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in (X, (128, 256), *shapes))
+    parsed, given = ef.arguments.parsed(source), dict(zip("CE", operands, strict=False))
+    request, _ = fold_linear(Request(x, weight.t(), parsed, given, Options(None)))
+    epilogue = ef.EpilogueArguments.partial(request.parsed, dict(request.given))
+    return ef.get_kernels(ef.GemmArguments(request.a, request.b, epilogue=epilogue), cc=90, limit=1)
+
+
+X = (4, 512, 256)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -3, (0, 1), (1, 2), None])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+def test_reductions_that_hopper_plans(name: str, dim: Any) -> None:
+    assert planned(f"lambda accum, C: {name}(accum + C, dim={dim})", (512, 128))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 128), (4, 1, 128), (4, 512, 1), (512, 128), (1, 512, 128), (4, 512, 128)])
+def test_operands_that_hopper_plans(shape: tuple[int, ...]) -> None:
+    assert planned("lambda accum, C: accum + C", shape)
+    assert planned("lambda accum, C: (accum + C * 2).sum(0)", shape)
+
+
+@pytest.mark.parametrize("shape", list(broadcasting(LEADS[3])))
+def test_batches_and_rows_change_places(shape: tuple[int, ...]) -> None:
+    """The same result, computed here though only a GPU needs it."""
+    x, weight, C = integers(*LEADS[3], K), integers(N, K), integers(*shape)
+    for source in (
+        "lambda accum, C: (accum + C * 2).sum(0)",
+        "lambda accum, C: accum - (accum + C).amax(-3, keepdim=True)",
+    ):
+        for out in ({}, {"D": torch.empty_like(eager(source, x @ weight.t(), C=C))}):
+            asked = Request(x, weight.t(), ef.arguments.parsed(source), {"C": C, **out}, Options(None))
+            swapped = by_rows(asked)
+            assert swapped.a.shape == (4, 2, K)
+            same(run(swapped)[0]["D"], eager(source, x @ weight.t(), C=C))

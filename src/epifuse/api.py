@@ -155,10 +155,12 @@ def gemm(
 ) -> Any:
     """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
 
-    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N). Operands are handed by name, or through `operands` where a name is
-    also an option. `out` is written: a tensor for D or the only output, a mapping for several. `out_dtypes` chooses the
-    dtype of outputs that are allocated. One output is returned as it is, several as a tuple with names. Outputs that
-    `accumulate` names are added onto what their destinations hold: in float32, rounded once.
+    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N), or they have more batch dims, which broadcast as `torch.matmul`'s
+    and which a view must have as one. Under autocast they are cast as by `torch.nn.functional.linear`.
+    Operands are handed by name, or through `operands` where a name is also an option. `out` is written: a tensor for D
+    or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated. One output
+    is returned as it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their
+    destinations hold: in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
@@ -197,8 +199,10 @@ def linear(
 ) -> Any:
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
 
-    The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Leading dims
-    of x are flattened to M for the product, and restored on outputs that have x's rows. The rest is `gemm`'s.
+    The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Results are
+    eager's: operands broadcast against (..., N), and `dim` counts those dims. With more than three dims the leading
+    ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
+    x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
     check_tensor("x", x, None)
     check_tensor("weight", weight, x.device)

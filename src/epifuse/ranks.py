@@ -117,7 +117,7 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
     x, rank = request.a, request.a.dim()
     for kept in (1,) if rank == 1 else (1, 2):
         if (rank, kept) == (3, 2):
-            return request, None
+            return (request if x.is_cpu else by_rows(request)), None
         try:
             # More than three dims have no other way, and are copied as PyTorch copies them.
             made = fold(request.parsed, request.given, x.shape[: rank - kept], kept, copies=rank > 3)
@@ -127,6 +127,27 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
         else:
             return request._replace(a=seen, parsed=made.parsed, given=made.given), made
     raise unfit.error(request.parsed)
+
+
+def by_rows(request: Request) -> Request:
+    """The request with x (B,S,K) as S batches of B rows, where it reduces over B alone.
+
+    A GPU's tile holds rows of one batch, so that no kernel there reduces over batches alone.
+    """
+    parsed = request.parsed
+    graph = remembered("by rows", parsed.key, lambda: _reordered(parsed.graph))
+    if graph is None:
+        return request
+    parsed = parsed.changed(graph=graph, key=f"by rows {parsed.key}")
+    return request._replace(a=request.a.transpose(0, 1), parsed=parsed)
+
+
+def _reordered(graph: Graph) -> Graph | None:
+    """The graph whose accum is (M,L,N), where it reduces over its first dim alone and nowhere over its second."""
+    over = {node.attr[1] for node in graph.nodes if node.op == "reduce_dims"}
+    if not over & {(0,), (-3,)} or over & {(1,), (-2,)}:
+        return None
+    return _with_attributes(graph, {node: "mln" for node in graph.nodes if node.op == "accum"})
 
 
 def fold_gemm(request: Request) -> tuple[Request, Fold]:
@@ -208,27 +229,34 @@ class _Folded(NamedTuple):
 
 
 def _folded(parsed: Parsed, accum: Form, operands: Mapping[str, Form], further: Hashable) -> _Folded:
-    graph, builder = parsed.graph, Builder()
+    graph = parsed.graph
     forms: dict[Node, Form] = {}
-    new: dict[Node, Node] = {}
-    try:
-        for node in topological((*graph.roots, *graph.checked)):
-            forms[node], attr = _form(node, [forms[arg] for arg in node.args], accum, operands)
-            new[node] = builder.node(
-                node.op, *(new[arg] for arg in node.args), attr=attr, locs=graph.locs.get(node, ())
-            )
-    except (Unfit, DimsError) as error:
-        return _Folded({}, unfit=error if isinstance(error, Unfit) else _unfit(node, "a dim that is not there"))
+    attributes: dict[Node, Any] = {}
+    for node in topological((*graph.roots, *graph.checked)):
+        try:
+            forms[node], attributes[node] = _form(node, [forms[arg] for arg in node.args], accum, operands)
+        except Unfit as unfit:
+            return _Folded({}, unfit=unfit)
+        except DimsError:
+            return _Folded({}, unfit=_unfit(node, "a dim that is not there"))
     outputs = {output.name: forms[output.node] for output in graph.outputs}
-    if all(old.attr == made.attr for old, made in new.items()):
+    if all(node.attr == attribute for node, attribute in attributes.items()):
         return _Folded(outputs)
-    counted = graph.with_roots(
+    return _Folded(outputs, _with_attributes(graph, attributes), f"folded {further} {parsed.key}")
+
+
+def _with_attributes(graph: Graph, attributes: Mapping[Node, Any]) -> Graph:
+    """The graph as written with other attributes of its nodes."""
+    builder = Builder()
+    new: dict[Node, Node] = {}
+    for node in topological((*graph.roots, *graph.checked)):
+        args, attribute = [new[arg] for arg in node.args], attributes.get(node, node.attr)
+        new[node] = builder.node(node.op, *args, attr=attribute, locs=graph.locs.get(node, ()))
+    made = graph.with_roots(
         (output._replace(node=new[output.node]) for output in graph.outputs),
         (new[effect] for effect in graph.effects),
     )
-    checked = tuple(new[node] for node in graph.checked)
-    counted = replace(counted, locs=builder.locs, checked=checked)
-    return _Folded(outputs, counted, f"folded {further} {parsed.key}")
+    return replace(made, locs=builder.locs, checked=tuple(new[node] for node in graph.checked))
 
 
 def _unfit(node: Node, what: str) -> Unfit:
