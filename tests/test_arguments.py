@@ -137,7 +137,7 @@ def test_defaults() -> None:
     [
         (A, B[:2], "the inner extents 3 and 2 differ"),
         (A[0], B, "A must have 2 or 3 dims"),
-        (A, B[None, None], "B must have 2 or 3 dims"),
+        (A, B[:, 0], "B must have 2 or 3 dims"),
         (torch.stack([A, A]), torch.stack([B, B, B]), "the batch extents differ"),
         (A, B.half(), "the two dtypes must agree"),
         (A.to(torch.int8), B, "the two dtypes must agree"),
@@ -290,6 +290,34 @@ def test_out_of_gemm_arguments_describes_and_is_not_written() -> None:
     ef.get_kernels(args)[0].run(args)
     assert torch.equal(out, torch.full((M, N), 7.0))
     assert torch.equal(D, ACCUM + C)
+
+
+@pytest.mark.parametrize(
+    ("source", "shape"),
+    [
+        ("accum.permute(1, 0)", (N, M)),
+        ("accum.reshape(2, 2, 6)", (2, 2, N)),
+        ("accum.reshape(2, 2, 2, 3).permute(0, 2, 1, 3)", (2, 2, 2, 3)),
+        ("sum(accum, dim=0)", (N,)),
+        ("sum(accum, dim=1, keepdim=True)", (M, 1)),
+    ],
+)
+def test_out_is_described_as_the_epilogue_makes_it(source: str, shape: tuple[int, ...]) -> None:
+    """And as the product, which is what the notebooks of CUTLASS hand in."""
+    want = eval(f"lambda accum: {source}", {"sum": ef.sum})(ACCUM)
+    epilogue = f"def epi(accum): D = {source}; return D"
+    for described in (shape, (M, N)):
+        D, out = torch.zeros(shape), torch.full(described, 7.0)
+        args = ef.GemmArguments(A=A, B=B, out=out, epilogue=ef.EpilogueArguments(epilogue, D=D))
+        ef.get_kernels(args)[0].run(args)
+        assert torch.equal(D, want)
+        assert torch.equal(out, torch.full(described, 7.0))
+    D = torch.zeros(shape)
+    args = ef.GemmArguments(A=A, B=B, out=D, epilogue=ef.EpilogueArguments(epilogue, D=D))
+    ef.get_kernels(args)[0].run(args)
+    assert torch.equal(D, want)
+    with pytest.raises(ArgumentError, match="out must have the shape"):
+        ef.GemmArguments(A=A, B=B, out=torch.zeros(M, N, 2), epilogue=ef.EpilogueArguments(epilogue, D=D))
 
 
 def test_out_without_an_epilogue_is_written() -> None:

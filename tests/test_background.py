@@ -335,7 +335,13 @@ def test_designs_of_an_elementwise_epilogue_give_the_same_bits() -> None:
         assert other.accuracies == first.accuracies
 
 
-@pytest.mark.parametrize("epilogue", [softmax, column_sums, "lambda accum, bias: (accum + bias).amax()"], ids=str)
+def kind_of_epilogue(epilogue: Any) -> str:
+    return getattr(epilogue, "__name__", "text")
+
+
+@pytest.mark.parametrize(
+    "epilogue", [softmax, column_sums, "lambda accum, bias: (accum + bias).amax()"], ids=kind_of_epilogue
+)
 def test_designs_of_an_epilogue_that_reduces_do_not(epilogue: Any) -> None:
     operands = {} if epilogue is softmax else {"bias": torch.empty(512)}
     assert bits(arguments(epilogue, **operands)) == {None}

@@ -19,6 +19,7 @@ LAYERS = (
     "problem transports options",
     "passes",
     "checks signature",
+    "autocast ranks",
     "plan",
     "providers",
     "runtime",

@@ -33,13 +33,19 @@ def test_linear(lead: tuple[int, ...]) -> None:
 
 
 def test_an_output_of_linear_that_cannot_be_seen_as_rows() -> None:
-    """Flattening it would copy, and the copy would be written."""
+    """Flattening it would copy, and the copy would be written: three dims are a batch, more are refused."""
     x, out = torch.ones(2, 3, K), torch.zeros(3, 2, N).transpose(0, 1)
-    with pytest.raises(ArgumentError, match=r"output 'D' of shape .* is not stored by rows"):
-        ef.linear(x, B.T, out=out)
+    ef.linear(x, B.T, out=out)
+    assert torch.equal(out, torch.nn.functional.linear(x, B.T))
+    with pytest.raises(ArgumentError, match=r"leading dims of output 'D', of shape .* cannot be seen as one"):
+        ef.linear(torch.ones(4, 3, 2, K), B.T, out=torch.zeros(2, 3, 4, N).transpose(0, 2))
     sliced = torch.zeros(2, 3, 2 * N)[..., ::2]
     ef.linear(x, B.T, out=sliced)
     assert torch.equal(sliced, torch.nn.functional.linear(x, B.T))
+
+
+def test_x_and_weight_by_name() -> None:
+    assert torch.equal(ef.linear(x=A, weight=B.T), A @ B)
 
 
 @pytest.mark.parametrize(("x", "weight"), [(torch.tensor(1.0), B), (A, B[0]), (A, B[None])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +13,20 @@ import torch
 
 from epifuse import ir, providers
 from epifuse.arguments import GemmArguments, check_arguments, plain
+from epifuse.autocast import followed
 from epifuse.checks import check_tensor
 from epifuse.dynamo import outside_graph
 from epifuse.errors import Loc, UnsupportedError, fail, kind_of
 from epifuse.frontend import FrontEnd, Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.remembered import remembered
-from epifuse.ir import Builder, Factor, Graph, Node, Output, rewrite
+from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
 from epifuse.options import Options, given_by_name
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.settle import Settled, settle
+from epifuse.ranks import fold_gemm, fold_linear
 from epifuse.reference import unfused
 from epifuse.results import Results
 from epifuse.runtime.background import choose, note
@@ -33,7 +34,6 @@ from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, rem
 from epifuse.runtime.precompile import Precompiled, compile_ahead
 from epifuse.signature import Call, Request, describe, with_care
 from epifuse.target import TARGETS
-from epifuse.transports import Hint
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
@@ -195,18 +195,27 @@ def gemm(
 ) -> Any:
     """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
 
-    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N). Operands are handed by name, or through `operands` where a name is
-    also an option. `out` is written: a tensor for D or the only output, a mapping for several. `out_dtypes` chooses the
-    dtype of outputs that are allocated. One output is returned as it is, several as a tuple with names. Outputs that
-    `accumulate` names are added onto what their destinations hold: in float32, rounded once.
+    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N), or they have more batch dims, which broadcast as `torch.matmul`'s
+    and which a view must have as one. Under autocast they are cast as by `torch.nn.functional.linear`.
+    Operands are handed by name, or through `operands` where a name is also an option. `out` is written: a tensor for D
+    or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated. One output
+    is returned as it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their
+    destinations hold: in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
     `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
+    if torch._C._is_any_autocast_enabled():
+        a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     given = given_by_name(parsed, by_name, operands, out)
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
-    outputs, _ = run(Request(a, b, parsed, given, options))
+    request, fold = Request(a, b, parsed, given, options), None
+    if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
+        request, fold = fold_gemm(request)
+    outputs, _ = run(request)
+    if fold is not None:
+        outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
@@ -230,16 +239,21 @@ def linear(
 ) -> Any:
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
 
-    The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Leading dims
-    of x are flattened to M for the product, and restored on outputs that have x's rows. The rest is `gemm`'s.
+    The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Results are
+    eager's: operands broadcast against (..., N), and `dim` counts those dims. With more than three dims the leading
+    ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
+    x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
     check_tensor("x", x, None)
     check_tensor("weight", weight, x.device)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
-    lead = tuple(x.shape[:-1])
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
+    if torch._C._is_any_autocast_enabled():
+        x, weight = followed(x, weight)
+        if bias is not None and "bias" not in parsed.parameters:
+            (by_name["bias"],) = followed(bias)
     if bias is not None:
         if "bias" not in parsed.parameters:
             if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):
@@ -247,56 +261,15 @@ def linear(
             parsed = _with_bias(parsed)
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
-    written = parsed.output_names
-    handed = given_by_name(parsed, by_name, operands, out, "linear")
-    given = {name: _seen_flat(name, value, lead, written=name in written) for name, value in handed.items()}
+    given = given_by_name(parsed, by_name, operands, out, "linear")
     options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
-    rows = _flat("x", x, lead) if lead else x.unsqueeze(0)
-    outputs, graph = run(Request(rows, weight.t(), parsed, given, options, names=("x", "weight")))
-    destinations = {name: value.tensor if isinstance(value, Hint) else value for name, value in handed.items()}
-    shaped = {
-        o.name: destinations[o.name]
-        if destinations.get(o.name) is not None
-        else outputs[o.name].view(_leading(o, outputs[o.name], lead))
-        for o in graph.outputs
-    }
-    return next(iter(shaped.values())) if len(shaped) == 1 else Results(shaped)
-
-
-def _seen_flat(name: str, value: Any, lead: tuple[int, ...], *, written: bool) -> Any:
-    """An operand or a destination, in its hint where it has one, with leading dims that are x's made one."""
-    if isinstance(value, Hint):
-        return replace(value, tensor=_seen_flat(name, value.tensor, lead, written=written))
-    return _rows(name, value, lead) if written else _flat(f"operand '{name}'", value, lead)
-
-
-def _flat(name: str, value: Any, lead: tuple[int, ...]) -> Any:
-    if not isinstance(value, torch.Tensor) or len(lead) == 1:
-        return value
-    check_tensor(name, value, None)
-    if value.dim() < 2 or tuple(value.shape[:-1]) != lead:
-        return value
-    return value.reshape(math.prod(lead), value.shape[-1])
-
-
-def _rows(name: str, value: Any, lead: tuple[int, ...]) -> Any:
-    """A destination as the product's rows see it; a copy would not be written."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not lead:
-        return value.unsqueeze(0)
-    flat = value.reshape(-1) if tuple(value.shape) == lead else _flat(f"output '{name}'", value, lead)
-    if flat is not value and flat.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
-        raise fail("linear_out", None, name=name, shape=tuple(value.shape), strides=value.stride())
-    return flat
-
-
-def _leading(output: Output, tensor: torch.Tensor, lead: tuple[int, ...]) -> tuple[int, ...]:
-    """The output's shape with x's leading dims where the product has M."""
-    shape: list[int] = []
-    for dim, extent in zip(output.dims or (), tensor.shape, strict=False):
-        shape += lead if dim == (Factor("m"),) else (extent,)
-    return tuple(shape)
+    request, fold = Request(x, weight.t(), parsed, given, options, names=("x", "weight")), None
+    if x.dim() != 2:
+        request, fold = fold_linear(request)
+    outputs, _ = run(request)
+    if fold is not None:
+        outputs = fold.restored(outputs, given)
+    return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
 def _with_bias(parsed: Parsed) -> Parsed:

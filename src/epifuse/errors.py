@@ -124,10 +124,20 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "linear_bias_shape": Sentence(_A, "bias must be (N,), which is {want} for this weight; its shape is {bias}"),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
-    "linear_out": Sentence(
+    "leading_strides": Sentence(
         _A,
-        "output '{name}' of shape {shape} and strides {strides} is not stored by rows",
-        "pass one whose leading dims can be seen as one",
+        "the leading dims of {name}, of shape {shape} and strides {strides}, cannot be seen as one",
+        "pass a tensor that keeps them evenly spaced, as x.contiguous() is",
+    ),
+    "leading_operand": Sentence(
+        _U,
+        "the leading dims {lead} are one dim for the product, and '{name}' of shape {shape} has only some of them",
+        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+    ),
+    "leading_dims": Sentence(
+        _U,
+        "the leading dims are one dim for the product, and this takes {what}",
+        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
     ),
     "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
     "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),

@@ -250,7 +250,9 @@ def _shapes() -> Iterator[str]:
     yield "## Operands"
     yield ""
     yield "An operand broadcasts to accum's shape by NumPy's rule; its name means nothing. `accum` is `(M, N)`, or"
-    yield "`(L, M, N)` where A or B has a batch."
+    yield "`(L, M, N)` where A or B has a batch. `ef.linear` has the dims of `torch.nn.functional.linear`'s result,"
+    yield "`ef.gemm` those of `torch.matmul`'s: operands broadcast against them, and `dim` counts them. Beyond three,"
+    yield "the leading dims are one for the product, and are reduced, reshaped or permuted together or not at all."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]

@@ -21,6 +21,7 @@ from epifuse.ir.types import dim_size, shape_of
 from epifuse.passes.lower import lower
 from epifuse.plan.settle import Settled, old_contents
 from epifuse.problem import Problem
+from epifuse.providers.cpu.product import exact
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cpu.store import store
 from epifuse.runtime.launch import scalars
@@ -135,7 +136,7 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
 def _accum(node: Node, at: _Whole) -> torch.Tensor:
     problem = at.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
-    product = torch.matmul(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
+    product = exact(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
     return at.space.view(product.to(held), problem.accum_dims)
 

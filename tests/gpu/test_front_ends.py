@@ -69,6 +69,26 @@ def test_linear(machine: Machine, lead: tuple[int, ...]) -> None:
     assert torch.equal(got.cpu(), torch.relu(product(x, weight.t()) + bias.cpu()))
 
 
+@pytest.mark.parametrize("shape", [(), (1, 1, N), (2, 1, N), (2, 24, 1), (24, N), (1, 24, N), (2, 24, N)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, 2, (0, 1), (1, 2), None], ids=str)
+def test_linear_of_three_dims(machine: Machine, shape: tuple[int, ...], dim: Any) -> None:
+    """Operands and reductions as eager has them, also where M alone would not give it."""
+    x, weight, C = machine.whole(2, 24, K), machine.whole(N, K), machine.whole(*shape, dtype=F32)
+    source = f"def epi(accum, C): D = accum + C * 2; s = sum(D, dim={dim}); return D, s"
+    D, s = ef.linear(x, weight, epilogue=source, C=C, out_dtypes=F32)
+    want = product(x, weight.t()) + C.cpu() * 2
+    assert torch.equal(D.cpu(), want)
+    assert torch.equal(s.cpu(), ef.sum(want, dim=dim))
+
+
+def test_autocast(machine: Machine) -> None:
+    x, weight = machine.whole(2, 24, K, dtype=F32), machine.whole(N, K, dtype=F32)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        got = ef.linear(x, weight, epilogue=ef.relu)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got.cpu(), torch.relu(product(x, weight.t())).to(torch.bfloat16))
+
+
 class Scaled(ef.DenseGemm):
     def epilogue_operation(self, accumulator: Any, c: Any, alpha: float) -> Any:
         y = accumulator * alpha

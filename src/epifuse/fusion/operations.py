@@ -70,6 +70,7 @@ def _is_load(value: Any) -> bool:
 
 
 NOTHING = Form("None", lambda value: value is None)
+_ORDER = Form("None, or the order of its dims", lambda value: value is None or value == "mln")
 _NUMBER = Form("a number", lambda value: type(value) in (bool, int, float))
 _TEXT = Form("a string", _is_text)
 _LOAD = Form("a Load", _is_load)
@@ -89,7 +90,7 @@ _REDUCED_DIMS = Form(
 )
 
 OPERATIONS: Mapping[str, Operation] = {
-    "accum": Operation(("written", "typed"), 0, NOTHING),
+    "accum": Operation(("written", "typed"), 0, _ORDER),
     "load": Operation(("written", "typed", "host"), 0, _LOAD),
     "const": Operation(("written", "typed", "host"), 0, _NUMBER),
     "call": Operation(("written", "typed"), None, _ACTIVATION),

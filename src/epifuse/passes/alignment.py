@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class Alignment:
         self.values: dict[Node, Typed] = {}
         self.hosts: dict[tuple[Node, Kind], str] = {}
         self.current: Node = Node("none")
+
+    @cached_property
+    def accum_dims(self) -> Dims:
+        """The dims of accum as the user sees it: in the problem's order, or as the graph says."""
+        order = next((node.attr for node in self.graph.nodes if node.op == "accum"), None)
+        return self.problem.accum_dims if order is None else tuple((Factor(axis),) for axis in order)
 
     def fail(self, key: str, **values: Any) -> EpifuseError:
         return fail(key, self.graph.loc(self.current), **values)
@@ -120,7 +127,7 @@ class Alignment:
         """An operand aligned with `partner`, and with accum where the partner does not vary."""
         if value.raw is None:
             return value
-        dims = align(value.shape, partner, self.problem.accum_dims, self.extents)
+        dims = align(value.shape, partner, self.accum_dims, self.extents)
         if dims is None:
             raise self.fail(
                 "operand_shape",

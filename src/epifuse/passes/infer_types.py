@@ -62,7 +62,7 @@ class _Inference(Alignment):
 
     def infer_accum(self, node: Node, args: list[Typed]) -> Typed:
         kind: Kind = "float" if self.problem.accumulator.is_floating_point else "int32"
-        dims = self.problem.accum_dims
+        dims = self.accum_dims
         return Typed(self.emit("accum", kind=kind, dims=dims), kind, dims)
 
     def infer_load(self, node: Node, args: list[Typed]) -> Typed:
@@ -240,7 +240,7 @@ class _Inference(Alignment):
 
     def tile_of(self, x: Typed) -> Typed:
         """A visitor tree's values are tiles: what does not vary over an axis of accum is the same all along it."""
-        want = self.problem.accum_dims
+        want = self.accum_dims
         outwards = zip(reversed(x.dims), chain(reversed(want), repeat(())), strict=False)
         if any(dim not in ((), own) for dim, own in outwards):
             raise self.fail("tree_reduced_dims", shape=shape_of(x.dims, self.extents))
@@ -251,7 +251,7 @@ class _Inference(Alignment):
 
     def dims_of_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The dims of accum that are these axes: a problem without a batch has no l."""
-        return tuple(i for i, dim in enumerate(self.problem.accum_dims) if dim[0].axis in axes)
+        return tuple(i for i, dim in enumerate(self.accum_dims) if dim[0].axis in axes)
 
     def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
         if gone:

@@ -37,7 +37,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor) -> None:
     """accum = a @ b for 2-D bfloat16 a and b and a float32 accum, where `bfloat16_product` is there."""
     (m, k), n = a.shape, b.shape[1]
     if accum.stride(1) != 1 and n > 1:
-        accum.copy_(torch.mm(a.to(torch.float32), b.to(torch.float32)))
+        torch.mm(a.to(torch.float32), b.to(torch.float32), out=accum)
         return
     if 0 in (m, n, k):
         accum.zero_()

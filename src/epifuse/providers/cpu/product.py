@@ -48,13 +48,18 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: in
         if accum.dtype == b.dtype:
             torch.mm(a, b, out=accum)
         else:
-            accum.copy_(torch.mm(a, b))
+            accum.copy_(exact(a, b))
         return
     # float32 adds integers exactly below 2**24: a chunk of K that stays below is exact, and chunks add up in int32.
     chunk = max((1 << 24) // max(integers, 1), 1)
     accum.zero_()
     for start in range(0, a.shape[1], chunk):
-        accum += torch.mm(a[:, start : start + chunk], b[start : start + chunk]).to(torch.int32)
+        accum += exact(a[:, start : start + chunk], b[start : start + chunk]).to(torch.int32)
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in their own dtype, in the batches that they broadcast to. Autocast leaves alone what has an `out`."""
+    return torch.matmul(a, b, out=a.new_empty(0))
 
 
 def largest_product(a: torch.dtype, b: torch.dtype) -> int | None:
