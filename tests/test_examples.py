@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import epifuse as ef
+from epifuse.runtime import background
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CUSTOM, ACTIVATION, SYNTHETIC = (
@@ -262,8 +264,9 @@ def test_a_layer_on_a_gpu(example: str, mnk: str, load: Load, capsys: pytest.Cap
 @pytest.mark.gpu
 @pytest.mark.parametrize("example", LAYERS)
 def test_a_layer_is_faster_than_eager_at_its_own_size_on_a_gpu(
-    example: str, load: Load, capsys: pytest.CaptureFixture[str]
+    example: str, load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(background, "CONFIG", replace(background.CONFIG, background=False))
     assert load(example).main(["--device", "cuda"]) == 0
     ours, eager = (float(ms) for ms in re.findall(r"([\d.]+) ms, median", capsys.readouterr().out))
     assert ours < eager

@@ -96,7 +96,9 @@ assert "cutlass" not in sys.modules
 def printed(program: str, folder: Path, **variables: str) -> str:
     """What a new process prints."""
     environment = os.environ | {"EPIFUSE_CACHE_DIR": str(folder)} | variables
-    command = [sys.executable, "-c", SETTING + program]
+    file = folder.with_suffix(".py")  # an epilogue's source is read from its file
+    file.write_text(SETTING + program)
+    command = [sys.executable, str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -55,7 +55,7 @@ CASES = {
 def run(name: str, folder: Path, **variables: str) -> str:
     """What a new process prints."""
     m, n, k, cluster = CASES[name]
-    program = folder / "program.py"  # an epilogue's source is read from its file
+    program = folder.with_suffix(".py")  # an epilogue's source is read from its file
     program.write_text(PROGRAM)
     command = [sys.executable, str(program), *map(str, (m, n, k, cluster)), name]
     environment = os.environ | {"EPIFUSE_CACHE_DIR": str(folder)} | variables

@@ -46,8 +46,12 @@ def choose(best: Plan, selection: Selection) -> Choice:
     if not missing:
         return Choice(best)
     is_ready = _is_loaded if _is_capturing(best) else _is_loaded_or_stored
-    missing = [text for text in missing if not is_ready(best, text)]
-    if not missing or (stand_in := _first(selection.stand_ins(), is_ready)) is None:
+    # What a worker compiles just now is not looked for on disk, which costs as much as all of planning.
+    missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
+    if not missing:
+        return Choice(best)
+    stand_in = _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
+    if stand_in is None:
         return Choice(best)
     outcomes = [_outcome(best, text) for text in missing]
     over = [outcome for outcome in outcomes if outcome.done()]
