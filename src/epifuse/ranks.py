@@ -195,8 +195,8 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
 
 def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies: bool) -> tuple[torch.Tensor, Form]:
     if tensor.dim() <= kept:
-        # A tensor of one number stands beside dims of any place, as a number does.
-        return tensor, NUMBER if tensor.shape == (1,) else Form(None, tensor.dim())
+        # A tensor of one number stands beside leading dims at any place, as a number does.
+        return tensor, NUMBER if lead and tensor.shape == (1,) else Form(None, tensor.dim())
     shape = tuple(tensor.shape)
     first = shape[:-kept]
     if first != lead and not (_ones(first) and len(first) <= len(lead)):
