@@ -155,6 +155,17 @@ def test_a_single_row(source: str) -> None:
     )
 
 
+@pytest.mark.parametrize("source", ["lambda accum, C: accum + C", "lambda accum, C: accum.sum(-1) - C"])
+@pytest.mark.parametrize("rank", LEADS)
+def test_a_tensor_of_one_number(rank: int, source: str) -> None:
+    linear(source, integers(*LEADS[rank], K), C=integers(1))
+
+
+def test_a_single_row_gets_no_dims_from_an_operand() -> None:
+    with pytest.raises(EpifuseError, match="leading dims stand at different places"):
+        ef.linear(integers(K), integers(N, K), epilogue="lambda accum, C: C[..., None] + accum", C=integers(1))
+
+
 @pytest.mark.parametrize(
     ("source", "shape"),
     [
