@@ -15,7 +15,7 @@ import torch
 from timing import interleave, machine, paired_ratio, save
 
 import epifuse as ef
-from epifuse.debug import peak_bytes
+from epifuse.tools.debug import peak_bytes
 
 M = N = 4096
 K = 256

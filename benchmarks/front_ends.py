@@ -16,8 +16,8 @@ import torch
 from timing import interleave, machine, paired_ratio, save
 
 import epifuse as ef
-from epifuse import thread
-from epifuse.evt import EVT, AccFetch, Compute, ScalarBroadcast, SrcFetch
+from epifuse.forms import thread
+from epifuse.forms.evt import EVT, AccFetch, Compute, ScalarBroadcast, SrcFetch
 
 
 def function(accum: Any, C: Any, alpha: Any, beta: Any) -> Any:

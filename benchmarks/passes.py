@@ -22,11 +22,13 @@ import torch
 from timing import machine, paired_ratio, save
 
 import epifuse as ef
-from epifuse import arguments, cache, passes
+from epifuse import passes
+from epifuse.base import cache
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
-from epifuse.problem import Problem
 from epifuse.providers.cutedsl import lowering
+from epifuse.request.problem import Problem
+from epifuse.runtime import arguments
 
 
 def fused(accum: Any, C: Any) -> Any:

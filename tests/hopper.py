@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 import epifuse as ef
+from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import DESIGNS
 from epifuse.providers.cutedsl.family import family_of
 from epifuse.providers.cutedsl.lowering import lower
-from epifuse.target import TARGETS
 
 BF16 = torch.bfloat16
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 import epifuse as ef
-from epifuse.errors import EpifuseError, InternalError
+from epifuse.base.errors import EpifuseError, InternalError
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import METHODS, VOCABULARY, Entry, torchs
 from tests.frontend.pieces import EXPRESSIONS, SIGNATURES, STATEMENTS, WRONG

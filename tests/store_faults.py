@@ -15,7 +15,7 @@ from pathlib import Path
 
 import filelock
 
-from epifuse import store
+from epifuse.base import store
 
 SIZE = 200_000
 

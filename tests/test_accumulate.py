@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import ArgumentError, EpilogueTypeError
+from epifuse.base.errors import ArgumentError, EpilogueTypeError
 
 M, N, K = 6, 10, 4
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import ArgumentError, ArgumentTypeError, EpifuseError, EpilogueTypeError
+from epifuse.base.errors import ArgumentError, ArgumentTypeError, EpifuseError, EpilogueTypeError
 
 M, N, K = 4, 6, 3
 A, B = torch.arange(12.0).reshape(M, K) - 5, torch.arange(18.0).reshape(K, N) - 7

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import EpifuseError
+from epifuse.base.errors import EpifuseError
 
 M, N, K = 5, 6, 7
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

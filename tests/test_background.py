@@ -13,8 +13,8 @@ from hopper import arguments
 
 import epifuse as ef
 from epifuse import providers
-from epifuse.cache import forget
-from epifuse.errors import fail
+from epifuse.base.cache import forget
+from epifuse.base.errors import fail
 from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import CpuProvider

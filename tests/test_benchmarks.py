@@ -23,8 +23,9 @@ import torch
 from gemm_cases import CASES, Case, Operands, Peer
 
 import epifuse as ef
-from epifuse import arguments, cache
+from epifuse.base import cache
 from epifuse.providers import cutedsl
+from epifuse.runtime import arguments
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from epifuse.fusion.primitives import PRIMITIVES
-from epifuse.testing import bounded, compare_bounded
+from epifuse.tools.testing import bounded, compare_bounded
 
 EPS = torch.finfo(torch.float32).eps
 

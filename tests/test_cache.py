@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from epifuse.cache import LRU
+from epifuse.base.cache import LRU
 
 
 def test_what_is_used_stays_and_what_is_not_goes() -> None:

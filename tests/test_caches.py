@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import cache
-from epifuse.cache import LRU
+from epifuse.base import cache
+from epifuse.base.cache import LRU
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def test_every_cache_is_listed() -> None:
 
 def test_no_object_holds_a_cache_of_its_own() -> None:
     at_modules = {id(value) for _, _, value in owned(LRU)}
-    ours = [one for one in cache.CACHES if type(one).__module__ == "epifuse.cache" and one.bound > 1]
+    ours = [one for one in cache.CACHES if type(one).__module__ == "epifuse.base.cache" and one.bound > 1]
     assert {id(one) for one in ours if _is_held_by_the_package(one)} <= at_modules
 
 

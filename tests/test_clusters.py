@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epifuse.errors import LaunchError
+from epifuse.base.errors import LaunchError
 from epifuse.providers.cutedsl import clusters
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings come with CuTe DSL, an optional dependency")

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epifuse as ef
-from epifuse.dtypes import ACCUMULATORS, BY_TORCH
+from epifuse.base.dtypes import ACCUMULATORS, BY_TORCH
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MIXED = [(torch.int8, torch.uint8), (torch.uint8, torch.int8), FP8, FP8[::-1]]

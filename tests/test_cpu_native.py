@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.config import Config
+from epifuse.base.config import Config
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, ROWS, SLEEF

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import cache, store
-from epifuse.config import Config
+from epifuse.base import cache, store
+from epifuse.base.config import Config
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES
 

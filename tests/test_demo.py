@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import demo
-from epifuse.cli import main
-from epifuse.debug import STAGE_COLOURS, interleaved, peak_bytes, to_dot, to_svg
+from epifuse.tools import demo
+from epifuse.tools.cli import main
+from epifuse.tools.debug import STAGE_COLOURS, interleaved, peak_bytes, to_dot, to_svg
 
 SRC = Path(__file__).parents[1] / "src"
 Completed = subprocess.CompletedProcess[str]
@@ -25,7 +25,7 @@ Completed = subprocess.CompletedProcess[str]
 BARE = """
 import sys
 sys.modules.update(dict.fromkeys(("sklearn", "pygraphviz", "matplotlib")))  # None: importing them fails
-from epifuse.cli import main
+from epifuse.tools.cli import main
 raise SystemExit(main())
 """
 """`python -m epifuse` where no optional package is installed."""
@@ -263,7 +263,7 @@ def test_rounds_are_interleaved_and_a_slow_run_says_how_far_it_is(
         now[0] += seconds
         order.append(name)
 
-    monkeypatch.setattr("epifuse.debug.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("epifuse.tools.debug.time.perf_counter", lambda: now[0])
     runs = {"slow": lambda: run("slow", 0.5), "quick": lambda: run("quick", 0.25)}
     seconds = interleaved(runs, torch.device("cpu"), 3, warmup=2)
     assert order == ["slow", "quick"] * 5

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import dense_gemm
-from epifuse.dense_gemm import DenseGemm
-from epifuse.errors import ArgumentError, EpilogueSyntaxError, InternalError, UnsupportedError
+from epifuse.base.errors import ArgumentError, EpilogueSyntaxError, InternalError, UnsupportedError
+from epifuse.forms import dense_gemm
+from epifuse.forms.dense_gemm import DenseGemm
 
 L, M, N, K = 2, 33, 40, 16
 MAJORS = [("k", "n", "n"), ("m", "k", "m"), ("k", "k", "n")]

@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
-from epifuse import cache, providers
+from epifuse import providers
+from epifuse.base import cache
 
 SOURCE = "def epi(accum, C, alpha): D = relu(accum * alpha) + C; return D"
 A, B, C = torch.arange(12.0).reshape(4, 3) - 5, torch.arange(15.0).reshape(3, 5) - 7, torch.arange(20.0).reshape(4, 5)

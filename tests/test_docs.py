@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from epifuse.debug import to_dot
-from epifuse.demo import Problem
-from epifuse.errors import CATALOGUE
+from epifuse.base.errors import CATALOGUE
 from epifuse.fusion import VOCABULARY
-from epifuse.language import EXAMPLES, OPERANDS, REFUSALS, page, refusal, typed
+from epifuse.tools.debug import to_dot
+from epifuse.tools.demo import Problem
+from epifuse.tools.language import EXAMPLES, OPERANDS, REFUSALS, page, refusal, typed
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (

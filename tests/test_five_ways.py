@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import epifuse as ef
-from epifuse import evt, thread
+from epifuse.forms import evt, thread
 from tests.test_docs import ROOT, output_of
 
 FIVE_WAYS, NAMES = ROOT / "docs" / "five_ways.md", ROOT / "docs" / "cutlass_names.md"
@@ -56,5 +56,5 @@ def test_every_functor_and_node_is_on_the_page() -> None:
     text = NAMES.read_text(encoding="utf-8")
     for name in (*(f"thread.{n}" for n in thread.__all__), *(f"evt.{n}" for n in dir(evt.fusion) if n[0].isupper())):
         value = getattr(thread if name.startswith("thread") else evt.fusion, name.partition(".")[2])
-        if getattr(value, "__module__", "").startswith(("epifuse.thread", "epifuse.evt.fusion")):
+        if getattr(value, "__module__", "").startswith(("epifuse.forms.thread", "epifuse.forms.evt.fusion")):
             assert name.partition(".")[2] in text, name

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epifuse import memory
+from epifuse.base import memory
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MODE = _SETTING.read_text() if _SETTING.exists() else "[never]"

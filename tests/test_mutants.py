@@ -6,7 +6,7 @@ from fuzzing import case, check
 from mutants.faults import FAULTS, IDENTITY_FAULTS, forget
 
 import epifuse as ef
-from epifuse.errors import ArgumentError
+from epifuse.base.errors import ArgumentError
 
 CASES = 500
 

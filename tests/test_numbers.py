@@ -11,7 +11,7 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.errors import ArgumentError, EpilogueTypeError
+from epifuse.base.errors import ArgumentError, EpilogueTypeError
 
 A, B = torch.randn(6, 5), torch.randn(5, 8)
 WIDE = 2_000_000_011  # float32 holds neither it nor its neighbours

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import EpifuseError, UnsupportedError
-from epifuse.gemm_plan import Gemm, LayoutType, TileDescription, trace
+from epifuse.base.errors import EpifuseError, UnsupportedError
+from epifuse.forms.gemm_plan import Gemm, LayoutType, TileDescription, trace
 
 M, N, K = 33, 40, 16
 ROW, COLUMN = LayoutType.RowMajor, LayoutType.ColumnMajor

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import cache
+from epifuse.base import cache
 from epifuse.providers.cutedsl.family import FAMILIES
 
 BF16 = torch.bfloat16

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.problem import Constraints
 from epifuse.providers.cutedsl.lowering import lower
 from epifuse.providers.cutedsl.precision import accuracies
+from epifuse.request.problem import Constraints
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse import store
-from epifuse.cache import forget
-from epifuse.errors import EpifuseError
+from epifuse.base import store
+from epifuse.base.cache import forget
+from epifuse.base.errors import EpifuseError
 from epifuse.providers.cpu import toolchain
 from epifuse.runtime import precompile as ahead
 

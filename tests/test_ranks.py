@@ -8,10 +8,10 @@ import torch
 
 import epifuse as ef
 from epifuse.api import run
-from epifuse.errors import EpifuseError
-from epifuse.options import Options
-from epifuse.ranks import by_rows, fold_linear
-from epifuse.signature import Request
+from epifuse.base.errors import EpifuseError
+from epifuse.plan.ranks import by_rows, fold_linear
+from epifuse.request.options import Options
+from epifuse.request.signature import Request
 
 K, N = 3, 6
 LEADS = {1: (), 2: (4,), 3: (2, 4), 4: (2, 3, 4)}

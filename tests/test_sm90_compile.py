@@ -20,11 +20,11 @@ from hopper import (
 )
 
 import epifuse as ef
-from epifuse import store
-from epifuse.cache import forget
-from epifuse.problem import Constraints
+from epifuse.base import store
+from epifuse.base.cache import forget
+from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, budget, costs, load, rows
-from epifuse.target import TARGETS
+from epifuse.request.problem import Constraints
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 

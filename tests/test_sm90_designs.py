@@ -21,9 +21,9 @@ from hopper import (
 )
 
 import epifuse as ef
+from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import DESIGNS, budget
 from epifuse.providers.cutedsl.lowering import lower
-from epifuse.target import TARGETS
 
 
 def test_the_walks_over_a_tile():

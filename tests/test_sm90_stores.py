@@ -8,7 +8,7 @@ import torch
 from hopper import PLACED, hopper_kernel, storing
 
 import epifuse as ef
-from epifuse.dtypes import short
+from epifuse.base.dtypes import short
 from epifuse.providers.cutedsl import load
 from tests.test_sm90_compile import spills
 

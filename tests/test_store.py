@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from epifuse.dtypes import BY_TORCH
+from epifuse.base.dtypes import BY_TORCH
 from epifuse.providers.cpu.store import store
-from epifuse.store_rule import FORMATS, store_reference
+from epifuse.tools.store_rule import FORMATS, store_reference
 
 OUTPUTS = list(BY_TORCH)
 EVERY_16_BITS = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)

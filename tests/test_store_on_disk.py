@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from epifuse import store
-from epifuse.config import Config, from_environment
+from epifuse.base import store
+from epifuse.base.config import Config, from_environment
 from tests.store_faults import DAMAGES, content, damage, maker
 
 PROGRAM = Path(__file__).with_name("store_faults.py")

@@ -21,13 +21,13 @@ from gpu.harness import Machine
 from hopper import arguments
 
 import epifuse as ef
-from epifuse import store
-from epifuse.arguments import GemmArguments
-from epifuse.cache import forget
-from epifuse.errors import UnsupportedError
+from epifuse.base import store
+from epifuse.base.cache import forget
+from epifuse.base.errors import UnsupportedError
 from epifuse.plan import Plan
 from epifuse.providers.cutedsl import load
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read, written
+from epifuse.runtime.arguments import GemmArguments
 from tests import test_sm90_compile, test_sm90_designs, test_sm90_stores
 from tests.test_sm90_compile import softmax
 

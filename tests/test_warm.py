@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
 from epifuse import api
-from epifuse.errors import ArgumentError, EpifuseError
+from epifuse.base.errors import ArgumentError, EpifuseError
 from epifuse.frontend import parsed
 from epifuse.kernel import Kernel
 from epifuse.plan.destinations import reach
-from epifuse.problem import info
+from epifuse.request.problem import info
 from epifuse.runtime import launch
 
 

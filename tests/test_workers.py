@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from epifuse import store
-from epifuse.errors import InternalError
+from epifuse.base import store
+from epifuse.base.errors import InternalError
 from epifuse.providers.cutedsl import load
 from epifuse.runtime.workers import Workers
 

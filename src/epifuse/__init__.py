@@ -2,21 +2,38 @@
 
 from typing import TYPE_CHECKING
 
-from epifuse import errors, evt, thread, utils
 from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear, precompile
-from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store
-from epifuse.dense_gemm import DenseGemm
+from epifuse.base import errors
+from epifuse.base.aliases import install as _install
+from epifuse.base.results import Results
+from epifuse.forms import evt, thread
+from epifuse.forms.dense_gemm import DenseGemm
+from epifuse.forms.gemm_plan import Gemm, LayoutType, TileDescription, trace
 from epifuse.frontend.hints import absent as _absent
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
-from epifuse.gemm_plan import Gemm, LayoutType, TileDescription, trace
 from epifuse.kernel import CompiledArtifact, Kernel, Status
 from epifuse.plan import Plan
-from epifuse.problem import Constraints
-from epifuse.reference import reference
-from epifuse.results import Results
+from epifuse.request.problem import Constraints
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.runtime.precompile import Precompiled
+from epifuse.runtime.reference import reference
+from epifuse.tools import utils
 
 __version__ = "0.1.0"
+
+# Where people import from, whichever room a module stands in.
+_install(
+    {
+        "epifuse.arguments": "epifuse.runtime.arguments",
+        "epifuse.debug": "epifuse.tools.debug",
+        "epifuse.dense_gemm": "epifuse.forms.dense_gemm",
+        "epifuse.errors": "epifuse.base.errors",
+        "epifuse.evt": "epifuse.forms.evt",
+        "epifuse.testing": "epifuse.tools.testing",
+        "epifuse.thread": "epifuse.forms.thread",
+        "epifuse.utils": "epifuse.tools.utils",
+    }
+)
 
 # The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
 globals().update({name: entry.function for name, entry in _VOCABULARY.items()})

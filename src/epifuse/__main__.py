@@ -1,5 +1,5 @@
 """`python -m epifuse`."""
 
-from epifuse.cli import main
+from epifuse.tools.cli import main
 
 raise SystemExit(main())

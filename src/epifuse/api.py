@@ -12,28 +12,28 @@ from typing import Any
 import torch
 
 from epifuse import ir, providers
-from epifuse.arguments import GemmArguments, check_arguments, plain
-from epifuse.autocast import followed
-from epifuse.checks import check_tensor
-from epifuse.dynamo import outside_graph
-from epifuse.errors import Loc, UnsupportedError, fail, kind_of
+from epifuse.base.autocast import followed
+from epifuse.base.dynamo import outside_graph
+from epifuse.base.errors import Loc, UnsupportedError, fail, kind_of
+from epifuse.base.results import Results
+from epifuse.base.target import TARGETS
 from epifuse.frontend import FrontEnd, Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
-from epifuse.options import Options, given_by_name
 from epifuse.plan import Plan, Refusal, Selection, select
+from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.plan.settle import Settled, settle
-from epifuse.ranks import fold_gemm, fold_linear
-from epifuse.reference import unfused
-from epifuse.results import Results
+from epifuse.request.checks import check_tensor
+from epifuse.request.options import Options, given_by_name
+from epifuse.request.signature import Call, Request, describe, with_care
+from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import choose, note
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
 from epifuse.runtime.precompile import Precompiled, compile_ahead
-from epifuse.signature import Call, Request, describe, with_care
-from epifuse.target import TARGETS
+from epifuse.runtime.reference import unfused
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse import providers
-from epifuse.arguments import GemmArguments, check_arguments
-from epifuse.dynamo import outside_graph
-from epifuse.errors import fail, kind_of
+from epifuse.base.dynamo import outside_graph
+from epifuse.base.errors import fail, kind_of
+from epifuse.base.target import target_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
+from epifuse.runtime.arguments import GemmArguments, check_arguments
 from epifuse.runtime.launch import Prepared, require_data
-from epifuse.target import target_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 
 from accuracy.cases import Case
 from accuracy.probe import BLOCK, WIDTH, compiled
-from epifuse.problem import Constraints
 from epifuse.providers.cutedsl.primitives import FAST_MATH
+from epifuse.request.problem import Constraints
 
 CHUNK = 1 << 25
 STRIDE = 251

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
-from epifuse.arguments import EpilogueArguments, GemmArguments, Load, Store
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments, Load, Store
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 P1 = (256, 512, 128, 2)

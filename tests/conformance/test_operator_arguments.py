@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from epifuse.arguments import EpilogueArguments, Load, Store
+from epifuse.runtime.arguments import EpilogueArguments, Load, Store
 
 
 def alpha_beta(accum: Any, alpha: Any, beta: Any, C: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 import epifuse as ef
 from epifuse import providers
-from epifuse.dtypes import BY_TORCH
+from epifuse.base.dtypes import BY_TORCH
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
 from epifuse.passes.accesses import CLASSES

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 import epifuse as ef
-from epifuse import thread
+from epifuse.forms import thread
 
 M, N, K = 6, 10, 4
 
@@ -28,7 +28,7 @@ class Bare(ef.DenseGemm):
 
 def wrong_kernel() -> Any:
     a, b = torch.ones(1, M, K), torch.ones(1, K, N)
-    with mock.patch("epifuse.dense_gemm.launch", return_value={"D": torch.zeros(1, M, N)}):
+    with mock.patch("epifuse.forms.dense_gemm.launch", return_value={"D": torch.zeros(1, M, N)}):
         return ef.DenseGemm(device="cpu").verify(a, b)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from epifuse import errors
-from epifuse.errors import CATALOGUE, EpifuseError
+from epifuse.base import errors
+from epifuse.base.errors import CATALOGUE, EpifuseError
 from tests.errors.triggers import CALLS, SOURCES, gemm, run_source
 from tests.frontend.sources import function_from
 

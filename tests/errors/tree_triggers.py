@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import epifuse as ef
-from epifuse.evt import (
+from epifuse.forms.evt import (
     EVT,
     AccFetch,
     AuxLoad,

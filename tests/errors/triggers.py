@@ -16,13 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
-from epifuse import debug, store
-from epifuse.config import Config
+from epifuse.base import store
+from epifuse.base.config import Config
 from epifuse.passes.verify import verify
 from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
 from epifuse.providers.cutedsl.load import _version
 from epifuse.runtime.workers import Workers
+from epifuse.tools import debug
 from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from

@@ -2,7 +2,7 @@
 
 import torch
 
-from epifuse.testing import Bounded, bounded
+from epifuse.tools.testing import Bounded, bounded
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> Bounded:

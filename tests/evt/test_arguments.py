@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import ArgumentError
-from epifuse.evt import (
+from epifuse.base.errors import ArgumentError
+from epifuse.forms.evt import (
     EVT,
     AccFetch,
     AuxLoad,
@@ -24,7 +24,7 @@ from epifuse.evt import (
     TopologicalVisitor,
     Visitor,
 )
-from epifuse.evt import functional as fn
+from epifuse.forms.evt import functional as fn
 
 L, M, N = 2, 5, 7
 

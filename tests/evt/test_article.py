@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.evt import (
+from epifuse.forms.evt import (
     EVT,
     AccFetch,
     ColBroadcast,
@@ -17,8 +17,8 @@ from epifuse.evt import (
     TopologicalVisitor,
     Visitor,
 )
-from epifuse.evt.functional import Clamp, Sigmoid, atomic_add, minus, multiplies, plus
-from epifuse.testing import assert_close_to_reference
+from epifuse.forms.evt.functional import Clamp, Sigmoid, atomic_add, minus, multiplies, plus
+from epifuse.tools.testing import assert_close_to_reference
 from tests.evt.helpers import product
 
 M, N, K = 200, 120, 48

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import epifuse as ef
-from epifuse.evt import EVT, AccFetch, AuxStore, Compute, ScalarBroadcast, SplitTreeVisitor
+from epifuse.forms.evt import EVT, AccFetch, AuxStore, Compute, ScalarBroadcast, SplitTreeVisitor
 from tests.evt.test_article import EDGES, article
 
 

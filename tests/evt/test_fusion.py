@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
-from epifuse.evt import Compute, Visitor, functional, fusion
-from epifuse.testing import assert_close_to_reference
+from epifuse.forms.evt import Compute, Visitor, functional, fusion
+from epifuse.tools.testing import assert_close_to_reference
 from tests.evt.helpers import product
 
 M, N, K = 40, 56, 24

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.evt import (
+from epifuse.forms.evt import (
     EVT,
     AccFetch,
     AuxLoad,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
-from epifuse.evt import (
+from epifuse.forms.evt import (
     EVT,
     AccFetch,
     AuxLoad,
@@ -28,8 +28,8 @@ from epifuse.evt import (
     TopologicalVisitor,
     Visitor,
 )
-from epifuse.evt import functional as fn
-from epifuse.testing import assert_close_to_reference
+from epifuse.forms.evt import functional as fn
+from epifuse.tools.testing import assert_close_to_reference
 from tests.evt.helpers import product
 
 L, M, N, K = 3, 24, 40, 16

@@ -4,7 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
-from epifuse.evt import fusion
+from epifuse.forms.evt import fusion
 from tests.test_docs import output_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "visitor_trees.md"

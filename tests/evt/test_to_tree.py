@@ -8,7 +8,7 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.evt import EVT, SplitTreeVisitor, TopologicalVisitor, Visitor, functional, fusion, to_tree
+from epifuse.forms.evt import EVT, SplitTreeVisitor, TopologicalVisitor, Visitor, functional, fusion, to_tree
 from tests.evt.test_article import article, as_function, data, loss  # noqa: F401 - a fixture
 from tests.passes import test_pipeline
 from tests.passes.test_pipeline import problem_for

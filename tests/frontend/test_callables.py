@@ -17,7 +17,7 @@ from torch import nn
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.errors import ArgumentError, EpilogueSyntaxError
+from epifuse.base.errors import ArgumentError, EpilogueSyntaxError
 from epifuse.frontend import parse_cache, parsed, remembered
 from tests.frontend.sources import function_from
 

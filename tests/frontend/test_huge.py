@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import EpifuseError
+from epifuse.base.errors import EpifuseError
 from tests.frontend.sources import check, function_from
 
 SECONDS = 60

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
-from epifuse.errors import EpifuseError
+from epifuse.base.errors import EpifuseError
 from epifuse.passes.structure import STRUCTURES
 from tests.frontend import helpers
 from tests.frontend.helpers import half

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import EpifuseError, EpilogueSyntaxError
+from epifuse.base.errors import EpifuseError, EpilogueSyntaxError
 from tests.frontend.sources import compare, function_from
 
 SUPPORTED: dict[type[ast.AST], str] = {

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 import epifuse as ef
-from epifuse.arguments import EpilogueArguments, GemmArguments
-from epifuse.errors import EpifuseError
+from epifuse.base.errors import EpifuseError
 from epifuse.fusion.vocabulary import VOCABULARY
-from epifuse.problem import Constraints
-from epifuse.testing import Bounded, Verdict, bounded, compare_bounded, compare_exact
+from epifuse.request.problem import Constraints
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+from epifuse.tools.testing import Bounded, Verdict, bounded, compare_bounded, compare_exact
 from fuzzing.case import Case, draw_number, shape_of
 from fuzzing.forms import HELPERS
 from fuzzing.operands import Operand, fill, handed, lay_out, poison

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from epifuse.arguments import GemmArguments
-from epifuse.dtypes import short
+from epifuse.base.dtypes import short
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Node
 from epifuse.passes.accesses import access_class
 from epifuse.passes.lower import lower
-from epifuse.problem import TensorInfo
+from epifuse.request.problem import TensorInfo
+from epifuse.runtime.arguments import GemmArguments
 from fuzzing.operands import ACCESSES, DTYPES
 
 OPERATIONS = (*PRIMITIVES, *REDUCTIONS)

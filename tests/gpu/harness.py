@@ -15,8 +15,8 @@ from fuzzing.check import function_of
 
 import epifuse as ef
 from epifuse.kernel import Kernel
-from epifuse.problem import Constraints
-from epifuse.testing import TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
+from epifuse.request.problem import Constraints
+from epifuse.tools.testing import TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
 
 _GUARD = 64  # elements before and after, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps

@@ -35,8 +35,8 @@ from gpu import (  # noqa: E402
 from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
 
 import epifuse as ef  # noqa: E402
-from epifuse.problem import Constraints  # noqa: E402
 from epifuse.providers.cutedsl import DESIGNS  # noqa: E402
+from epifuse.request.problem import Constraints  # noqa: E402
 
 
 def everything(accum, C, row, column, odd, alpha):

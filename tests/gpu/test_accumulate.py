@@ -7,7 +7,7 @@ import torch
 from gpu.harness import Machine, place
 
 import epifuse as ef
-from epifuse.problem import Constraints
+from epifuse.request.problem import Constraints
 
 MICRO_BATCHES = 4
 

@@ -11,7 +11,7 @@ import torch
 from gpu.harness import Machine, check, place, refusal
 
 import epifuse as ef
-from epifuse.problem import Constraints
+from epifuse.request.problem import Constraints
 
 BF16, F32 = torch.bfloat16, torch.float32
 TF32 = Constraints(precision="tf32")

@@ -11,7 +11,7 @@ import torch
 from gpu.harness import Machine, check
 
 import epifuse as ef
-from epifuse.arguments import Load, Store
+from epifuse.runtime.arguments import Load, Store
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 P1 = (256, 512, 128, 2)

@@ -7,8 +7,8 @@ import torch
 from gpu.harness import Machine
 
 import epifuse as ef
-from epifuse import thread
-from epifuse.evt import EVT, AccFetch, Compute, RowBroadcast, SrcFetch
+from epifuse.forms import thread
+from epifuse.forms.evt import EVT, AccFetch, Compute, RowBroadcast, SrcFetch
 
 M, N, K = 72, 136, 64
 F32 = torch.float32

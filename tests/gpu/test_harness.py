@@ -10,7 +10,7 @@ from gpu.harness import LAYOUTS, Machine, check, judge_one, place
 
 import epifuse as ef
 from epifuse.kernel import Kernel
-from epifuse.testing import bounded
+from epifuse.tools.testing import bounded
 
 CPU = Machine("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)

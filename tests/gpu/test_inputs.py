@@ -5,8 +5,8 @@ import torch
 from gpu.harness import Machine, check, run
 
 import epifuse as ef
-from epifuse.problem import Constraints
 from epifuse.providers.cutedsl import DESIGNS
+from epifuse.request.problem import Constraints
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TF32 = Constraints(precision="tf32")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.errors import ArgumentError
+from epifuse.base.errors import ArgumentError
 from epifuse.kernel import Kernel
 
 pytestmark = pytest.mark.gpu

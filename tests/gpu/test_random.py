@@ -19,7 +19,7 @@ from fuzzing.writer import Statement
 from gpu.harness import Machine, judge_one, place, rounded
 
 import epifuse as ef
-from epifuse.arguments import EpilogueArguments, GemmArguments
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 
 COUNT, EACH = 60, 40
 LONGEST = 60  # nodes: a compilation of more takes up to ten seconds

@@ -7,7 +7,7 @@ import torch
 from gpu.harness import Machine, check, refusal
 
 import epifuse as ef
-from epifuse.problem import Constraints
+from epifuse.request.problem import Constraints
 
 ALLOWED = Constraints(allow_recompute=True)
 LAYER_NORM = """c = accum - mean(accum, dim=-1, keepdim=True)

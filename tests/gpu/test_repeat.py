@@ -9,9 +9,9 @@ import torch
 from gpu.harness import Machine, Place, place
 
 import epifuse as ef
-from epifuse.cache import forget
-from epifuse.problem import Constraints
+from epifuse.base.cache import forget
 from epifuse.providers.cutedsl import load
+from epifuse.request.problem import Constraints
 
 M, N, K = 1000, 1288, 264
 

@@ -9,8 +9,8 @@ from fuzzing.check import function_of
 from gpu.harness import Machine, check, check_the_same_bits, refusal
 
 import epifuse as ef
-from epifuse.problem import Constraints
 from epifuse.providers.cutedsl import DESIGNS, ROW_DESIGNS, rows
+from epifuse.request.problem import Constraints
 
 BODIES = {
     "softmax": "x = accum * 0.0625 + C; D = softmax(x, dim=-1); return D",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.cache import forget
+from epifuse.base.cache import forget
 from epifuse.providers.cutedsl import DESIGNS, load
 from epifuse.providers.cutedsl.kernel_text import read
 

@@ -8,7 +8,7 @@ from gpu.harness import LAYOUTS, Machine, run
 
 import epifuse as ef
 from epifuse.providers.cutedsl.refusals import CASTS, LOADS, OUTPUTS
-from epifuse.store_rule import store_reference
+from epifuse.tools.store_rule import store_reference
 from tests.test_store import INPUTS, same
 
 SOURCES = [name for name, x in INPUTS.items() if x.dtype in LOADS]

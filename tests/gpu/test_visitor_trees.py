@@ -7,7 +7,7 @@ import torch
 from gpu.harness import Machine
 
 import epifuse as ef
-from epifuse.testing import assert_close_to_reference
+from epifuse.tools.testing import assert_close_to_reference
 from tests.evt.helpers import product
 from tests.evt.test_fusion import CASES, K, M, N, operands
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from epifuse import cache, passes
+from epifuse import passes
+from epifuse.base import cache
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.plan import settle
 from epifuse.providers.cpu import code, fuse, kernel, lowered, primitives, product, program, reduce, space, store

@@ -8,13 +8,13 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.arguments import parsed
-from epifuse.evt import EVT, ColBroadcast, ColReduction, Compute, ScalarBroadcast
+from epifuse.forms.evt import EVT, ColBroadcast, ColReduction, Compute, ScalarBroadcast
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph
 from epifuse.passes.lower import lower
 from epifuse.passes.split_operators import split_operators
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
+from epifuse.runtime.arguments import parsed
 
 EPILOGUES: dict[str, Any] = {
     "linear_combination": "def epi(accum, C, alpha, beta): D = alpha * accum + beta * C; return D",

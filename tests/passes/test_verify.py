@@ -9,7 +9,7 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.errors import InternalError
+from epifuse.base.errors import InternalError
 from epifuse.fusion.operations import OPERATIONS, broken
 from epifuse.ir import Builder, Factor, Graph, Load, Node, Output, Type
 from epifuse.passes.verify import verify, verify_written

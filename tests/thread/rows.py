@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
-from epifuse import thread
-from epifuse.testing import bounded, compare_bounded
-from epifuse.thread import ScaleType
+from epifuse.forms import thread
+from epifuse.forms.thread import ScaleType
+from epifuse.tools.testing import bounded, compare_bounded
 
 M, N, K = 19, 24, 16
 ALPHA, BETA = 1.5, 0.75

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
-from epifuse import thread
-from epifuse.errors import ArgumentError
-from epifuse.testing import Bounded, bounded, compare_bounded
-from epifuse.thread import ScaleType
+from epifuse.base.errors import ArgumentError
+from epifuse.forms import thread
+from epifuse.forms.thread import ScaleType
+from epifuse.tools.testing import Bounded, bounded, compare_bounded
 from tests.thread.rows import EPS, ROWS, K, M, N, assert_like, case, data, dgelu, gelu_by_erf, gelu_by_tanh
 
 SCALES = pytest.mark.parametrize("scale", ScaleType, ids=lambda scale: scale.name)

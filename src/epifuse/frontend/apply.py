@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from epifuse.errors import Loc, fail
+from epifuse.base.errors import Loc, fail
 from epifuse.frontend.names import FunctionRef, Guard, Helper, Reader, Scope, Static, known_function
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, from_function

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from epifuse.errors import kind_of
+from epifuse.base.errors import kind_of
 from epifuse.frontend import torch_rules
 from epifuse.frontend.context import Context, TupleValue, Visit
 from epifuse.frontend.hints import parameter_hint

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from epifuse.errors import EpifuseError, Loc, fail, kind_of
+from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
 from epifuse.frontend.hints import hint_for, words_for
 from epifuse.frontend.modules import is_module
 from epifuse.frontend.names import (

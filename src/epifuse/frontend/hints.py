@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from epifuse.errors import fail
+from epifuse.base.errors import fail
 from epifuse.fusion.vocabulary import METHODS, VOCABULARY
 
 _WORDS: dict[type[ast.AST], str] = {
@@ -147,11 +147,12 @@ def absent(namespace: Mapping[str, Any], instead: Mapping[str, str]) -> Callable
     """
 
     def __getattr__(name: str) -> NoReturn:  # noqa: N807 - the name it is called by
-        module, plain = str(namespace["__name__"]), _VERSION.sub("", name).lower()
+        home, plain = str(namespace["__name__"]), _VERSION.sub("", name).lower()
+        module = home.replace(".forms.", ".")  # as people import it
         alike = (f"write {module}.{own}" for own in namespace if own[0] != "_" and own.lower() == plain)
         near = instead.get(name) or next(alike, "docs/cutlass_names.md has the names of CUTLASS beside ours")
         said = fail("no_attribute", None, module=module, name=name, near=near)
-        raise AttributeError(str(said), name=name, obj=sys.modules.get(module))
+        raise AttributeError(str(said), name=name, obj=sys.modules.get(home))
 
     return __getattr__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from epifuse.errors import Loc
+from epifuse.base.errors import Loc
 from epifuse.ir import Graph
 from epifuse.ir.graph import topological
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from epifuse.errors import Loc, fail, kind_of
+from epifuse.base.errors import Loc, fail, kind_of
 from epifuse.frontend.hints import undefined_hint, unknown_function_hint
 from epifuse.frontend.modules import Activation, activation_of
 from epifuse.fusion import vocabulary

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from epifuse.errors import fail
+from epifuse.base.errors import fail
 from epifuse.frontend import modules
 from epifuse.frontend.names import NOTHING, RECEIVER, Reader, Root, is_called, is_number
 from epifuse.frontend.python_function import Parsed, parse

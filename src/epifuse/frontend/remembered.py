@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
-from epifuse.cache import LRU
+from epifuse.base.cache import LRU
 
 T = TypeVar("T")
 

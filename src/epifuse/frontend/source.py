@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from epifuse.errors import EpifuseError, Loc, fail, kind_of
+from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
 from epifuse.frontend.modules import is_module
 from epifuse.frontend.remembered import remembered
 

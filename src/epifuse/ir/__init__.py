@@ -1,6 +1,6 @@
 """The intermediate representation: nodes, graphs, types. Knows no operation."""
 
-from epifuse.dtypes import Kind
+from epifuse.base.dtypes import Kind
 from epifuse.ir.graph import Graph, Load, Output, rewrite
 from epifuse.ir.node import Builder, Node
 from epifuse.ir.types import Dims, Factor, Type

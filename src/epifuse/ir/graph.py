@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from epifuse.errors import Loc
+from epifuse.base.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
 from epifuse.ir.types import Dims, Type, show_dims
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from epifuse.errors import Loc
+from epifuse.base.errors import Loc
 from epifuse.ir.types import Type
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from epifuse.dtypes import Kind
+from epifuse.base.dtypes import Kind
 
 RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "int": 3, "float": 4}
 """Promotion takes the higher one, as torch's categories do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from epifuse.config import CONFIG
+from epifuse.base.config import CONFIG
 from epifuse.fusion.primitives import COMMUTATIVE
 from epifuse.ir import Graph
 from epifuse.ir.digest import Identity, identify
@@ -17,7 +17,7 @@ from epifuse.passes.infer_types import infer_types
 from epifuse.passes.lower import lower
 from epifuse.passes.prune import prune
 from epifuse.passes.verify import verify, verify_written
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 Pass = Callable[[Graph, Problem], Graph]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from epifuse.dtypes import BY_TORCH
-from epifuse.errors import fail
+from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.errors import fail
 from epifuse.ir import Builder, Graph, Load, Output, Type
 from epifuse.passes.canonicalise import typed
-from epifuse.problem import Problem, old_content
+from epifuse.request.problem import Problem, old_content
 
 
 def accumulate(graph: Graph, problem: Problem) -> Graph:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from epifuse.dtypes import short
-from epifuse.errors import EpifuseError, fail
+from epifuse.base.dtypes import short
+from epifuse.base.errors import EpifuseError, fail
 from epifuse.fusion import host
 from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Type
 from epifuse.ir.graph import topological
@@ -18,7 +18,7 @@ from epifuse.ir.types import canonical, factors_of, shape_of
 from epifuse.passes import kinds
 from epifuse.passes.dims import DimsError, align, broadcast, index_hint
 from epifuse.passes.kinds import KindError
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 NARROW = (torch.float16, torch.bfloat16)
 """Floats that arithmetic can run in: PyTorch rounds after each operation, and so do we after an explicit cast."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from epifuse.ir import Graph, Node
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.ir.types import canonical
 from epifuse.passes.kinds import primitive_kind
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 def canonicalise(graph: Graph, problem: Problem) -> Graph:

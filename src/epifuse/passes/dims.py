@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 Extents = Mapping[str, int]
 

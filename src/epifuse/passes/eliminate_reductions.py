@@ -15,7 +15,7 @@ from epifuse.ir import Builder, Factor, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.kinds import reduction_kind
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:

@@ -18,7 +18,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import applied, keep
 from epifuse.passes.split_operators import has_costly_body
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 class Pattern(NamedTuple):

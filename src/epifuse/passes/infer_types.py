@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from epifuse.dtypes import BY_TORCH, short
+from epifuse.base.dtypes import BY_TORCH, short
 from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
@@ -25,7 +25,7 @@ from epifuse.passes.alignment import NARROW, Alignment, Typed, narrow_of
 from epifuse.passes.dims import DimsError, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
-from epifuse.problem import HostNumber, Problem
+from epifuse.request.problem import HostNumber, Problem
 
 
 def infer_types(graph: Graph, problem: Problem) -> Graph:

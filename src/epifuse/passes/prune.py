@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from epifuse.ir import Graph, Load
 from epifuse.ir.graph import topological
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 def prune(graph: Graph, problem: Problem) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from epifuse.errors import Loc, fail
+from epifuse.base.errors import Loc, fail
 from epifuse.ir import Builder, Dims, Factor, Graph, Load, Node, Type, rewrite
 from epifuse.ir.types import canonical, factors_of
 from epifuse.passes.dims import DimsError, expand, refine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epifuse.ir import Node
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 def reductions_under(node: Node) -> tuple[Node, ...]:

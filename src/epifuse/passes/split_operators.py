@@ -15,7 +15,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import applied, keep
 from epifuse.passes.lower import inlined
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 @cache

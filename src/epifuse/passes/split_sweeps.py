@@ -19,7 +19,7 @@ from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.prune import prune
 from epifuse.passes.spelling import reductions_under
-from epifuse.problem import Problem, TensorInfo, dense
+from epifuse.request.problem import Problem, TensorInfo, dense
 
 
 class Part(NamedTuple):

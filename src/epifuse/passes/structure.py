@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from epifuse import passes
-from epifuse.cache import LRU
+from epifuse.base.cache import LRU
 from epifuse.frontend import Parsed
 from epifuse.ir import Graph
-from epifuse.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem, TensorInfo
 
 Work = TypeVar("Work")
 

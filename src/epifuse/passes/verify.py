@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from epifuse.errors import fail
+from epifuse.base.errors import fail
 from epifuse.fusion.operations import broken
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import topological

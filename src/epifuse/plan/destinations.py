@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from epifuse.checks import check_device, check_tensor
-from epifuse.dtypes import is_storable
-from epifuse.errors import EpifuseError, fail
+from epifuse.base.dtypes import is_storable
+from epifuse.base.errors import EpifuseError, fail
 from epifuse.ir import Dims, Graph, Load, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, dim_size, factors_of, shape_of
 from epifuse.passes.spelling import reductions_under, spelled
-from epifuse.problem import Problem, TensorInfo
+from epifuse.request.checks import check_device, check_tensor
+from epifuse.request.problem import Problem, TensorInfo
 
 
 def check_output(output: Output, info: TensorInfo, graph: Graph, problem: Problem) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from epifuse.dtypes import short
+from epifuse.base.dtypes import short
+from epifuse.base.places import Loc
 from epifuse.ir import Graph, Load
 from epifuse.ir.types import show_dims
 from epifuse.passes.accesses import access_class
 from epifuse.passes.assign_stages import Stage, sweeps
 from epifuse.passes.prune import unused_operands
-from epifuse.places import Loc
 from epifuse.plan.spec import KernelSpec
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 
 class Details(NamedTuple):

@@ -8,13 +8,13 @@ from functools import cached_property, partial
 from itertools import starmap
 from typing import Any, Protocol
 
+from epifuse.base.places import Loc
+from epifuse.base.target import Target
 from epifuse.ir import Graph
 from epifuse.passes.structure import Structure
-from epifuse.places import Loc
 from epifuse.plan.plan import Allocation, Answer, Offer, Plan, Refusal, accepted
 from epifuse.plan.spec import KernelSpec
-from epifuse.problem import Problem
-from epifuse.target import Target
+from epifuse.request.problem import Problem
 
 
 class Planner(Protocol):

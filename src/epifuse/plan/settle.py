@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from epifuse.checks import check_accumulated, check_declared, check_names, check_operand, check_product
-from epifuse.dtypes import default_accumulator, is_storable
-from epifuse.errors import fail
+from epifuse.base.dtypes import default_accumulator, is_storable
+from epifuse.base.errors import fail
+from epifuse.base.target import target_of
 from epifuse.ir import Graph, Output
 from epifuse.ir.types import shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
-from epifuse.problem import HostNumber, OperandInfo, Problem, old_content, settled
-from epifuse.signature import Call
-from epifuse.target import target_of
+from epifuse.request.checks import check_accumulated, check_declared, check_names, check_operand, check_product
+from epifuse.request.problem import HostNumber, OperandInfo, Problem, old_content, settled
+from epifuse.request.signature import Call
 
 
 class Settled(NamedTuple):

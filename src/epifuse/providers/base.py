@@ -9,7 +9,7 @@ import torch
 
 from epifuse.ir import Graph
 from epifuse.plan import Answer, KernelSpec, Plan
-from epifuse.problem import Problem
+from epifuse.request.problem import Problem
 
 Step = Callable[[], None]
 """Launches, onto what it was bound to."""

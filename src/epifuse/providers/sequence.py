@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse.passes.split_sweeps import Part
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Runner, Step
+from epifuse.request.problem import Problem, TensorInfo
 
 _ALIGNMENT = 16  # bytes: of what parts hand over, and of their own workspace
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from epifuse import providers
-from epifuse.cache import LRU
-from epifuse.config import CONFIG
+from epifuse.base.cache import LRU
+from epifuse.base.config import CONFIG
 from epifuse.plan import Plan, Selection
 from epifuse.runtime.workers import WORKERS, failure
 

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from epifuse import providers
-from epifuse.cache import LRU
-from epifuse.errors import EpifuseError, Loc, fail
+from epifuse.base.cache import LRU
+from epifuse.base.errors import EpifuseError, Loc, fail
+from epifuse.base.memory import empty
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.types import shape_of
-from epifuse.memory import empty
 from epifuse.plan import Plan
 from epifuse.plan.destinations import reach
 from epifuse.plan.settle import is_written_again, old_contents
-from epifuse.problem import HostNumber, Problem
 from epifuse.providers import WORKSPACE, Runner, Step
-from epifuse.signature import Call
+from epifuse.request.problem import HostNumber, Problem
+from epifuse.request.signature import Call
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
 

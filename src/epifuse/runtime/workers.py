@@ -18,7 +18,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from epifuse.errors import fail
+from epifuse.base.errors import fail
 
 MOST = min(4, os.cpu_count() or 1)
 _MODULE = "epifuse.runtime.worker"

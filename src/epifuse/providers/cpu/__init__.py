@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from epifuse.config import CONFIG
+from epifuse.base.config import CONFIG
 from epifuse.ir import Graph
 from epifuse.plan import Allocation, Details, KernelSpec, Plan, Refusal
-from epifuse.problem import Problem
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.lowered import Panels, panels, panels_for
 from epifuse.providers.cpu.native import Loop, NativeKernel
+from epifuse.request.problem import Problem
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
 _NATIVE = KernelSpec("cpu_native", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue as one compiled loop")

@@ -13,12 +13,12 @@ import torch
 
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.lowered import Panels, Stored, Sweep
 from epifuse.providers.cpu.program import BufferKey, dtype_of, per_tile, small_shape
 from epifuse.providers.cpu.reduce import Accumulator
 from epifuse.providers.cpu.space import Placement, Space
 from epifuse.providers.cpu.store import store
+from epifuse.request.problem import Problem, TensorInfo
 
 Name = Hashable
 

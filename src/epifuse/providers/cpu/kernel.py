@@ -16,13 +16,13 @@ import torch
 
 from epifuse.ir import Node
 from epifuse.ir.types import dim_size
-from epifuse.problem import Problem
 from epifuse.providers.base import Step
 from epifuse.providers.cpu import code, product
 from epifuse.providers.cpu.code import Coder, Instruction, Name, TileCode
 from epifuse.providers.cpu.lowered import Panels
 from epifuse.providers.cpu.program import BufferKey
 from epifuse.providers.cpu.space import Tile, tiles, viewed
+from epifuse.request.problem import Problem
 
 Call = Callable[[], Any]
 _CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ from epifuse.ir import Graph, Node, Output
 from epifuse.passes.assign_stages import assign_stages, has_row_stage, sweeps
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cpu.primitives import FAST
 from epifuse.providers.cpu.program import (
     Context,
@@ -26,6 +25,7 @@ from epifuse.providers.cpu.program import (
     per_tile,
 )
 from epifuse.providers.cpu.space import Space
+from epifuse.request.problem import Problem, TensorInfo
 
 
 class Stored(NamedTuple):

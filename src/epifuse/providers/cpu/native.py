@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from epifuse.config import CONFIG
+from epifuse.base.config import CONFIG
 from epifuse.ir import Graph, Load, Node
 from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, ROWS, SLEEF, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.request.problem import Problem, TensorInfo
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
 SCRATCH = (512, 2048)  # rows and columns, 4 MiB: stays in cache between the product and the epilogue

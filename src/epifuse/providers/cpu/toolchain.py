@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from epifuse import store
-from epifuse.cache import LRU
+from epifuse.base import store
+from epifuse.base.cache import LRU
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 _CPU = Path("/proc/cpuinfo")

@@ -7,7 +7,6 @@ from functools import partial
 
 from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answer, KernelSpec, Offer, Plan, Refusal
-from epifuse.problem import Problem
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, load, partials, recompute
@@ -15,6 +14,7 @@ from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
 from epifuse.providers.cutedsl.family import SPILLING, Arranged, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, wide_k
 from epifuse.providers.cutedsl.lowering import Lowered, lower
+from epifuse.request.problem import Problem
 
 __all__ = ["DESIGNS", "ROW_DESIGNS", "CuteDslProvider"]
 

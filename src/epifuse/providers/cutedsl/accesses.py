@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from epifuse.ir import Factor
-from epifuse.problem import OperandInfo, Problem, TensorInfo
 from epifuse.providers.cutedsl.addresses import Modes, modes, strides_of, strides_written
 from epifuse.providers.cutedsl.lowering import Lowered, Read, Write
 from epifuse.providers.cutedsl.program import Access
+from epifuse.request.problem import OperandInfo, Problem, TensorInfo
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits

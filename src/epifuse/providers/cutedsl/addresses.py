@@ -12,7 +12,7 @@ import torch
 
 from epifuse.ir import Dims, Factor, Load, Output
 from epifuse.ir.types import AXES, shape_of
-from epifuse.problem import TensorInfo, dense
+from epifuse.request.problem import TensorInfo, dense
 
 Strides = tuple[int, ...]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from epifuse.errors import fail
-from epifuse.target import TARGETS
+from epifuse.base.errors import fail
+from epifuse.base.target import TARGETS
 
 # Of the driver's cuda.h.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from epifuse.cache import LRU
+from epifuse.base.cache import LRU
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec
-from epifuse.problem import Problem
 from epifuse.providers.cutedsl import budget, refusals, rows
 from epifuse.providers.cutedsl.accesses import Sides, sides
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
@@ -24,6 +23,7 @@ from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, SUBTILE, Access, Design, Program
+from epifuse.request.problem import Problem
 
 _SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
 """Of A and B, where K is short, in between, and where something is reduced or spare stages hold the last tile's

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Design
+from epifuse.request.problem import Problem
 
 _MULTIPROCESSORS = 132  # of an H100 or H200
 _RESIDENT = {4: 128, 8: 128}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from epifuse.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem, TensorInfo
 
 ACCUMULATORS = {
     torch.float16: (torch.float32, torch.float16),

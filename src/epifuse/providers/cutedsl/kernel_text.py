@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.errors import fail
+from epifuse.base.errors import fail
 from epifuse.ir import Factor, Graph, Load, Node, Output, Type
 from epifuse.passes.assign_stages import Stage
-from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.request.problem import Problem
 
 
 class KernelSource(NamedTuple):

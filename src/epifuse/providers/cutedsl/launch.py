@@ -12,7 +12,6 @@ from epifuse.fusion.forms import debug_print
 from epifuse.ir import Dims, Load, Output
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl.addresses import modes, strides_of, strides_written
@@ -24,6 +23,7 @@ from epifuse.providers.cutedsl.load import function
 from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.program import Access, Program
+from epifuse.request.problem import Problem, TensorInfo
 
 
 class View(NamedTuple):

@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from epifuse import store
-from epifuse.cache import LRU
-from epifuse.errors import EpifuseError, fail
+from epifuse.base import store
+from epifuse.base.cache import LRU
+from epifuse.base.errors import EpifuseError, fail
 
 OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
 _NAME = "kernel"  # of the function in the file

@@ -16,7 +16,6 @@ from epifuse.passes.lower import lower as inline
 from epifuse.passes.split_operators import split_operators
 from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
-from epifuse.problem import Problem
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs
 from epifuse.providers.cutedsl.log_sums import split_log_sums
@@ -24,6 +23,7 @@ from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_
 from epifuse.providers.cutedsl.prints import Print, with_prints
 from epifuse.providers.cutedsl.program import Way
 from epifuse.providers.cutedsl.rows import Walk, is_line, walks
+from epifuse.request.problem import Problem
 
 NATIVE = frozenset(costs.FAST)
 """Activations with a fast device form."""

@@ -14,9 +14,9 @@ from epifuse.ir.graph import topological
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, part_of
 from epifuse.plan import Allocation, Answer, KernelSpec, Plan, Reason, Refusal, accepted
-from epifuse.problem import Problem
 from epifuse.providers import sequence
 from epifuse.providers.cutedsl.lowering import Launch, Lowered
+from epifuse.request.problem import Problem
 
 OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Sequence[Answer]]
 

@@ -8,12 +8,12 @@ import torch
 
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.problem import Problem, TensorInfo
 from epifuse.providers.cutedsl import costs, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.request.problem import Problem, TensorInfo
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -16,8 +16,8 @@ from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Reason
-from epifuse.problem import Problem
 from epifuse.providers.cutedsl.program import Design
+from epifuse.request.problem import Problem
 
 MOST_COLUMNS = 2048
 """Of 8 CTAs, the largest cluster that every GPU launches, of 256 columns each."""

@@ -1,0 +1,48 @@
+"""Import paths that people know, beside where a module stands: `epifuse.arguments`, `epifuse.evt.functional`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Aliases(MetaPathFinder, Loader):
+    """Finds the module itself under its other name: a class imported by either is the same one."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self.homes = homes
+        self.specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A specification for an alias, and for what lies below one."""
+        return ModuleSpec(name, self) if self._home(name) is not None else None
+
+    def _home(self, name: str) -> str | None:
+        for alias, home in self.homes.items():
+            if name == alias or name.startswith(f"{alias}."):
+                return home + name[len(alias) :]
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module that is there already."""
+        home = self._home(spec.name)
+        assert home is not None, "found as an alias"
+        module = importlib.import_module(home)
+        self.specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has run. The import machinery has put the alias into its specification."""
+        assert module.__spec__ is not None, "put there by the import machinery"
+        module.__spec__ = self.specs.pop(module.__spec__.name)
+
+
+def install(homes: Mapping[str, str]) -> None:
+    """Let each name of `homes` be imported from where it stands."""
+    sys.meta_path.insert(0, _Aliases(homes))

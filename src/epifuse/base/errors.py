@@ -1,0 +1,290 @@
+"""Every sentence a person can read in an error of ours, in one catalogue.
+
+`fail(key, loc, **values)` builds an exception from it; the place, the source line and a caret are added here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epifuse.base.exceptions import (
+    ArgumentError,
+    ArgumentTypeError,
+    EpifuseError,
+    EpilogueSyntaxError,
+    EpilogueTypeError,
+    InternalError,
+    LaunchError,
+    UnsupportedError,
+    rebuild,
+)
+from epifuse.base.places import Loc
+from epifuse.base.sentences import EPILOGUE, Sentence
+
+__all__ = [
+    "CATALOGUE",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "EpifuseError",
+    "EpilogueSyntaxError",
+    "EpilogueTypeError",
+    "InternalError",
+    "LaunchError",
+    "Loc",
+    "UnsupportedError",
+    "fail",
+    "kind_of",
+]
+
+
+_SAID_AS_LETTERS = ("ndarray",)
+
+
+def kind_of(value: object) -> str:
+    """The Python type of `value` with its article: "an int", "a Tensor"; None is itself."""
+    name = "None" if value is None else type(value).__name__
+    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' or name in _SAID_AS_LETTERS else 'a'} {name}"
+
+
+def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
+    """The exception for `key`, to be raised by the caller."""
+    sentence = CATALOGUE[key]
+    parts = [sentence.what.format(**values)]
+    if loc is not None:
+        parts.append(str(loc))
+    if hint := sentence.hint.format(**values):
+        parts.append(f"  hint: {hint}")
+    error = rebuild(sentence.kind, key, loc, "\n".join(parts))
+    if isinstance(error, SyntaxError) and loc is not None:
+        error.filename, error.lineno, error.offset, error.text = loc.file, loc.line, loc.column + 1, loc.text
+    return error
+
+
+_S, _T, _A, _AT, _U = EpilogueSyntaxError, EpilogueTypeError, ArgumentError, ArgumentTypeError, UnsupportedError
+
+CATALOGUE: dict[str, Sentence] = {
+    **EPILOGUE,
+    # --- arguments
+    "missing_operand": Sentence(
+        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "pass {name}=..."
+    ),
+    "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
+    "extra_operand": Sentence(
+        _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
+    ),
+    "output_by_name": Sentence(
+        _A, "'{name}' is an output of the epilogue, and gemm takes those by out=", "pass out={{'{name}': ...}}"
+    ),
+    "name_clash": Sentence(
+        _A,
+        "the epilogue's '{name}' is also a parameter of {function}",
+        "pass it as operands={{'{name}': ...}}, or rename it",
+    ),
+    "operand_names": Sentence(_AT, "operands must be a mapping, not {type}", "pass operands={{'name': value}}"),
+    "linear_bias": Sentence(
+        _A, "the epilogue takes 'bias', and bias is None", "pass a bias, or leave the parameter out of the epilogue"
+    ),
+    "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not {type}", "{hint}"),
+    "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not {type}", "{hint}"),
+    "tensor_subclass": Sentence(_AT, "{name} is {type}; tensor subclasses are not supported", "pass a plain tensor"),
+    "transformed": Sentence(
+        _AT,
+        "{name} is a tensor inside vmap, grad or another transform",
+        "call epifuse outside it; a batch is a third dim",
+    ),
+    "requires_grad": Sentence(
+        _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
+    ),
+    "traced": Sentence(
+        _U,
+        "torch.jit.trace and make_fx cannot record this call: they would keep its memory and not its computation",
+        "call it outside what is traced, or trace ef.reference(epilogue)(a @ b)",
+    ),
+    "symbolic_size": Sentence(
+        _A,
+        "{name} has a size that is known only when it runs: {shape}",
+        "give it a size that is known, or call with real tensors",
+    ),
+    "inference_output": Sentence(
+        _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass name.clone()"
+    ),
+    "tensor_layout": Sentence(_A, "{name} is not a plain dense tensor: it is {what}", "{hint}"),
+    "host_number": Sentence(
+        _A,
+        "the number '{name}' does not fit the {kind} that it is used as: {value}",
+        "{hint}",
+    ),
+    "not_importable": Sentence(
+        _A,
+        "these arguments cannot be pickled: the epilogue {name} cannot be imported by its name",
+        "define it at the top of a module, or give it as source text",
+    ),
+    "rank": Sentence(
+        _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
+    ),
+    "linear_bias_shape": Sentence(_A, "bias must be (N,), which is {want} for this weight; its shape is {bias}"),
+    "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
+    "leading_strides": Sentence(
+        _A,
+        "the leading dims of {name}, of shape {shape} and strides {strides}, cannot be seen as one",
+        "pass a tensor that keeps them evenly spaced, as x.contiguous() is",
+    ),
+    "leading_operand": Sentence(
+        _U,
+        "the leading dims {lead} are one dim for the product, and '{name}' of shape {shape} has only some of them",
+        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+    ),
+    "leading_dims": Sentence(
+        _U,
+        "the leading dims are one dim for the product, and this takes {what}",
+        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+    ),
+    "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
+    "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
+    "gemm_dtype": Sentence(
+        _A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"
+    ),
+    "gemm_dtypes": Sentence(
+        _A, "{first} is {a} and {second} is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
+    ),
+    "accumulator": Sentence(
+        _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
+    ),
+    "operand_dtype": Sentence(_A, "operand '{name}' has dtype {dtype}, which an epilogue cannot load"),
+    "declared_dtype": Sentence(_A, "'{name}' has dtype {dtype}, and {epilogue} was made for {want}"),
+    "operand_float64": Sentence(
+        _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
+    ),
+    "device": Sentence(_A, "{name} is on {device}, but the GEMM is on {expected}"),
+    "no_output_d": Sentence(
+        _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
+    ),
+    "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
+    "out_single": Sentence(_A, "out is one tensor, but the epilogue returns {outputs}", "pass out={{'name': tensor}}"),
+    "unknown_result": Sentence(_A, "there is no output '{name}'; the outputs are {outputs}"),
+    "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),
+    "output_shape": Sentence(_A, "output '{name}' must have the shape {want}; the tensor given has {shape}"),
+    "reduced_shape": Sentence(
+        _A,
+        "output '{name}', of {reductions} over an accum of shape {accum}, must have the shape {want}; the tensor given "
+        "has {shape}",
+        "it may also keep the reduced dims, as ones",
+    ),
+    "output_dtype": Sentence(_A, "output '{name}' cannot be stored as {dtype}"),
+    "accumulate_new": Sentence(
+        _A, "output '{name}' is to be added onto old content, and no destination is given", "pass out={{'{name}': ...}}"
+    ),
+    "accumulate_dtype": Sentence(
+        _A, "output '{name}' of dtype {dtype} cannot be added onto beside an accumulator of {accumulator}"
+    ),
+    "accumulate_mask": Sentence(
+        _A, "output '{name}' cannot be added onto old content: masks have no sum", "where(x, 1.0, 0.0) makes numbers"
+    ),
+    "output_expanded": Sentence(_A, "output '{name}' has elements that share one address", "pass a tensor of its own"),
+    "overlap": Sentence(
+        _A, "'{first}' and '{second}' overlap in memory", "an output may share storage with one full operand, exactly"
+    ),
+    "transport": Sentence(_A, "{hint} transport must be 'tma' or None, got {value!r}"),
+    "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
+    "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
+    "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
+    "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
+    "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
+    "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
+    # --- visitor trees
+    "compute_function": Sentence(
+        _AT,
+        "Compute takes a function of the epilogue language, and {what} is none",
+        "pass ef.<name>, one of torch's functions of the same name, or a Python function of values",
+    ),
+    "tree_node": Sentence(
+        _AT, "{visitor} takes nodes of a visitor tree, not {what}", "write AccFetch(), Compute(fn), EVT(op, ...)"
+    ),
+    "tree_field": Sentence(_AT, "{field} of {node} must be {want}, not {value}"),
+    "tree_operator": Sentence(
+        _AT, "{node} computes nothing, so it can have no children", "EVT takes Compute, AuxStore or a reduction first"
+    ),
+    "tree_arity": Sentence(
+        _A, "{node} takes {want} inputs, and has {have}", "join an operator to its inputs: EVT(operator, *children)"
+    ),
+    "tree_edges": Sentence(_A, "TopologicalVisitor has edges for {have} nodes, and {want} nodes"),
+    "tree_edge": Sentence(_A, "node {position}, {node}, takes the value of {source}: nodes are numbered 0 to {last}"),
+    "tree_order": Sentence(
+        _A,
+        "node {position}, {node}, takes the value of node {source}, {other}, which is visited later",
+        "list nodes in topological order: each after those whose values it takes",
+    ),
+    "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
+    "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name"),
+    "tree_default": Sentence(
+        _A, "'{name}' has two values for a null pointer, {first:g} and {second:g}", "give it one, or two names"
+    ),
+    "tree_name_twice": Sentence(
+        _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"
+    ),
+    "tree_reduction": Sentence(
+        _A,
+        "{node}: {first} and {second} are not one reduction",
+        "use plus with atomic_add, maximum with atomic_maximum, or one reduction of the vocabulary",
+    ),
+    "tree_identity": Sentence(
+        _A, "{node} cannot start from {identity}: the result would depend on the tiles", "{hint}"
+    ),
+    "tree_stride": Sentence(_A, "the strides of {node} are {want}, and cannot be {stride}"),
+    "tree_pointer": Sentence(
+        _A, "{node}: the strides (dM, dN, dL) = {stride} do not fit a tensor of shape {shape} and strides {strides}"
+    ),
+    "tree_arguments": Sentence(_A, "the arguments of {node} are {want}, and not {value}"),
+    "tree_argument_twice": Sentence(_A, "the argument '{name}' is given twice, and differently"),
+    "tree_null": Sentence(_A, "the pointer of {node} is null, and there is no value to use instead"),
+    "tree_access": Sentence(_T, "{node} loads a {want}, and the operand has shape {shape}", "{hint}"),
+    "tree_reduced_dims": Sentence(
+        _T, "the reduction of a visitor tree takes a value with accum's dims; this one has shape {shape}"
+    ),
+    # --- functors, the class form, plan objects
+    "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
+    "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
+    "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),
+    "missing_parameter": Sentence(_A, "{function} needs {name}", "pass it here or to the constructor"),
+    "plan_tensor": Sentence(_A, "{name} is {have}, and this plan is for {want}", "make another plan for it"),
+    "class_epilogue": Sentence(
+        _A,
+        "{name}.epilogue_operation is not a method of an object and an accumulator",
+        "write 'def epilogue_operation(self, accumulator, ...)'",
+    ),
+    "not_constructed": Sentence(_A, "{name} has no options yet", "call super().__init__() in its __init__"),
+    "mismatch": Sentence(
+        InternalError, "output '{name}' differs from PyTorch in {wrong} of {total} elements, {detail}"
+    ),
+    "positional": Sentence(_A, "{function} takes {want} by position, not {have} arguments"),
+    # --- planning and running
+    "filter_type": Sentence(_AT, "metadata_filter must be a function of a kernel's metadata, not {type}"),
+    "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),
+    "artifact": Sentence(_A, "this compiled artifact was built for other arguments: {why}"),
+    "workspace": Sentence(_A, "the workspace must be {want}"),
+    "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
+    "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
+    "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
+    "no_compile": Sentence(
+        _U,
+        "{kernel} is not compiled for these arguments, and EPIFUSE_NO_COMPILE=1 forbids compiling",
+        "compile ahead with ef.precompile(...), or unset EPIFUSE_NO_COMPILE",
+    ),
+    "no_fingerprint": Sentence(
+        _U,
+        "no compiled kernel can be stored or found, because {what} cannot be identified: {why}",
+        "install epifuse as a folder of .py files that can be read",
+    ),
+    "no_version": Sentence(
+        _U, "compiled kernels cannot be told apart: the version of {package} is not known", "install it with pip"
+    ),
+    "driver": Sentence(LaunchError, "the CUDA driver failed: {call} returned {status}"),
+    "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
+    "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
+    # --- ours
+    "worker": Sentence(InternalError, "a kernel was not compiled in a process of its own: {detail}"),
+    "kernel_text": Sentence(InternalError, "{value} of type {type} cannot be part of a kernel's text"),
+    "verify": Sentence(
+        InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"
+    ),
+}

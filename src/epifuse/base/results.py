@@ -1,0 +1,58 @@
+"""What a call with several outputs returns."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, KeysView, Mapping
+from typing import Any
+
+import torch
+
+from epifuse.base.errors import fail
+
+
+class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
+    """Outputs in the order of the return statement, also by name: `r.D`, `r["D"]`, `r.items()`, `"D" in r`.
+
+    A loop runs over the tensors, as a tuple's does. An output's name wins over what a tuple or a mapping has, as
+    `r.count` or `r.items`, and over `r.names`, the names in order.
+    """
+
+    __positions: dict[str, int]
+
+    def __new__(cls, named: Mapping[str, torch.Tensor]) -> Results:
+        made = super().__new__(cls, named.values())
+        vars(made).update({"names": tuple(named)} | dict(named))
+        made.__positions = {name: position for position, name in enumerate(named)}
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.__positions:
+            raise fail("unknown_result", None, name=key, outputs=", ".join(self.__positions))
+        return super().__getitem__(self.__positions[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.__positions if isinstance(key, str) else super().__contains__(key)
+
+    def __named(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.__positions, self, strict=True))
+
+    def keys(self) -> KeysView[str]:
+        """The names, in order."""
+        return self.__named().keys()
+
+    def values(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in order: the tuple itself."""
+        return self
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        """Each name with its tensor, in order."""
+        return self.__named().items()
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        known = ", ".join(vars(self).get("_Results__positions", ()))
+        raise AttributeError(f"no output named {name!r}; there are {known}")  # hasattr and pickle ask by this class
+
+    def __getnewargs__(self) -> tuple[dict[str, torch.Tensor]]:
+        return (self.__named(),)

@@ -1,0 +1,224 @@
+"""The rows of the catalogue about what stands in an epilogue: its source, names, calls, kinds and shapes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from epifuse.base.exceptions import (
+    ArgumentError,
+    ArgumentTypeError,
+    EpifuseError,
+    EpilogueSyntaxError,
+    EpilogueTypeError,
+)
+
+
+class Sentence(NamedTuple):
+    """One row: the class, what happened, and what to do about it."""
+
+    kind: type[EpifuseError]
+    what: str
+    hint: str = ""
+
+
+_S, _T, _A, _AT = EpilogueSyntaxError, EpilogueTypeError, ArgumentError, ArgumentTypeError
+
+EPILOGUE: dict[str, Sentence] = {
+    # --- finding and reading the source
+    "not_python": Sentence(_S, "this is not Python: {detail}"),
+    "too_deep": Sentence(
+        _S, "the source is nested too deeply for Python's own parser", "split it into several statements"
+    ),
+    "string_not_a_function": Sentence(
+        _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
+    ),
+    "decorated": Sentence(
+        _S,
+        "{name} is wrapped by {wrapper}, which is not read",
+        "take the decorator off: an epilogue is parsed, never called",
+    ),
+    "not_a_function": Sentence(
+        _AT, "an epilogue is a Python function or its source as a string, not {value}", "{hint}"
+    ),
+    "no_source": Sentence(
+        _S,
+        "the source of {name} ({file}) cannot be found",
+        "pass the source as a string: functions made in a REPL, by exec or in C have none",
+    ),
+    "stale_source": Sentence(
+        _S,
+        "the source of {name} ({file}) is not what the function was compiled from",
+        "reload its module, or pass the source as a string",
+    ),
+    "async_function": Sentence(_S, "{name} is an async function", "write a plain def"),
+    "generator": Sentence(_S, "{name} is a generator function", "return the result instead of yielding it"),
+    "lambdas_share_a_line": Sentence(_S, "several lambdas stand on this line", "put each on a line of its own"),
+    # --- statements
+    "unsupported_syntax": Sentence(_S, "{syntax} is not supported in an epilogue", "{hint}"),
+    "unsupported_literal": Sentence(_S, "a literal of type {type} is not supported", "use int, float or bool"),
+    "unsupported_operator": Sentence(_S, "the operator {operator} is not supported here", "{hint}"),
+    "unsupported_subscript": Sentence(
+        _S,
+        "an index may only insert dims, as in x[:, None]",
+        "use index_m(x), index_n(x) with where to select elements",
+    ),
+    "defined_twice": Sentence(
+        _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"
+    ),
+    "augmented_assignment": Sentence(
+        _S,
+        "Variable '{name}' cannot be defined twice: an augmented assignment redefines it, in place in PyTorch",
+        "assign to a new name",
+    ),
+    "augmented_in_place": Sentence(
+        _S, "an augmented assignment changes '{name}' in place, under every name it has", "write {name} = {plain}"
+    ),
+    "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
+    "assignment_target": Sentence(_S, "cannot assign to {syntax} in an epilogue", "assign to a plain name"),
+    "cannot_unpack": Sentence(
+        _S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"
+    ),
+    "unpack_count": Sentence(_S, "cannot unpack {have} values into {want} names"),
+    "result_unused": Sentence(_S, "this result is not used", "assign it to a name, or remove the line"),
+    "printed_value": Sentence(_S, "debug_print has no result", "write it on a line of its own"),
+    "after_return": Sentence(_S, "nothing may follow the return statement"),
+    "returns_nothing": Sentence(_S, "{name} must return at least one value", "end it with 'return D'"),
+    "unnamed_outputs": Sentence(
+        _S, "several results must have names", "unpack them first: 'D, Aux = helper(accum)', then 'return D, Aux'"
+    ),
+    "unnamed_output": Sentence(
+        _S, "each of several results must be a plain name", "assign the expression to a name, then return the name"
+    ),
+    "returned_twice": Sentence(_S, "'{name}' is returned twice"),
+    "returns_operand_name": Sentence(
+        _S, "the output '{name}' has the name of an operand", "return it under another name: an output has its own"
+    ),
+    "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
+    "unnamed_clash": Sentence(
+        _S, "the unnamed result is called D, and so is an operand", "assign it to another name, or rename the operand"
+    ),
+    # --- the signature
+    "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
+    "accum_not_first": Sentence(
+        _S, "accum must be the first positional parameter", "a method becomes a function or a staticmethod"
+    ),
+    "accum_default": Sentence(_S, "accum is the product, and has no default"),
+    "star_parameters": Sentence(_S, "the parameter *{name} is not supported", "name each operand"),
+    "star_in_helper": Sentence(
+        _S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"
+    ),
+    "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number, None or a string"),
+    "partial_accum": Sentence(
+        _AT,
+        "this functools.partial fixes the first parameter of {name} by position, which is accum",
+        "fix the others by name: functools.partial({name}, alpha=2.0)",
+    ),
+    "default_not_supported": Sentence(_S, "{function} cannot be inlined: a default may not be {value}"),
+    # --- names
+    "undefined": Sentence(_S, "the name '{name}' is not defined", "{near}"),
+    "used_before_assignment": Sentence(_S, "'{name}' is used before it is assigned"),
+    "no_attribute": Sentence(_S, "{module} has no '{name}'", "{near}"),
+    "unknown_function": Sentence(_S, "{name} is not in the epilogue vocabulary", "{near}"),
+    "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
+    "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
+    "captured_tensor": Sentence(_S, "'{name}' is a tensor from outside the epilogue", "make it a parameter"),
+    "captured_module": Sentence(
+        _S,
+        "'{name}' is {type} from outside the epilogue",
+        "call the function, as F.gelu(x) for nn.GELU()(x), and make its weights parameters",
+    ),
+    "captured_object": Sentence(
+        _S, "'{name}' is {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
+    ),
+    "not_a_value": Sentence(_S, "{what} cannot be used as a value here"),
+    "identity": Sentence(_S, "`is` compares with None only", "use =="),
+    # --- calls
+    "not_callable": Sentence(_S, "{what} cannot be called"),
+    "recursion": Sentence(_S, "{name} calls itself", "an epilogue has no recursion; write the steps out"),
+    "too_many_calls": Sentence(
+        _S, "the helpers of this epilogue make more than {limit} calls", "call a helper once and use its result again"
+    ),
+    "star_arguments": Sentence(_S, "* and ** in a call are not supported", "write the arguments out"),
+    "missing_argument": Sentence(_S, "{function}() misses the argument '{name}': its parameters are {want}"),
+    "too_many_arguments": Sentence(_S, "{function}() got {have} arguments; its parameters are {want}"),
+    "unexpected_argument": Sentence(_S, "{function}() has no parameter '{name}': its parameters are {want}", "{hint}"),
+    "argument_twice": Sentence(_S, "{function}() got the argument '{name}' twice"),
+    "clamp_bounds": Sentence(_S, "{function}() has neither min nor max", "give it one of them"),
+    "by_name": Sentence(_S, "{function}() takes '{name}' by name only", "write {name}=..."),
+    "not_static": Sentence(
+        _S, "'{name}' of {function}() must be known when the epilogue is parsed", "write it as a literal"
+    ),
+    "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
+    "max_pair": Sentence(
+        _S, "{function} with dim returns a pair in torch, values and indices", "use torch.a{name}(x, dim=...)"
+    ),
+    "norm_order": Sentence(_S, "only the Euclidean norm is supported", "write norm(x, dim=..., keepdim=...)"),
+    # --- kinds
+    "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
+    "tensor_wanted": Sentence(
+        _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
+    ),
+    "number_wanted": Sentence(
+        _T, "in torch {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
+    ),
+    "select_shapes": Sentence(
+        _T,
+        "the branches of this conditional have the shapes {left} and {right}, and its result only one",
+        "make both the larger shape: where(mask, a, b) broadcasts",
+    ),
+    "prelu_weight": Sentence(
+        _T,
+        "in torch {what} takes a weight of shape (1,) or (N,) beside a float (M, N); here the shapes are {shapes}",
+        "epifuse's own prelu broadcasts",
+    ),
+    "bounds_differ": Sentence(
+        _T, "in torch {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
+    ),
+    "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
+    "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
+    "masks_in_arithmetic": Sentence(
+        _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
+    ),
+    "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
+    "integers_wanted": Sentence(
+        _T,
+        "{op} takes integers, and this is {kind}",
+        "a number handed as an operand is a float; write .to(torch.int32)",
+    ),
+    "float_wanted": Sentence(_T, "{op} takes floats, and this is {kind}", "write .float() first"),
+    "negative_power": Sentence(
+        _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"
+    ),
+    "storage_only": Sentence(
+        _T, "a value of {dtype} can be stored or cast, but not computed with", "write .float() first"
+    ),
+    "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
+    "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
+    "host_range": Sentence(_T, "this host number does not fit the {kind} it is used as: {value}"),
+    "output_is_host": Sentence(
+        _T,
+        "the output '{name}' is a host number",
+        "an output must depend on accum or a tensor: compute a number where you call",
+    ),
+    # --- shapes inside the epilogue
+    "operand_shape": Sentence(_T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"),
+    "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
+    "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
+    "dim_range": Sentence(_T, "dim {dim} is out of range for a value of {rank} dims, shape {shape}"),
+    "too_many_dims": Sentence(_T, "a value of more than {most} dims", "torch has no more"),
+    "dim_twice": Sentence(_T, "dim {dim} is named twice"),
+    "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),
+    "reshape_size": Sentence(_T, "cannot reshape {shape} to {want}"),
+    "reshape_split": Sentence(
+        _T,
+        "reshape of {shape} to {want} would cut across an axis",
+        "split or merge whole dims: (M, N) to (M, N/64, 64)",
+    ),
+    "factors_differ": Sentence(
+        _T,
+        "two reshapes split the axis {axis} in ways that do not nest, by {first} and by {second}",
+        "it needs another tile",
+    ),
+    "index_rank": Sentence(_T, "index_{axis} needs a value with that dim; this one has shape {shape}"),
+    "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
+}

@@ -1,0 +1,318 @@
+"""Compiled kernels on disk: found by what they were made from, checked before use, shared by a user's processes.
+
+A file is `<folder>/<first two digits of its key>/<key>.<sha256 of its content><suffix>`. Its name holds its checksum
+and is given when the file is complete, so a reader meets a whole file or none. A folder is one of three:
+
+- `EPIFUSE_CACHE_READONLY`, for kernels that an image brings. It is looked at first and never written.
+- `EPIFUSE_CACHE_DIR`, by default `epifuse` in the user's cache folder.
+- a temporary folder of this process, where the second cannot be used or is full.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epifuse.base.config import CONFIG
+from epifuse.base.errors import fail
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_FRESH = 60.0  # seconds in which a file that was made or found is not evicted: its finder has yet to load it
+_STALE = 3600.0  # seconds after which a file that is still incomplete was left by a process that was killed
+_PATIENCE = 120.0  # seconds to wait for another process that makes the same file, then it is made here too
+_DIGITS = 64  # of a sha256
+
+_private: tuple[int, Path] | None = None  # the temporary folder and the process that made it
+_guard = threading.Lock()  # of it
+_warned: dict[Path, str] = {}  # what was told of a folder, once
+
+
+def _renew_guard() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
+    os.register_at_fork(after_in_child=_renew_guard)
+
+
+def key_of(*parts: str) -> str:
+    """The key of a file made from `parts`, as 64 hexadecimal digits.
+
+    epifuse's own source is always a part, so that another version never finds the file. Raises `UnsupportedError` where
+    that source cannot be read.
+    """
+    digest = hashlib.sha256(_own_source().encode())
+    for part in parts:
+        data = part.encode()
+        digest.update(b"%d:" % len(data) + data)  # with its length: ("ab", "c") is not ("a", "bc")
+    return digest.hexdigest()
+
+
+@cache
+def _own_source() -> str:
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    try:
+        files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in sorted(root.rglob("*.py"))]
+    except OSError as error:
+        raise fail("no_fingerprint", what="epifuse's own source", why=error) from error
+    if not files:
+        raise fail("no_fingerprint", what="epifuse's own source", why=f"{root} holds no .py file")
+    for name, content in files:
+        digest.update(f"{name}:{len(content)}:".encode() + content)
+    return digest.hexdigest()
+
+
+def find(key: str, suffix: str) -> Path | None:
+    """The file of `key` that ends in `suffix` ('.so'), or None. Its content was compared with its checksum.
+
+    A file that does not have its checksum is removed. One that is returned stays for at least a minute.
+    """
+    if (path := _find_in(_read_only_folder(), key, suffix)) is not None:
+        return path
+    for folder in (_user_folder(), _existing_private_folder()):
+        if (path := _find_in(folder, key, suffix)) is not None:
+            return path
+        _remove_corrupted(folder, key, suffix)
+    return None
+
+
+def fetch(key: str, suffix: str, make: Callable[[Path], None], kernel: str = "a kernel") -> Path:
+    """The file of `key` that ends in `suffix`, made by `make(path)` where it is not there yet.
+
+    Of all threads and processes that ask at once, one makes it. `make` writes the file at the path it is given, whose
+    folder is its own and is removed afterwards; what it raises is passed on, and nothing is stored. It must not call
+    `fetch`. `kernel` names the kernel in messages. Raises `UnsupportedError` where EPIFUSE_NO_COMPILE is 1.
+    """
+    if (path := find(key, suffix)) is not None:
+        return path
+    if CONFIG.no_compile:
+        raise fail("no_compile", kernel=kernel)
+    with _locked_folder(key) as folder:
+        if (path := _find_in(folder, key, suffix)) is not None:  # another made it while we waited
+            return path
+        with _scratch() as scratch:
+            make(scratch / f"kernel{suffix}")
+            content = (scratch / f"kernel{suffix}").read_bytes()
+        try:
+            return _keep(folder, key, suffix, content)
+        except OSError as error:
+            _warn_once(folder, str(error))
+            return _keep(_private_folder(), key, suffix, content)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path, key: str, suffix: str) -> list[Path]:
+    """Those of `key`, checked or not. More than one only where two processes made it without a lock."""
+    length = len(key) + 1 + _DIGITS + len(suffix)
+    try:
+        names = os.listdir(_shard(folder, key))
+    except OSError:
+        return []  # nothing was stored there, or the folder cannot be read, which storing will tell
+    return [
+        _shard(folder, key) / name
+        for name in sorted(names)
+        if name.startswith(f"{key}.") and name.endswith(suffix) and len(name) == length
+    ]
+
+
+def _shard(folder: Path, key: str) -> Path:
+    return folder / key[:2]  # short listings, and one lock for all keys that begin so
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether nobody else could write it, and its content has the checksum that its name says."""
+    try:
+        if not (_is_ours(path.parent.stat()) and _is_ours(path.stat())):
+            return False
+        return hashlib.sha256(path.read_bytes()).hexdigest() == path.name.split(".")[1][:_DIGITS]
+    except OSError:
+        return False  # evicted since it was listed, or the disk fails
+
+
+def _find_in(folder: Path | None, key: str, suffix: str) -> Path | None:
+    for path in _files(folder, key, suffix) if folder else ():
+        with suppress(OSError):  # a folder that is only read keeps its times
+            os.utime(path)  # before it is checked, so that it is not evicted afterwards
+        if _is_sound(path):
+            return path
+    return None
+
+
+def _remove_corrupted(folder: Path | None, key: str, suffix: str) -> None:
+    if folder is None or not (files := _files(folder, key, suffix)):
+        return
+    # Without the lock this could remove what another process has just made anew under the same name. Where another
+    # holds it, that one makes the file, and the corrupted one is found again next time.
+    with suppress(OSError), _lock(folder, key, patience=0):
+        for path in files:
+            if not _is_sound(path):
+                path.unlink(missing_ok=True)
+
+
+def _keep(folder: Path, key: str, suffix: str, content: bytes) -> Path:
+    """Store `content`; raises `OSError` where the folder does not take it."""
+    shard = _shard(folder, key)
+    shard.mkdir(mode=0o755, exist_ok=True)  # the folder around it is private, or was opened to readers on purpose
+    path = shard / f"{key}.{hashlib.sha256(content).hexdigest()}{suffix}"
+    part = shard / f"{secrets.token_hex(8)}.part"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    _evict(folder)
+    return path
+
+
+def _evict(folder: Path) -> None:
+    """Remove the least recently used files until the rest is within the bound, and what killed processes left."""
+    now, files = time.time(), []
+    for path in folder.glob("??/*.*"):
+        with suppress(OSError):  # another process evicts too
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for used, size, path in sorted(files):
+        if (path.suffix == ".part" and now - used > _STALE) or (total > CONFIG.cache_bytes and now - used > _FRESH):
+            with suppress(OSError):
+                if path.stat().st_mtime == used:  # nobody found it meanwhile
+                    path.unlink()
+                    total -= size
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _read_only_folder() -> Path | None:
+    folder = CONFIG.cache_readonly
+    return folder if folder is not None and _usable(folder) else None
+
+
+def _user_folder() -> Path | None:
+    folder = CONFIG.cache_dir
+    if folder is None:
+        from platformdirs import user_cache_path  # here: with the variable set nothing needs it
+
+        folder = user_cache_path("epifuse", appauthor=False)
+    if not folder.is_absolute():
+        _warn_once(folder, "the user has no home folder")
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        _warn_once(folder, str(error))
+        return None
+    return folder if _usable(folder) else None
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        why = _fault(folder)
+    except OSError as error:
+        why = str(error)
+    if why is not None:
+        _warn_once(folder, why)
+    return why is None
+
+
+def _fault(folder: Path) -> str | None:
+    """Why nothing in the folder may be executed, or None."""
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is no folder"
+    if not _is_ours(status):
+        return "another user owns it or may write there"
+    return None if os.access(folder, os.R_OK | os.X_OK) else "it cannot be read"
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether this user and root alone decide what stands there."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _private_folder() -> Path:
+    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away."""
+    global _private
+    with _guard:
+        if (folder := _existing_private_folder()) is None:
+            folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
+            _private = os.getpid(), folder
+            atexit.register(_remove_private, *_private)
+    return folder
+
+
+def _existing_private_folder() -> Path | None:
+    mine = _private is not None and _private[0] == os.getpid() and _private[1].is_dir()
+    return _private[1] if mine and _private else None
+
+
+def _remove_private(process: int, folder: Path) -> None:
+    if process == os.getpid():  # a forked child runs this too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder to compile in, outside the store: what a killed compiler leaves running cannot write into that.
+
+    No `TemporaryDirectory`: a forked child would remove its parent's at exit.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path, key: str, patience: float = _PATIENCE) -> BaseFileLock:
+    from filelock import FileLock  # here: importing it takes longer than finding a kernel, which needs no lock
+
+    _shard(folder, key).mkdir(mode=0o755, exist_ok=True)
+    return FileLock(_shard(folder, key) / "lock", timeout=patience)
+
+
+@contextmanager
+def _locked_folder(key: str) -> Iterator[Path]:
+    """The folder to store in, while the lock of `key` is held there."""
+    with ExitStack() as held:
+        folder = _user_folder() or _private_folder()
+        try:
+            held.enter_context(_lock(folder, key))
+        except OSError as error:  # a full disk, one that is only read, or another process that does not end
+            _warn_once(folder, str(error))
+            folder = _private_folder()
+            held.enter_context(_lock(folder, key))
+        yield folder
+
+
+def _warn_once(folder: Path, why: str) -> None:
+    text = (
+        f"compiled kernels are not shared with other processes through {folder}: {why}. "
+        "Set EPIFUSE_CACHE_DIR to a folder that you own and that only you may write"
+    )
+    if _warned.setdefault(folder, text) is text:
+        warnings.warn(text, stacklevel=3)

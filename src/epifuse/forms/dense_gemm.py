@@ -1,0 +1,178 @@
+"""The class form: a GEMM as a class whose method `epilogue_operation` is its epilogue.
+
+    class AlphaBeta(DenseGemm):
+        def epilogue_operation(self, accumulator, c, alpha: float, beta: float):
+            d = accumulator * alpha + c * beta
+            return d
+
+The method is parsed like an epilogue function, never called (but by `verify`); names may be assigned again, and `self`
+gives numbers, functions and methods. An `AlphaBeta(...)` is an epilogue wherever a function is, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from epifuse.api import launch, run
+from epifuse.base.dtypes import ACCUMULATORS, is_storable
+from epifuse.base.dynamo import outside_graph
+from epifuse.base.errors import fail
+from epifuse.base.results import Results
+from epifuse.frontend import Parsed, parsed_method
+from epifuse.plan.settle import Settled
+from epifuse.request.options import Options
+from epifuse.request.problem import Constraints
+from epifuse.request.signature import Request
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+from epifuse.runtime.reference import reference
+from epifuse.tools.testing import Verdict, verified, wanted
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class DenseGemm:
+    """`(L, M, K) @ (L, K, N)` in `acc_dtype`, then `epilogue_operation`.
+
+    `mma_tiler_mn` and `cluster_shape_mn` pin the tile and the cluster: a kernel honours them or is refused; None leaves
+    the choice to the planner. `device` is where `create_arguments` puts tensors, the GPU by default where there is one.
+    Raises `ArgumentError` for options that no kernel could have.
+    """
+
+    allow_recompute: ClassVar[bool] = True
+    """Whether a second sweep may compute the product again for a value that needs a finished reduction."""
+
+    def __init__(
+        self,
+        acc_dtype: torch.dtype | None = None,
+        use_2cta_instrs: bool = False,
+        mma_tiler_mn: tuple[int, int] | None = None,
+        cluster_shape_mn: tuple[int, int] | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        accumulators = {dtype for allowed in ACCUMULATORS.values() for dtype in allowed}
+        if acc_dtype is not None and acc_dtype not in accumulators:
+            want = f"None or one of {', '.join(sorted(map(str, accumulators)))}"
+            raise fail("option", None, name="acc_dtype", want=want, value=acc_dtype)
+        if use_2cta_instrs:
+            want = "False, as no kernel here multiplies by instructions of two CTAs"
+            raise fail("option", None, name="use_2cta_instrs", want=want, value=use_2cta_instrs)
+        self.acc_dtype = acc_dtype
+        self.device = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.constraints = Constraints(
+            tile=whole_pair("mma_tiler_mn", mma_tiler_mn),
+            cluster=whole_pair("cluster_shape_mn", cluster_shape_mn),
+            allow_recompute=self.allow_recompute,
+        )
+        self._options = Options(acc_dtype, pinned=self.constraints, hint=_HINT)
+
+    # --- what a class of your own overrides ----------------------------------------------------------------------
+
+    def epilogue_operation(self, accumulator: Any) -> Any:
+        """The epilogue: outputs by position, in the order of the return statement."""
+        D = accumulator
+        return D
+
+    def create_arguments(
+        self, l: int, m: int, n: int, k: int, a_major: str, b_major: str, cd_major: str, ab_dtype: torch.dtype
+    ) -> Tensors:
+        """Random A (l, m, k) and B (l, k, n), contiguous along the named axis; override to add operands and outputs."""
+        for name, value, allowed in (
+            ("a_major", a_major, "mk"),
+            ("b_major", b_major, "kn"),
+            ("cd_major", cd_major, "mn"),
+        ):
+            if value not in tuple(allowed):
+                raise fail("option", None, name=name, want=" or ".join(map(repr, allowed)), value=value)
+        a = self.matrix(l, m, k, a_major == "m", ab_dtype)
+        return a, self.matrix(l, k, n, b_major == "k", ab_dtype)
+
+    # --- using it ------------------------------------------------------------------------------------------------
+
+    def matrix(self, l: int, rows: int, columns: int, rows_contiguous: bool, dtype: torch.dtype) -> torch.Tensor:
+        """Random (l, rows, columns) of small integers, which every dtype and every order of summation holds exactly."""
+        if not is_storable(dtype):
+            raise fail("option", None, name="dtype", want="a torch dtype that can be stored", value=dtype)
+        for name, extent in (("l", l), ("rows", rows), ("columns", columns)):
+            if type(extent) is not int or extent < 0:
+                raise fail("option", None, name=name, want="a whole number", value=extent)
+        shape = (l, columns, rows) if rows_contiguous else (l, rows, columns)
+        low = 0 if dtype in (torch.uint8, torch.bool) else -2
+        made = torch.randint(low, 3, shape, device=self.device).to(dtype)
+        return made.mT if rows_contiguous else made
+
+    def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
+        """A, B, the operands of `epilogue_operation` in order but those given by name, then all outputs or none."""
+        a, b, parsed, given = self._by_name(tensors, named)
+        epilogue = EpilogueArguments.partial(parsed, given)
+        return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
+
+    @outside_graph
+    def run(self, *tensors: Any, **named: Any) -> Any:
+        """Launch once, see `arguments`; outputs that are not given are allocated. One is returned as it is.
+
+        Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
+        """
+        a, b, parsed, given = self._by_name(tensors, named)
+        outputs, _ = run(Request(a, b, parsed, given, self._options))
+        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+
+    def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:
+        """A, B, the epilogue, and its operands and outputs by name."""
+        if "_options" not in vars(self):
+            raise fail("not_constructed", None, name=type(self).__name__)
+        parsed = self.__epifuse__()
+        operands = [name for name in parsed.parameters if name not in named and name not in parsed.defaults]
+        outputs = [name for name in parsed.output_names if name not in named]
+        count = len(tensors) - 2 - len(operands)
+        if count not in (0, len(outputs)):
+            want = f"{', '.join(('A', 'B', *operands))}, and then {' and '.join(outputs)} or nothing,"
+            raise fail("positional", None, function=type(self).__name__, want=want, have=len(tensors))
+        a, b, *rest = tensors
+        return a, b, parsed, dict(zip((*operands, *outputs), rest, strict=False)) | named
+
+    @outside_graph
+    def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:
+        """Run, and compare every output with `epilogue_operation` run by PyTorch in float64, with its error bound.
+
+        Raises `InternalError` where an output differs; returns how many elements of each could be judged.
+        """
+        args = self.arguments(*tensors, **named)
+        wants = wanted(args, partial(reference(type(self).epilogue_operation), self))
+        request = args.call.request._replace(options=self._options)
+        return verified(launch(args.call._replace(request=request), Settled(args.problem, args.structure)), wants)
+
+    def __epifuse__(self) -> Parsed:
+        """`epilogue_operation`, parsed."""
+        method = inspect.getattr_static(type(self), "epilogue_operation")
+        names = method.__code__.co_varnames[: method.__code__.co_argcount] if inspect.isfunction(method) else ()
+        if len(names) < 2:
+            raise fail("class_epilogue", None, name=type(self).__name__)
+        return parsed_method(self, method, names[1])
+
+
+_HINT = "leave the tile and the cluster to the planner, or say the epilogue as a function and gemm(fallback='torch')"
+
+
+def _device(value: Any) -> torch.device:
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError):
+        raise fail("option", None, name="device", want="a device of torch", value=value) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise fail("option", None, name="device", want="a device that this machine has", value=value)
+    return device
+
+
+def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, int] | None:
+    """`value` as two extents, or None. Raises `ArgumentError`."""
+    if value is None and optional:
+        return None
+    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(pair) != 2 or not all(type(extent) is int and extent > 0 for extent in pair):
+        raise fail("option", None, name=name, want="two whole numbers above 0", value=value)
+    return pair[0], pair[1]

@@ -1,0 +1,1 @@
+"""What was asked: tensors, operands, options, and the signature that describes them."""

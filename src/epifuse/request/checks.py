@@ -1,0 +1,145 @@
+"""Checks of what a person hands over: numbers, plain tensors, A and B, operands. Each raises before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from epifuse.base.dtypes import ACCUMULATORS, BY_TORCH
+from epifuse.base.errors import fail, kind_of
+from epifuse.frontend import Parsed
+from epifuse.ir import Kind
+from epifuse.request.problem import TensorInfo
+
+
+class Number(NamedTuple):
+    """A run-time number and its kind."""
+
+    value: Any
+    kind: Kind
+
+
+def host_number(name: str, value: Any) -> Number:
+    """`value` as a host number: a number, a NumPy scalar, a tensor without dims on the CPU."""
+    if isinstance(value, torch.Tensor):
+        check_tensor(f"operand '{name}'", value, None)
+        if value.dtype not in BY_TORCH:
+            raise fail("operand_dtype", None, name=name, dtype=value.dtype)
+        kind = BY_TORCH[value.dtype].loads_as
+        number = None if isinstance(value, FakeTensor) else value.item()
+        return Number(number, "int" if kind in ("int32", "int64") else kind)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return Number(value, "mask")
+    if isinstance(value, int):
+        return Number(value, "int")
+    if isinstance(value, float):
+        return Number(value, "float")
+    raise fail("operand_type", None, name=name, type=kind_of(value), hint=_conversion(value))
+
+
+def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
+    """A plain dense tensor on `device` that wants no gradient."""
+    if not isinstance(tensor, torch.Tensor):
+        raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_wrapped(tensor):
+        raise fail("transformed", None, name=name)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
+        raise fail("tensor_subclass", None, name=name, type=kind_of(tensor))
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
+        raise fail("tensor_layout", None, name=name, **_layout(tensor))
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise fail("requires_grad", None, name=name)
+    if device is not None and tensor.device != device:
+        raise fail("device", None, name=name, device=tensor.device, expected=device)
+
+
+def _conversion(value: object) -> str:
+    """What makes a tensor of `value`."""
+    if isinstance(value, np.ndarray):
+        return "torch.from_numpy(x) shares its memory"
+    return "torch.tensor(x) makes one" if isinstance(value, (list, tuple)) else ""
+
+
+def _layout(tensor: torch.Tensor) -> dict[str, str]:
+    """What a tensor is that is not plain, and what makes it so."""
+    if tensor.is_nested:
+        return {"what": "nested", "hint": "pad it, or call once for each part"}
+    if tensor.is_quantized:
+        return {"what": "quantised", "hint": "x.dequantize(), or its int8 values x.int_repr()"}
+    if tensor.layout is torch.strided:
+        return {"what": "a negated view", "hint": "x.resolve_neg()"}
+    return {"what": str(tensor.layout), "hint": "x.to_dense()"}
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    """True inside vmap and other functorch transforms."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_names(parsed: Parsed, given: Iterable[str]) -> None:
+    """Names of operands and outputs that the epilogue has."""
+    for name in given:
+        if name not in parsed.parameters and name not in parsed.output_names:
+            shown = (", ".join(parsed.parameters) or "none", ", ".join(parsed.output_names))
+            raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1])
+
+
+def check_device(name: str, info: TensorInfo, expected: str) -> None:
+    """A tensor on the device of the others."""
+    if info.device != expected:
+        raise fail("device", None, name=name, device=info.device, expected=expected)
+
+
+def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None, names: tuple[str, str]) -> None:
+    """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply. `names` are what the caller calls them."""
+    check_device(names[1], b, a.device)
+    for name, info, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
+        if len(info.shape) not in (2, 3):
+            raise fail("rank", None, name=name, rows=rows, columns=columns, shape=info.shape)
+    shapes = {"a": a.shape, "b": b.shape}
+    if a.shape[-1] != b.shape[-2]:
+        raise fail("inner_extent", None, **shapes, k_a=a.shape[-1], k_b=b.shape[-2])
+    if len(a.shape) == len(b.shape) == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):
+        raise fail("batch_extent", None, **shapes)
+    for name, info in zip(names, (a, b), strict=True):
+        if info.dtype not in ACCUMULATORS:
+            raise fail("gemm_dtype", None, name=name, dtype=info.dtype)
+    if a.dtype != b.dtype and not (
+        a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype.is_floating_point == b.dtype.is_floating_point
+    ):
+        raise fail("gemm_dtypes", None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
+    allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
+    if accumulator is not None and not isinstance(accumulator, torch.dtype):
+        raise fail("option", None, name="accumulator_type", want="a torch dtype", value=accumulator)
+    if accumulator is not None and accumulator not in allowed:
+        raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
+
+
+def check_operand(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
+    """An operand the epilogue can load."""
+    check_device(f"operand '{name}'", info, device)
+    if info.dtype not in BY_TORCH:
+        raise fail("operand_dtype", None, name=name, dtype=info.dtype)
+    if info.dtype == torch.float64 and accumulator != torch.float64:
+        raise fail("operand_float64", None, name=name)
+
+
+def check_accumulated(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
+    """A destination whose content an epilogue can load and add onto."""
+    check_device(f"output '{name}'", info, device)
+    wide = info.dtype == torch.float64 and accumulator != torch.float64
+    if info.dtype not in BY_TORCH or wide:
+        raise fail("accumulate_dtype", None, name=name, dtype=info.dtype, accumulator=accumulator)
+
+
+def check_declared(name: str, dtype: torch.dtype, parsed: Parsed) -> None:
+    """The dtype that the epilogue itself declares for an operand, an output or the accumulator, where it does."""
+    want = parsed.dtypes.get(name, dtype)
+    if want != dtype:
+        raise fail("declared_dtype", None, name=name, dtype=dtype, epilogue=parsed.name, want=want)

@@ -1,0 +1,115 @@
+"""The options of one call, and what it hands over by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.base.errors import fail, kind_of
+from epifuse.frontend import Parsed
+from epifuse.request.problem import Constraints
+
+
+class Options(NamedTuple):
+    """How a call is to run; see `gemm`.
+
+    `by_tma` names what is to travel so, `pinned` are all constraints at once, `hint` is said where no kernel can.
+    """
+
+    accumulator_type: torch.dtype | None
+    precision: str | None = None
+    fast_math: bool = False
+    allow_recompute: bool = False
+    fallback: str | None = None
+    out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
+    accumulate: str | Iterable[str] = ()
+    by_tma: tuple[str, ...] = ()
+    pinned: Constraints | None = None
+    hint: str = "fallback='torch' runs it unfused in PyTorch"
+
+    def check(self) -> None:
+        if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
+            raise fail("option", None, name="fallback", want="None or 'torch'", value=self.fallback)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All of them, to be found again by."""
+        dtypes = self.out_dtypes
+        if dtypes is None and self.accumulate == ():  # asked by every launch, and `isinstance` costs 0.2 us
+            return self
+        if isinstance(dtypes, Mapping):
+            return (*self._replace(out_dtypes=None, accumulate=self.accumulated), *dtypes.items())
+        return self if self.accumulate == () else self._replace(accumulate=self.accumulated)
+
+    @property
+    def accumulated(self) -> tuple[str, ...]:
+        """Names of the outputs that are added onto what their destinations hold. Raises `ArgumentError`."""
+        given: Any = self.accumulate
+        alone = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
+        names = (given,) if alone else tuple(given)
+        if not all(isinstance(name, str) for name in names):
+            shown = kind_of(given) if isinstance(given, Mapping) else given  # a mapping would show whole tensors
+            raise fail("option", None, name="accumulate", want="names of outputs", value=shown)
+        return names
+
+    @property
+    def constraints(self) -> Constraints:
+        if self.pinned is not None:
+            return self.pinned
+        return Constraints(
+            fast_math=self.fast_math,
+            precision=self.precision,
+            allow_recompute=self.allow_recompute,
+        )
+
+
+_OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"by_tma", "pinned", "hint"}
+_OWN = {"linear": ("x", "weight")}
+
+
+def given_by_name(
+    parsed: Parsed,
+    by_name: Mapping[str, Any],
+    operands: Mapping[str, Any] | None,
+    out: Any,
+    function: str = "gemm",
+) -> dict[str, Any]:
+    """Operands and destinations by name. Raises `ArgumentError` for what the epilogue does not have.
+
+    `function` is what was called: its own parameters are operands only through `operands`.
+    """
+    if operands is None and not (parsed.parameters or by_name):
+        return {} if out is None else _destinations(out, parsed.output_names)
+    if operands is not None and not isinstance(operands, Mapping):
+        raise fail("operand_names", None, type=kind_of(operands))
+    names = parsed.output_names
+    for name in parsed.parameters:
+        if (name in _OPTIONS or name in _OWN.get(function, ())) and name not in (operands or {}):
+            raise fail("name_clash", None, name=name, function=function)
+    if operands:
+        for name in by_name.keys() & operands.keys():
+            raise fail("argument_twice", None, function=function, name=name)
+        by_name = {**by_name, **operands}
+    given = parsed.named(by_name)
+    for name in given:
+        if name not in parsed.parameters:
+            if name in names:
+                raise fail("output_by_name", None, name=name)
+            shown = ", ".join(parsed.parameters) or "none"
+            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
+    return given if out is None else given | _destinations(out, names)
+
+
+def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    if isinstance(out, Mapping):
+        for name in out:
+            if name not in names:
+                raise fail("unknown_output", None, option="out", name=name, outputs=", ".join(names))
+        return dict(out)
+    if "D" in names:
+        return {"D": out}
+    if len(names) > 1:
+        raise fail("out_single", None, outputs=", ".join(names))
+    return {names[0]: out}

@@ -1,0 +1,190 @@
+"""What is to be computed, as a value: shapes, strides and dtypes of A, B, operands and destinations, and constraints.
+
+Nothing here holds a tensor, so a `Problem` can be a cache key; FakeTensors and meta tensors give the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from epifuse.base.dtypes import Kind, short
+from epifuse.base.errors import fail
+from epifuse.base.target import Target
+from epifuse.ir.types import Dims, Factor
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes.
+
+    Where it has no address, a multiple of 16 bytes from its storage's start.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    aligned: bool = True
+
+    def __str__(self) -> str:
+        return f"{short(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has an address: FakeTensors and meta tensors have none."""
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+
+
+def info(tensor: torch.Tensor) -> TensorInfo:
+    """Shape, strides (in elements), dtype and device of `tensor`."""
+    # A storage of another library may itself start anywhere.
+    start = tensor.data_ptr() if has_memory(tensor) else tensor.storage_offset() * tensor.dtype.itemsize
+    aligned = start % 16 == 0
+    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))  # sizes that are symbols, too
+    return TensorInfo(shape, strides, tensor.dtype, str(tensor.device), aligned)
+
+
+@dataclass(frozen=True)
+class HostNumber:
+    """A run-time number; only its kind is known when planning."""
+
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"host {self.kind}"
+
+
+def old_content(output: str) -> str:
+    """The operand that is what an output's destination holds before; no identifier, so that no other can be it."""
+    return f"old {output}"
+
+
+OperandInfo = TensorInfo | HostNumber
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the caller asks of the kernel. `select` honours or refuses every field.
+
+    `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; None leaves the
+    choice to us. Raises `ArgumentError` for values of any other type.
+    """
+
+    tile: tuple[int, int] | None = None
+    cluster: tuple[int, int] | None = None
+    schedule: str | None = None
+    fast_math: bool = False
+    precision: str | None = None
+    allow_recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tile", "cluster"):
+            value = getattr(self, name)
+            if value is not None and not _is_pair(value):
+                raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
+        for name in ("fast_math", "allow_recompute"):
+            if not isinstance(getattr(self, name), bool):
+                raise fail("option", None, name=name, want="True or False", value=getattr(self, name))
+        if not isinstance(self.schedule, (str, type(None))):
+            raise fail("option", None, name="schedule", want="a name or None", value=self.schedule)
+        if not isinstance(self.precision, (str, type(None))) or self.precision not in _PRECISIONS:
+            raise fail("option", None, name="precision", want="None, 'ieee' or 'tf32'", value=self.precision)
+
+
+_PRECISIONS = (None, "ieee", "tf32")
+
+
+def tf32_allowed() -> bool:
+    """PyTorch's own switch for products of float32 on a GPU."""
+    backend = torch.backends.cuda.matmul
+    # Reading the old switch after the new one was set raises; torch 2.8 has only the old one.
+    precision = getattr(backend, "fp32_precision", None)
+    return bool(backend.allow_tf32) if precision is None else precision == "tf32"
+
+
+def settled(constraints: Constraints, dtype: torch.dtype) -> Constraints:
+    """The constraints, the precision being PyTorch's own switch where A is float32 and none was asked for."""
+    if dtype != torch.float32 or constraints.precision is not None or not tf32_allowed():
+        return constraints
+    return replace(constraints, precision="tf32")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(item) is int for item in value)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
+
+    An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
+    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those.
+    """
+
+    a: TensorInfo
+    b: TensorInfo
+    accumulator: torch.dtype
+    target: Target
+    operands: tuple[tuple[str, OperandInfo], ...] = ()
+    outputs: tuple[tuple[str, TensorInfo | None], ...] = ()
+    dtypes: tuple[tuple[str, torch.dtype], ...] = ()
+    by_tma: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    accumulated: tuple[tuple[str, torch.dtype], ...] = ()
+    constraints: Constraints = field(default_factory=Constraints)
+
+    @property
+    def batched(self) -> bool:
+        """True if accum has three dims."""
+        return len(self.a.shape) == 3 or len(self.b.shape) == 3
+
+    @cached_property
+    def extents(self) -> Mapping[str, int]:
+        """Extents of the axes l, m, n and of k."""
+        batches = [info.shape[0] for info in (self.a, self.b) if len(info.shape) == 3]
+        l = next((extent for extent in batches if extent != 1), 1)
+        return {"l": l, "m": self.a.shape[-2], "n": self.b.shape[-1], "k": self.a.shape[-1]}
+
+    @property
+    def accum_dims(self) -> Dims:
+        """accum as the user sees it: (l, m, n), or (m, n) without a batch."""
+        return tuple((Factor(axis),) for axis in ("lmn" if self.batched else "mn"))
+
+    @property
+    def accum_shape(self) -> tuple[int, ...]:
+        """Shape of accum."""
+        return tuple(self.extents[axis] for axis in ("lmn" if self.batched else "mn"))
+
+    @property
+    def float_dtype(self) -> torch.dtype:
+        """The dtype of the epilogue's floats: float64 iff the accumulator is."""
+        return torch.float64 if self.accumulator == torch.float64 else torch.float32
+
+    @cached_property
+    def by_name(self) -> Mapping[str, OperandInfo]:
+        """Operands by name."""
+        return dict(self.operands)
+
+    def describe(self) -> str:
+        """One line for people."""
+        e: Any = self.extents
+        batch = f"L={e['l']} " if self.batched else ""
+        return (
+            f"{batch}M={e['m']} N={e['n']} K={e['k']}, A {short(self.a.dtype)}, B {short(self.b.dtype)}, "
+            f"accumulator {short(self.accumulator)}, on {self.target.name}"
+        )

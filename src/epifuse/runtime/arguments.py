@@ -1,0 +1,194 @@
+"""What a person hands over: GEMM and epilogue arguments. Validated before anything is written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from epifuse.base.dynamo import outside_graph
+from epifuse.base.errors import fail, kind_of
+from epifuse.frontend import FrontEnd, Parsed, check_importable, parsed
+from epifuse.ir import Graph
+from epifuse.plan.destinations import check_described
+from epifuse.plan.settle import settle
+from epifuse.request.checks import check_names
+from epifuse.request.options import Options
+from epifuse.request.problem import Constraints
+from epifuse.request.signature import Request, with_care
+from epifuse.request.transports import Load, Store, without_hints
+from epifuse.runtime.launch import destinations, outputs_of
+
+__all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
+
+
+class EpilogueArguments:
+    """An epilogue with a tensor or number for each operand and each output, by name.
+
+    `epilogue_fn` is a Python function, a lambda, or source text, parsed and never called, or a visitor tree or functor.
+    A returned `accum` needs a destination `accum=`. Raises `EpilogueSyntaxError` for what the language does not hold
+    and `ArgumentError` for missing or extra names.
+    """
+
+    @outside_graph
+    def __init__(self, epilogue_fn: Callable[..., Any] | str | FrontEnd, /, **kwargs: Any) -> None:
+        self._bind(epilogue_fn, kwargs, allocate=False)
+
+    @classmethod
+    def partial(
+        cls,
+        epilogue_fn: Callable[..., Any] | str | FrontEnd | Parsed,
+        given: Mapping[str, Any],
+        accumulate: tuple[str, ...] = (),
+    ) -> EpilogueArguments:
+        """The same, with outputs that are not given left to be allocated, and those that `accumulate` names added."""
+        made = cls.__new__(cls)
+        made._bind(epilogue_fn, given, accumulate, allocate=True)
+        return made
+
+    def _bind(
+        self, epilogue_fn: Any, given: Mapping[str, Any], accumulate: tuple[str, ...] = (), *, allocate: bool
+    ) -> None:
+        self.parsed = parsed(epilogue_fn, given)
+        self.epilogue_fn = epilogue_fn
+        given = self.parsed.named(given)
+        operands, outputs = self.parsed.parameters, self.output_names
+        check_names(self.parsed, given)
+        values = {**self.parsed.defaults, **given}
+        for name in (*operands, *(() if allocate else outputs)):
+            if name not in values:
+                raise fail("operand_not_given" if allocate else "missing_operand", None, name=name)
+        self.tensors, added, self.by_tma = without_hints(values, outputs)
+        self.accumulated = tuple(dict.fromkeys((*added, *accumulate)))
+
+    def __reduce__(self) -> Any:
+        check_importable(self.epilogue_fn)
+        return _bound_again, self._handed()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpilogueArguments:
+        return _bound_again(*copy.deepcopy(self._handed(), memo))
+
+    def _handed(self) -> tuple[Any, ...]:
+        """What makes the same arguments again: the graph and what reads captured numbers are not copied."""
+        return self.epilogue_fn, {**self.parsed.fixed, **self.tensors}, self.accumulated, self.by_tma
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in the order of the return statement."""
+        return self.parsed.output_names
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of operands, then outputs."""
+        return (*self.parsed.parameters, *self.output_names)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Operands and outputs by name, without their hints."""
+        return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
+
+
+def _bound_again(epilogue: Any, given: Any, accumulated: Any, by_tma: Any) -> EpilogueArguments:
+    made = EpilogueArguments.partial(epilogue, given, accumulated)
+    made.by_tma = by_tma
+    return made
+
+
+def check_arguments(function: str, args: object) -> None:
+    """Raises `ArgumentTypeError` where `args` are no `GemmArguments`."""
+    if not isinstance(args, GemmArguments):
+        raise fail("wrong_arguments", None, function=function, want="GemmArguments", type=kind_of(args))
+
+
+@cache
+def plain() -> Parsed:
+    """The epilogue of a product without one."""
+    return parsed("def plain(accum): D = accum; return D")
+
+
+class GemmArguments:
+    """A @ B with an optional epilogue: (M,K) @ (K,N), or (L,M,K) @ (L,K,N); one of the two may lack the batch.
+
+    `out` receives D when there is no epilogue. With one, it only describes the product and is not written: the
+    epilogue's own destinations are. `accumulator_type` defaults to float32 (float64, int32 for such inputs).
+    Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, `EpilogueTypeError` on the
+    user's line for values that do not; nothing is written. `names` are what errors call A and B.
+    """
+
+    @outside_graph
+    def __init__(
+        self,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        out: torch.Tensor | None = None,
+        accumulator_type: torch.dtype | None = None,
+        epilogue: EpilogueArguments | None = None,
+        *,
+        out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None,
+        constraints: Constraints | None = None,
+        names: tuple[str, str] = ("A", "B"),
+    ) -> None:
+        if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
+            want, type_ = "EpilogueArguments", kind_of(epilogue)
+            raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=type_)
+        if not isinstance(constraints, (Constraints, type(None))):
+            want = "constraints=ef.Constraints(...)"
+            raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=kind_of(constraints))
+        self.A, self.B, self.out, self.names = A, B, out, names
+        self.bound: Any = None  # by the kernel that ran last, see `Kernel.run`
+        self.epilogue = epilogue or EpilogueArguments.partial(plain(), {} if out is None else {"D": out})
+        parsed, accumulated, by_tma = self.epilogue.parsed, self.epilogue.accumulated, self.epilogue.by_tma
+        if epilogue is not None and out is not None and "D" not in epilogue.output_names:
+            raise fail("no_output_d", parsed.source.loc(parsed.source.definition))
+        pinned = constraints or Constraints()
+        options = Options(accumulator_type, out_dtypes=out_dtypes, accumulate=accumulated, by_tma=by_tma, pinned=pinned)
+        self.call = with_care(Request(A, B, parsed, self.epilogue.tensors, options, names))
+        self.problem, self.structure = settle(self.call)
+        if epilogue is not None and out is not None:
+            check_described(out, self.graph, self.problem)
+
+    def __reduce__(self) -> Any:
+        is_plain = self.epilogue.epilogue_fn is plain() and self.epilogue.tensors.get("D") is self.out
+        rest = dict(self.problem.dtypes), self.problem.constraints, self.names
+        return _made_again, (
+            self.A,
+            self.B,
+            self.out,
+            self.accumulator_type,
+            None if is_plain else self.epilogue,
+            *rest,
+        )
+
+    @property
+    def graph(self) -> Graph:
+        """The typed graph of the epilogue."""
+        return self.structure.graph
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """Operands that are numbers, captured ones too, as they were when these arguments were made."""
+        return self.call.numbers
+
+    @property
+    def accumulator_type(self) -> torch.dtype:
+        """What products are added up in."""
+        return self.problem.accumulator
+
+    def allocate(self) -> dict[str, torch.Tensor]:
+        """Destinations by name: those given, and new ones for the others."""
+        return destinations(outputs_of(self.graph, self.problem), self.call)
+
+    @property
+    def problem_size(self) -> tuple[int, int, int, int]:
+        """(M, N, K, L)."""
+        e = self.problem.extents
+        return e["m"], e["n"], e["k"], e["l"]
+
+
+def _made_again(
+    a: Any, b: Any, out: Any, accumulator: Any, epilogue: Any, dtypes: Any, constraints: Any, names: Any
+) -> GemmArguments:
+    return GemmArguments(a, b, out, accumulator, epilogue, out_dtypes=dtypes, constraints=constraints, names=names)

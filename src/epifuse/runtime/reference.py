@@ -1,0 +1,167 @@
+"""The meaning of an epilogue, run by PyTorch: the user's own function, or the graph one full-size value at a time."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.base.errors import fail, kind_of
+from epifuse.frontend.names import known_function
+from epifuse.fusion.forms import debug_print
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import BUILTINS, VOCABULARY
+from epifuse.ir import Graph, Load, Node
+from epifuse.ir.types import dim_size, shape_of
+from epifuse.passes.lower import lower
+from epifuse.plan.settle import Settled, old_contents
+from epifuse.providers.cpu.product import exact
+from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cpu.store import store
+from epifuse.request.problem import Problem
+from epifuse.request.signature import Call
+from epifuse.runtime.launch import scalars
+
+
+def reference(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the builtins max, min, sum, abs, round, any, all and pow rebound to the vocabulary.
+
+    Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
+    outputs are stored. Helpers the function calls are rebound too. The function itself is not changed. A function of
+    the vocabulary, ours or torch's, is its own reference. Raises `ArgumentTypeError` for what is no function.
+    """
+    done: dict[int, Any] = {}
+    if isinstance(function, types.MethodType):
+        return types.MethodType(_rebound(function.__func__, done), function.__self__)
+    known = callable(function) and known_function(function, "function") is not None
+    if not (known or isinstance(function, types.FunctionType)):
+        raise fail("wrong_arguments", None, function="reference", want="a Python function", type=kind_of(function))
+    rebound: Callable[..., Any] = _rebound(function, done)
+    return rebound
+
+
+_REBOUND = {id(builtin): VOCABULARY[name].function for builtin, name in BUILTINS.items()}
+_LIBRARIES = ("torch", "epifuse")
+
+
+class _Module:
+    """A user's module whose functions are rebound as they are looked up."""
+
+    def __init__(self, module: types.ModuleType, done: dict[int, Any]) -> None:
+        self._module = module
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        return _rebound(getattr(self._module, name), self._done)
+
+
+def _rebound(value: Any, done: dict[int, Any]) -> Any:
+    """`value` with the builtins rebound wherever it reaches them; values that reach none as they are."""
+    if id(value) in _REBOUND:
+        return _REBOUND[id(value)]
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(value, (types.FunctionType, types.ModuleType)) or str(name).split(".")[0] in _LIBRARIES:
+        return value
+    if isinstance(value, types.ModuleType):
+        return _Module(value, done)
+    if id(value) not in done:
+        namespace: dict[str, Any] = dict(value.__globals__)
+        # A cell that holds a number stays itself, so that the number is read when the function runs.
+        cells = tuple(types.CellType() if _reaches(cell) else cell for cell in value.__closure__ or ())
+        made = types.FunctionType(value.__code__, namespace, value.__name__, value.__defaults__, cells or None)
+        made.__kwdefaults__ = value.__kwdefaults__
+        done[id(value)] = functools.wraps(value)(made)
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            if cell is not old:
+                cell.cell_contents = _rebound(old.cell_contents, done)
+        for used in value.__code__.co_names:
+            if used in namespace or hasattr(builtins, used):
+                namespace[used] = _rebound(namespace.get(used, getattr(builtins, used, None)), done)
+    return done[id(value)]
+
+
+def _reaches(cell: types.CellType) -> bool:
+    try:
+        return callable(cell.cell_contents) or isinstance(cell.cell_contents, types.ModuleType)
+    except ValueError:  # the enclosing function has not assigned the name yet
+        return False
+
+
+def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -> None:
+    """Write the outputs by plain PyTorch on A's device: every value of the graph full-size, one operation at a time."""
+    problem, graph = settled.problem, lower(settled.structure.graph, frozenset())
+    space = Space.of(graph, problem.extents)
+    numbers = scalars(graph, problem, call.numbers)
+    operands = {**call.tensors, **old_contents(graph, problem, outputs), **numbers}
+    whole = _Whole(call.request.a, call.request.b, problem, graph, space, operands)
+    values: dict[Node, Any] = {}
+    for node in graph.nodes:
+        below = [values[arg] for arg in node.args]
+        if node.op == "debug_print" and not problem.batched:
+            below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
+        values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space)
+    for output in graph.outputs:
+        shape = shape_of(output.dims or (), problem.extents)
+        destination = space.view(outputs[output.name].view(shape), output.dims or ())
+        store(values[output.node].expand(destination.shape), destination)
+
+
+class _Whole(NamedTuple):
+    """What the leaves of a graph are read from."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    problem: Problem
+    graph: Graph
+    space: Space
+    operands: Mapping[str, Any]
+
+
+def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
+    if node.op == "reduce":
+        name, gone = node.attr
+        return REDUCTIONS[name].meaning(operands[0], tuple(space.dimensions(gone)), True)
+    if node.op == "cast":
+        return operands[0].to(node.attr)
+    if node.op == "debug_print":
+        return debug_print(node.attr, operands[0])
+    return PRIMITIVES[node.op].meaning(*operands)
+
+
+def _accum(node: Node, at: _Whole) -> torch.Tensor:
+    problem = at.problem
+    wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
+    product = exact(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
+    held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
+    return at.space.view(product.to(held), problem.accum_dims)
+
+
+def _load(node: Node, at: _Whole) -> torch.Tensor:
+    load = node.attr
+    assert isinstance(load, Load)
+    kind = at.graph.types[node].kind
+    dtype = {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, at.problem.float_dtype)
+    value = at.operands[load.name]
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value, dtype=dtype, device=at.a.device)
+    return at.space.view(viewed(value, load), load.dims or ()).to(dtype)
+
+
+def _const(node: Node, at: _Whole) -> torch.Tensor:
+    value = node.attr
+    dtype = at.problem.float_dtype if isinstance(value, float) else None
+    return torch.tensor(value, dtype=dtype, device=at.a.device)
+
+
+def _index(node: Node, at: _Whole) -> torch.Tensor:
+    dim: Any = node.attr
+    count = dim_size(dim, at.problem.extents)
+    return at.space.view(torch.arange(count, dtype=torch.int32, device=at.a.device), (dim,))
+
+
+_LEAVES: dict[str, Callable[..., torch.Tensor]] = {"accum": _accum, "load": _load, "const": _const, "index": _index}

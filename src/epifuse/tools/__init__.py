@@ -1,0 +1,1 @@
+"""Around the library: the command line, the demo, pictures, tests' measures."""

@@ -1,0 +1,53 @@
+"""The command line: `python -m epifuse demo | docs | version`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from epifuse.base.errors import EpifuseError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
+    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
+    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
+    commands.add_parser("docs", help="the language on one page, in Markdown")
+    commands.add_parser("version", help="the version")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except EpifuseError as error:
+        parser.exit(1, f"epifuse: {error}\n")
+
+
+def _above_zero(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "demo":
+        from epifuse.tools.demo import run  # the other commands do not need it
+
+        run(options.svg, options.rounds)
+    elif options.command == "docs":
+        from epifuse.tools.language import page
+
+        print(page(), end="")
+    else:
+        print(_version())
+    return 0
+
+
+def _version() -> str:
+    try:
+        return version("epifuse")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown: not installed"

@@ -1,0 +1,365 @@
+"""Comparing results: tolerances, and a reference that carries its own error bound.
+
+The oracle is the user's function run by PyTorch. It never looks at epifuse's graph: an error in the front end, in a
+pass or in a kernel shows as a difference. All tolerances of the project are the two tables of this file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from epifuse.base.errors import fail
+from epifuse.tools.store_rule import store_reference
+
+# --- tolerances ------------------------------------------------------------------------------------------------------
+
+ULPS_PER_OPERATION = 6.0
+"""Rounding errors a primitive may make, in units of its compute dtype's epsilon: torch's vectorised functions are
+accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more. The erf
+inside torch's own vectorised gelu was seen off by 4.6."""
+
+DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1.0}
+"""A value that was cast to a narrow float is rounded after each operation: to the other neighbour at worst."""
+
+NARROW_ROOM = 2.0**-12
+"""How much further off, beside its size, a 16-bit output of a GPU may be before it is rounded: half a unit of float16,
+which is what the approximations that `providers.cutedsl.precision` admits sum up to."""
+
+TF32_EPS = 2.0**-11
+"""How much a float32 input may move, beside its size, before a tf32 product multiplies it: half a unit of the 10 bits
+of fraction it is rounded to."""
+
+FLUSHED = 2.0**-120
+"""So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
+its exponential where x < -88."""
+
+
+# --- a reference with a running error bound --------------------------------------------------------------------------
+
+_EXACT = frozenset(
+    {"neg", "__neg__", "abs", "absolute", "where", "maximum", "minimum", "amax", "amin", "clamp", "sign", "relu"}
+    | {"floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__"}
+)
+_NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
+"""These ask whether a value is zero, which moving it by its bound does not make it."""
+_NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
+_SOFTMAXES = frozenset({"softmax", "log_softmax"})
+_WAVES = {"sin": 0.25, "cos": 0.25, "tan": 0.25, "remainder": 1.0, "__mod__": 1.0, "__rmod__": 1.0}
+"""These come back to where they were: moved further than this, they may be anything between."""
+_INVERSES = {"reciprocal": 0, "rsqrt": 0, "div": 1, "__truediv__": 1, "__rtruediv__": 0, "pow": 1, "__pow__": 1}
+"""Which argument makes these singular: a divisor that may be zero, an exponent that may be whole."""
+_EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
+_SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
+
+
+class Bounded(torch.Tensor):
+    """A tensor with a bound on how far an honest evaluation in `eps` arithmetic may be from it, element by element.
+
+    Every torch function it meets is evaluated at the value and at the value moved by its bound, up and down: what the
+    result moves, plus the function's own rounding, is the result's bound. For a mask the bound is 1 where an element
+    may be either.
+    """
+
+    bound: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, value: torch.Tensor, bound: torch.Tensor, eps: float) -> Bounded:
+        """`value` with its bound."""
+        made = value.as_subclass(cls)
+        made.bound, made.eps = bound, eps
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Evaluate at the value, and at the value moved."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves = list(_leaves((args, kwargs)))
+            plain = _substituted((args, kwargs), {id(leaf): _plain(leaf) for leaf in leaves})
+            value = func(*plain[0], **plain[1])
+            if not isinstance(value, torch.Tensor):
+                return value
+            eps = max(leaf.eps for leaf in leaves)
+            bound = torch.zeros(value.shape, dtype=torch.float64)
+            for leaf in leaves:
+                if leaf.bound.any():
+                    bound += _moved(func, args, kwargs, leaf, value)
+            if func.__name__ in _EQUALITY and len(plain[0]) == 2:
+                bound += _may_touch(*args)
+            if func.__name__ == "where":
+                bound += _either_branch(*args)
+            if value.dtype.is_floating_point:
+                bound += _rounding(func.__name__, plain, value, bound, eps)
+                bound = _overflow(value, bound, eps)
+            if func.__name__ in _INVERSES:
+                bound = _singular(value, bound, args[_INVERSES[func.__name__]])
+            return cls.of(value, bound, eps)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(torch.Tensor)
+
+
+def _leaves(tree: Any) -> Iterator[Bounded]:
+    if isinstance(tree, Bounded):
+        yield tree
+    elif isinstance(tree, (tuple, list, dict)):
+        yield from itertools.chain.from_iterable(map(_leaves, tree.values() if isinstance(tree, dict) else tree))
+
+
+def _substituted(tree: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(tree, Bounded):
+        return values[id(tree)]
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_substituted(item, values) for item in tree)
+    return {key: _substituted(item, values) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
+    """The value moved up and down, or away from zero and towards it."""
+    value = _plain(leaf)
+    if value.dtype == torch.bool:
+        return (value ^ (leaf.bound > 0),)
+    if not value.dtype.is_floating_point:
+        step = leaf.bound.clamp(max=2.0**31).to(value.dtype)
+        return value + step, value - step
+    wide = value.to(torch.float64)
+    step = torch.where(wide < 0, -leaf.bound, leaf.bound) if outwards else leaf.bound
+    moved: tuple[torch.Tensor, ...] = (wide + step, wide - step)
+    unknown = leaf.bound.isinf()
+    if unknown.any():
+        # What may be anything may be infinite, or NaN, which no step reaches and no step leaves.
+        infinite = torch.full_like(wide, torch.inf)
+        ends = (infinite, -infinite, torch.where(wide.isnan(), 0.0, torch.nan))
+        moved = tuple(torch.where(unknown, end, near) for end, near in zip(ends, (*moved, wide), strict=True))
+    return tuple(x.to(value.dtype) for x in moved)
+
+
+def _snapped(leaf: Bounded) -> torch.Tensor:
+    value = _plain(leaf)
+    return torch.where(value.to(torch.float64).abs() <= leaf.bound, torch.zeros_like(value), value)
+
+
+def _may_touch(x: Any, y: Any) -> torch.Tensor:
+    """For x == y: 1 where the two may be equal but need not."""
+    nothing = torch.zeros(())
+    room: torch.Tensor = getattr(x, "bound", nothing) + getattr(y, "bound", nothing)
+    x, y = (torch.as_tensor(t).as_subclass(torch.Tensor).to(torch.float64) for t in (x, y))
+    touching: torch.Tensor = (room > 0) & ((x - y).abs() <= room)
+    return touching.to(torch.float64)
+
+
+def _either_branch(condition: Any, x: Any, y: Any) -> torch.Tensor:
+    """Where the mask may flip, it flips for the moved values: both branches' bounds count beside their difference."""
+    flips, *rooms = (getattr(t, "bound", torch.zeros((), dtype=torch.float64)) for t in (condition, x, y))
+    return torch.where(flips > 0, rooms[0] + rooms[1], torch.zeros((), dtype=torch.float64))
+
+
+def _softmax_moved(name: str, leaf: Bounded, value: torch.Tensor, dim: int) -> torch.Tensor:
+    """Moving every element alike moves no softmax: the worst is one against the others."""
+    furthest = leaf.bound + torch.amax(leaf.bound, dim, keepdim=True)
+    return furthest if name == "log_softmax" else value.to(torch.float64) * torch.expm1(furthest)
+
+
+def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor) -> torch.Tensor:
+    """How far the result moves when `leaf` moves by its bound."""
+    furthest = torch.zeros(value.shape, dtype=torch.float64)
+    others = {id(other): _plain(other) for other in _leaves((args, kwargs))}
+    base = value.to(torch.float64)
+    if func.__name__ in _SOFTMAXES:
+        return _softmax_moved(func.__name__, leaf, value, (*args, *kwargs.values())[1])
+    snapped = [_snapped(leaf)] if func.__name__ in _NEAR_ZERO else []
+    for shifted in (*_shifts(leaf, func.__name__ in _NORMS), *snapped):
+        moved_args, moved_kwargs = _substituted((args, kwargs), {**others, id(leaf): shifted})
+        try:
+            moved = func(*moved_args, **moved_kwargs).to(torch.float64)
+        except RuntimeError:  # an integer division by a number that may be zero
+            return torch.full(value.shape, torch.inf, dtype=torch.float64)
+        same = (moved == base) | (moved.isnan() & base.isnan())
+        furthest = torch.maximum(
+            furthest, torch.where(same, 0.0, (moved - base).abs().nan_to_num(torch.inf, posinf=torch.inf))
+        )
+    far = _WAVES.get(func.__name__)
+    return furthest if far is None else torch.where(leaf.bound > far, torch.inf, furthest)
+
+
+def _rounding(name: str, plain: Any, value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
+    """The error of the function itself, by the size of what it may have had to round."""
+    size = (value.to(torch.float64).abs() + bound).nan_to_num(0.0, posinf=0.0)
+    flushed = FLUSHED if eps >= torch.finfo(torch.float32).eps else 1e-44
+    if value.dtype in DTYPE_ULPS:
+        return size * torch.finfo(value.dtype).eps * DTYPE_ULPS[value.dtype]
+    if name in _SOFTMAXES:
+        return _softmax_rounding(name, value, (*plain[0], *plain[1].values())[1], eps) + flushed
+    if name in _SUMS:
+        terms = next(item for item in plain[0] if isinstance(item, torch.Tensor))
+        count = max(terms.numel() // max(value.numel(), 1), 1)
+        total = size + 1.0
+        if name in ("sum", "mean") and terms.is_floating_point():
+            total = getattr(torch, name)(terms.abs(), *plain[0][1:], **plain[1])
+        return total.to(torch.float64).nan_to_num(0.0, posinf=0.0) * (count + ULPS_PER_OPERATION) * eps
+    return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + flushed * (name not in _EXACT)
+
+
+def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
+    """exp(x - largest) / sum: the sum errs by its count, the difference by its size, which the result's logarithm
+    bounds; what is relative to the softmax is an amount of its logarithm."""
+    size = value.to(torch.float64).abs()
+    logarithm = (size if name == "log_softmax" else -torch.log(size)).nan_to_num(0.0, posinf=0.0)
+    error = (value.shape[dim] + ULPS_PER_OPERATION * (1.0 + logarithm)) * eps
+    return error if name == "log_softmax" else error * size.nan_to_num(0.0)
+
+
+def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
+    """Beyond float32's range a float64 evaluation is no guide."""
+    if eps < torch.finfo(torch.float32).eps or value.dtype != torch.float64:
+        return bound
+    return torch.where(value.isfinite() & (value.abs() > 1e38), torch.inf, bound)
+
+
+def _singular(value: torch.Tensor, bound: torch.Tensor, culprit: Any) -> torch.Tensor:
+    """An inverted zero has the zero's sign, which is open; a negative number has a power only where it is whole."""
+    room = getattr(culprit, "bound", torch.zeros(()))
+    near_zero = (room > 0) & (torch.as_tensor(culprit).as_subclass(torch.Tensor).abs() <= room)
+    return torch.where(value.isinf() | (value.isnan() & (room > 0)) | near_zero, torch.inf, bound)
+
+
+def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:
+    """An operand in float64, exact unless `bound` says otherwise. Numbers, integers and masks stay as they are."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    value = x.to(torch.float64) if x.is_floating_point() else x
+    return Bounded.of(value, torch.zeros(value.shape, dtype=torch.float64) if bound is None else bound, eps)
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one output compares: how many elements were wrong, how many could be judged, and the worst one."""
+
+    wrong: int
+    judged: int
+    total: int
+    detail: str = ""
+
+
+def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
+    """Equal to the last bit, where every NaN is NaN and zero has no sign."""
+    expected = store_reference(want, got.dtype)
+    return _verdict(got, expected, _equal(got, expected), torch.ones(got.shape, dtype=torch.bool))
+
+
+def gpu_room(dtype: torch.dtype) -> float:
+    """The `room` of an output that a GPU stored as `dtype`."""
+    return NARROW_ROOM if dtype in (torch.float16, torch.bfloat16) else 0.0
+
+
+def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = None) -> Verdict:
+    """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size.
+
+    Without `room` a 16-bit output that lies on a GPU has `NARROW_ROOM`, any other none.
+    """
+    if room is None:
+        room = gpu_room(got.dtype) if got.is_cuda else 0.0
+    got = got.cpu()
+    value, bound = _plain(want), getattr(want, "bound", torch.zeros(want.shape, dtype=torch.float64))
+    if room:
+        size = value.to(torch.float64).abs().nan_to_num(0.0, posinf=0.0)
+        bound = bound + room * size.clamp(min=torch.finfo(got.dtype).tiny)
+    if value.dtype == torch.bool or got.dtype == torch.bool:
+        near_zero = torch.ones_like(value) if value.dtype == torch.bool else value.abs() <= bound
+        return _verdict(got, value != 0, _equal(got, store_reference(value, got.dtype)), (bound == 0) | ~near_zero)
+    low, high = value, value
+    if value.dtype.is_floating_point:
+        wide = value.to(torch.float64)
+        low, high = torch.where(bound > 0, wide - bound, wide), torch.where(bound > 0, wide + bound, wide)
+    stored = [store_reference(end, got.dtype) for end in (low, high)]
+    ends = [end.to(torch.float64) for end in stored]
+    here = got.to(torch.float64)
+    right = ((ends[0] <= here) & (here <= ends[1])) | _equal(got, stored[0])
+    known = torch.isfinite(bound) & ((bound == 0) | (value.is_floating_point() & torch.ones_like(right)))
+    return _verdict(got, store_reference(value, got.dtype), right, known)
+
+
+def reference_product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> Bounded:
+    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds."""
+    a, b = a.cpu().double(), b.cpu().double()
+    product = a @ b
+    if not accumulator.is_floating_point:
+        return Bounded.of(product.to(accumulator), torch.zeros_like(product), _EPS)
+    eps = torch.finfo(accumulator).eps
+    room = a.abs() @ b.abs()
+    whole = bool((a == a.round()).all()) and bool((b == b.round()).all()) and bool((room * eps <= 1).all())
+    bound = torch.zeros_like(room) if whole else room * (a.shape[-1] + 1) * eps
+    return Bounded.of(product, bound, max(eps, _EPS) if accumulator != torch.float64 else eps)
+
+
+_EPS = torch.finfo(torch.float32).eps
+
+
+def wanted(args: Any, function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+    """The outputs of `GemmArguments` by `function`, the reference of its epilogue, in float64 with their error bounds.
+
+    Made of the tensors as they are now: call it before a run whose outputs overwrite operands.
+    """
+    given = args.epilogue.parameters
+    operands = {name: _exact(given[name]) for name in args.epilogue.parsed.parameters}
+    before = {name: _exact(args.epilogue.tensors[name]) for name, _ in args.problem.accumulated}
+    result = function(reference_product(args.A, args.B, args.accumulator_type), **operands)
+    results = zip(args.graph.outputs, result if isinstance(result, tuple) else (result,), strict=True)
+    return tuple(
+        value.reshape(before[output.name].shape) + before[output.name] if output.name in before else value
+        for output, value in results
+    )
+
+
+def _exact(value: Any) -> Any:
+    # Cloned, for an output may overwrite its operand.
+    return bounded(value.detach().cpu().clone(), _EPS) if isinstance(value, torch.Tensor) else value
+
+
+def verified(outputs: Mapping[str, torch.Tensor], wants: Iterable[torch.Tensor]) -> dict[str, Verdict]:
+    """How each output compares with what was wanted. Raises `InternalError` where one differs."""
+    verdicts = {}
+    for (name, got), want in zip(outputs.items(), wants, strict=True):
+        verdict = compare_bounded(got, want.reshape(got.shape))
+        if verdict.wrong:
+            raise fail("mismatch", None, name=name, wrong=verdict.wrong, total=verdict.total, detail=verdict.detail)
+        verdicts[name] = verdict
+    return verdicts
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dtype.itemsize == 1:
+        x, y = (t.to(torch.float32) for t in (x, y))
+    return (x == y) | ((x != x) & (y != y))
+
+
+def _verdict(got: torch.Tensor, want: torch.Tensor, right: torch.Tensor, known: torch.Tensor) -> Verdict:
+    wrong = known & ~right
+    count = int(wrong.sum())
+    detail = ""
+    if count:
+        place = tuple(wrong.nonzero()[0].tolist())
+        detail = f"at {place}: {got[place].item()!r}, expected {want[place].item()!r}"
+    return Verdict(count, int(known.sum()), known.numel(), detail)
+
+
+def assert_close_to_reference(
+    got: Mapping[str, torch.Tensor] | torch.Tensor, function: Callable[..., Any], accum: Bounded, **operands: Any
+) -> None:
+    """Compare outputs with `function` (from `ef.reference`) run on float64 values that carry their error bounds."""
+    result = function(accum, **{name: bounded(x, accum.eps) for name, x in operands.items()})
+    wants = result if isinstance(result, tuple) else (result,)
+    outputs = got if isinstance(got, Mapping) else {"D": got}
+    for (name, output), want in zip(outputs.items(), wants, strict=True):
+        verdict = compare_bounded(output, want.reshape(output.shape))
+        assert verdict.wrong == 0, f"{name}: {verdict.wrong} of {verdict.total} elements, {verdict.detail}"
