@@ -38,7 +38,7 @@ def make(options: argparse.Namespace) -> common.Layer:
         fused=lambda gemm: {"loss": gemm(x, w, epilogue=epilogue, C=C, bias=bias, count=m)},
         eager=lambda: unfused(x, w, C, bias),
         exact=lambda: unfused(x.double(), w.double(), C.double(), bias.double()),
-        remark=f"The {m} x {n} logits, {size:.1f} MB of {ef.dtypes.short(x.dtype)}, were never written.",
+        remark=f"The {m} x {n} logits, {size:.1f} MB of {str(x.dtype).removeprefix('torch.')}, were never written.",
     )
 
 

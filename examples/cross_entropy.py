@@ -41,7 +41,7 @@ def make(options: argparse.Namespace) -> common.Layer:
     hidden, vocabulary = common.normal(m, k, like=options), common.normal(k, n, like=options, scale=k**-0.5)
     target = torch.randint(n, (m,)).to(options.device)
     size, left = m * n * hidden.element_size() / 1e6, 2 * m * 4 / 1e6
-    name = ef.dtypes.short(hidden.dtype)
+    name = str(hidden.dtype).removeprefix("torch.")
     return common.Layer(
         fused=lambda gemm: fused(gemm, hidden, vocabulary, target),
         eager=lambda: unfused(hidden, vocabulary, target),

@@ -9,6 +9,7 @@ import torch
 import epifuse as ef
 from epifuse.api import run
 from epifuse.base.errors import EpifuseError
+from epifuse.frontend import parsed as parse_cached
 from epifuse.plan.ranks import by_rows, fold_linear
 from epifuse.request.options import Options
 from epifuse.request.signature import Request
@@ -283,7 +284,7 @@ def test_batches_that_no_view_has() -> None:
 def planned(source: str, *shapes: tuple[int, ...]) -> list[ef.Kernel]:
     """Kernels for x (4, 512, 256) as `ef.linear` asks for it on a GPU; operands C, E of these shapes."""
     x, weight, *operands = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in (X, (128, 256), *shapes))
-    parsed, given = ef.arguments.parsed(source), dict(zip("CE", operands, strict=False))
+    parsed, given = parse_cached(source), dict(zip("CE", operands, strict=False))
     request, _ = fold_linear(Request(x, weight.t(), parsed, given, Options(None)))
     epilogue = ef.EpilogueArguments.partial(request.parsed, dict(request.given))
     return ef.get_kernels(ef.GemmArguments(request.a, request.b, epilogue=epilogue), cc=90, limit=1)
@@ -313,7 +314,7 @@ def test_batches_and_rows_change_places(shape: tuple[int, ...]) -> None:
         "lambda accum, C: accum - (accum + C).amax(-3, keepdim=True)",
     ):
         for out in ({}, {"D": torch.empty_like(eager(source, x @ weight.t(), C=C))}):
-            asked = Request(x, weight.t(), ef.arguments.parsed(source), {"C": C, **out}, Options(None))
+            asked = Request(x, weight.t(), parse_cached(source), {"C": C, **out}, Options(None))
             swapped = by_rows(asked)
             assert swapped.a.shape == (4, 2, K)
             same(run(swapped)[0]["D"], eager(source, x @ weight.t(), C=C))

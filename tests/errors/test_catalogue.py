@@ -12,7 +12,7 @@ from epifuse.base.errors import CATALOGUE, EpifuseError
 from tests.errors.triggers import CALLS, SOURCES, gemm, run_source
 from tests.frontend.sources import function_from
 
-SRC = Path(errors.__file__).parent
+SRC = Path(errors.__file__).parents[1]
 
 
 @pytest.mark.parametrize("key", CATALOGUE)
