@@ -85,8 +85,8 @@ def test_a_key_holds_each_part_and_where_it_ends() -> None:
 @pytest.mark.parametrize("change", ["a comment", "another name", "a file more"])
 def test_another_version_has_other_keys(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "epifuse"
-    shutil.copytree(Path(store.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(store, "__file__", str(copy / "store.py"))
+    shutil.copytree(Path(store.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(store, "__file__", str(copy / "base" / "store.py"))
     assert store._own_source.__wrapped__() == store._own_source(), "the same source in another folder is the same"
     deep = copy / "providers" / "cpu" / "emit_cpp.py"
     match change:

@@ -66,7 +66,7 @@ def key_of(*parts: str) -> str:
 
 @cache
 def _own_source() -> str:
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     try:
         files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in sorted(root.rglob("*.py"))]
