@@ -1,0 +1,46 @@
+"""Many threads that make the same first calls at once: each result is right, and nothing is left half made."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.base import cache
+
+THREADS, SHAPES = 8, 50
+EPILOGUES = [
+    f"def epi(accum, C): D = {body}; return D"
+    for number in range(1, 5)
+    for body in (
+        f"relu(accum) + C * {number}",
+        f"accum * {number} - C",
+        f"where(accum > C, accum, C - {number})",
+        f"maximum(accum + {number}, C)",
+        f"abs(accum - C) + {number}",
+    )
+]
+
+
+def failures(start: Barrier) -> list[str]:
+    """What one thread found wrong."""
+    start.wait()
+    found = []
+    for source in EPILOGUES:
+        function: dict[str, object] = {name: getattr(ef, name) for name in ("relu", "where", "maximum", "abs")}
+        exec(source.replace("; ", "\n    ").replace(": D", ":\n    D"), function)
+        for m in range(1, SHAPES + 1):
+            a, b, c = torch.ones(m, 3), torch.full((3, 4), 2.0), torch.arange(4.0)
+            want = function["epi"](a @ b, c)  # type: ignore[operator]  # what exec has defined
+            if not torch.equal(ef.gemm(a, b, epilogue=source, C=c), want):
+                found.append(f"{source} at M = {m}")
+    return found
+
+
+@pytest.mark.slow
+def test_first_calls_of_many_threads() -> None:
+    cache.forget()
+    start = Barrier(THREADS)
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert [found for found in pool.map(failures, [start] * THREADS) if found] == []
