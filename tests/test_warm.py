@@ -314,3 +314,9 @@ def test_a_number_on_the_cpu_is_written_where_it_lies() -> None:
         found = ef.gemm(a, b, epilogue="def epi(accum): total = sum(accum); return total", out=total)
         assert found is total
         assert total == 4 * 3 * 5 * scale
+
+
+def test_which_operand_is_the_number_is_part_of_the_call() -> None:
+    source = "def epi(accum, x, y): D = accum * x - y; return D"
+    for x, y in ((C, 2.0), (2.0, C), (C, 3.0), (3.0, C)):
+        assert torch.equal(ef.gemm(A, B, epilogue=source, x=x, y=y), A @ B * x - y)

@@ -91,13 +91,13 @@ def describe(request: Request) -> Call:
                 tensors[name] = value
             elif name in outputs or isinstance(value, (Hint, torch.Tensor)):
                 return with_care(request, given)
-            elif type(value) is float:
-                numbers[name], kinds[name] = value, "float"
             else:
-                numbers[name], kinds[name] = host_number(name, value)
+                number = (value, "float") if type(value) is float else host_number(name, value)
+                numbers[name], kinds[name] = number  # type: ignore[assignment]  # "float" is a kind
+                key.append(number[1])
     except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
         return with_care(request, given)
-    _add_common(key, a, kinds, addresses if written else ())
+    _add_common(key, a, addresses if written else ())
     return Call(request, tuple(key), tensors, numbers, kinds, addresses)
 
 
@@ -107,12 +107,10 @@ def everything_given(request: Request) -> Mapping[str, Any]:
     return {**parsed.defaults, **request.given, **parsed.captured()}
 
 
-def _add_common(key: list[Any], a: torch.Tensor, kinds: Mapping[str, Kind], addresses: Sequence[int | None]) -> None:
+def _add_common(key: list[Any], a: torch.Tensor, addresses: Sequence[int | None]) -> None:
     """What is asked of all together. Inputs may share memory; an output only where its `addresses` let a plan."""
     if a.dtype is torch.float32:
         key.append(tf32_allowed())
-    if kinds:
-        key += kinds.values()
     if addresses and len(set(addresses)) != len(addresses):
         key += map(addresses.index, addresses)
 
@@ -156,6 +154,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         is_number = named and name not in outputs and not (isinstance(value, torch.Tensor) and _is_loaded(value))
         if is_number:
             numbers[name], kinds[name] = host_number(name, value)
+            key.append(kinds[name])
             continue
         _check(name if not named else f"{'output' if name in outputs else 'operand'} '{name}'", value)
         if named and name in outputs and value.is_inference() and not torch.is_inference_mode_enabled():
@@ -167,7 +166,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         infos.append(found)
         if named:
             tensors[name] = value
-    _add_common(key, request.a, kinds, addresses if any(name in outputs for name in tensors) else ())
+    _add_common(key, request.a, addresses if any(name in outputs for name in tensors) else ())
     return Call(request, tuple(key), tensors, numbers, kinds, addresses, tuple(infos))
 
 
