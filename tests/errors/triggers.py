@@ -266,7 +266,7 @@ def _compiling_forbidden() -> Any:
 
 def _without_source() -> Any:
     """As from an archive."""
-    with mock.patch.object(store, "__file__", "/nowhere/epifuse.zip/epifuse/store.py"):
+    with mock.patch.object(store, "__file__", "/nowhere/epifuse.zip/epifuse/base/store.py"):
         return store._own_source.__wrapped__()
 
 

@@ -74,7 +74,8 @@ def _own_source() -> str:
     root = os.path.dirname(os.path.dirname(__file__))
     digest = hashlib.sha256()
     try:
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(root, onerror=_raise) for name in names]
+        walked = os.walk(root, onerror=_raise) if os.path.isdir(root) else ()  # an archive is none
+        paths = [os.path.join(folder, name) for folder, _, names in walked for name in names]
         sources = sorted(path for path in paths if path.endswith(".py"))
         files = [(path[len(root) :].replace(os.sep, "/"), Path(path).read_bytes()) for path in sources]
     except OSError as error:
