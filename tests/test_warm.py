@@ -189,6 +189,16 @@ def test_a_helper_whose_code_or_defaults_were_replaced_is_read_again() -> None:
     assert torch.equal(ef.gemm(whole, other, epilogue=through), product - 3.0)
 
 
+def test_a_function_of_a_tree_whose_defaults_were_replaced_is_read_again() -> None:
+    def shifted(x: Any, by: Any = 1.0) -> Any:
+        return x + by
+
+    tree = ef.evt.EVT(ef.evt.Compute(shifted), ef.evt.AccFetch())
+    assert torch.equal(ef.gemm(A, B, epilogue=tree), A @ B + 1)
+    shifted.__defaults__ = (2.0,)
+    assert torch.equal(ef.gemm(A, B, epilogue=tree), A @ B + 2)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "grad": lambda: ef.gemm(A.clone().requires_grad_(), B, epilogue=epi, C=C),
     "grad of an operand": lambda: ef.gemm(A, B, epilogue=epi, C=C.clone().requires_grad_()),
