@@ -144,6 +144,61 @@ def test_options_are_part_of_the_call() -> None:
         ef.gemm(A, B, epilogue=epi, C=C, accumulator_type=torch.float64)
 
 
+def two_outputs(accum: Any) -> Any:
+    D = accum + 1
+    E = accum * 2
+    return D, E
+
+
+def test_which_output_is_none_is_part_of_the_call() -> None:
+    half = torch.empty(6, 8, dtype=torch.float16)
+    first = ef.gemm(A, B, epilogue=two_outputs, out={"D": half, "E": None})
+    assert [one.dtype for one in first] == [torch.float16, torch.float32]
+    second = ef.gemm(A, B, epilogue=two_outputs, out={"D": None, "E": half})
+    assert [one.dtype for one in second] == [torch.float32, torch.float16]
+    assert torch.equal(second[0], A @ B + 1)
+    assert torch.equal(half.float(), A @ B * 2)
+
+
+def test_what_is_added_onto_is_given_each_time() -> None:
+    given = torch.zeros(6, 8)
+    ef.gemm(A, B, epilogue=two_outputs, accumulate="D", out={"D": given, "E": None})
+    with pytest.raises(ArgumentError, match="no destination is given"):
+        ef.gemm(A, B, epilogue=two_outputs, accumulate="D", out={"D": None, "E": given})
+
+
+def test_a_helper_whose_code_or_defaults_were_replaced_is_read_again() -> None:
+    def helper(x: Any, factor: Any = 2) -> Any:
+        return x * factor
+
+    def reloaded(x: Any, factor: Any = 2) -> Any:
+        return x - factor
+
+    def through(accum: Any) -> Any:
+        D = helper(accum)
+        return D
+
+    whole, other = A.to(torch.int8), B.to(torch.int8)
+    product = whole.int() @ other.int()
+    for defaults, dtype in (((2,), torch.int32), ((2.0,), torch.float32), ((3.0,), torch.float32)):
+        helper.__defaults__ = defaults
+        found = ef.gemm(whole, other, epilogue=through)
+        assert found.dtype == dtype
+        assert torch.equal(found, product * defaults[0])
+    helper.__code__ = reloaded.__code__
+    assert torch.equal(ef.gemm(whole, other, epilogue=through), product - 3.0)
+
+
+def test_a_function_of_a_tree_whose_defaults_were_replaced_is_read_again() -> None:
+    def shifted(x: Any, by: Any = 1.0) -> Any:
+        return x + by
+
+    tree = ef.evt.EVT(ef.evt.Compute(shifted), ef.evt.AccFetch())
+    assert torch.equal(ef.gemm(A, B, epilogue=tree), A @ B + 1)
+    shifted.__defaults__ = (2.0,)
+    assert torch.equal(ef.gemm(A, B, epilogue=tree), A @ B + 2)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "grad": lambda: ef.gemm(A.clone().requires_grad_(), B, epilogue=epi, C=C),
     "grad of an operand": lambda: ef.gemm(A, B, epilogue=epi, C=C.clone().requires_grad_()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,12 +75,16 @@ class Calls:
     def apply(self, function: Any, values: Sequence[Node], named: Mapping[str, Any], place: Loc) -> Node:
         """`function(*values, **named)`; what is wrong inside it is blamed on its own line, called from `place`."""
         source = placed(place)
-        parser = Parser(source, Scope(None, self.guards), reassign=False)
+        scope, found = Scope(None, self.guards), function_of(function, place)
+        if isinstance(found, Helper):
+            applied = weakref.ref(found.function)
+            scope.guard_content(Reader(("applied", id(function)), lambda root: applied()), found.function)
+        parser = Parser(source, scope, reassign=False)
         parser.builder, parser.captures = self.builder, self.captures
         parser.effects, parser.assigned = self.effects, self.checked
         given = {name: item if isinstance(item, Node) else _literal(parser, item) for name, item in named.items()}
         at = ast.Call(func=ast.Name("f"), args=[ast.Name("x") for _ in values], keywords=[])
-        result = drive(parser.call(function_of(function, place), list(values), given, at))
+        result = drive(parser.call(found, list(values), given, at))
         return parser.value(result, at)
 
 

@@ -209,6 +209,7 @@ class Scope:
             function = Reader((reader.place, "function"), lambda root: getattr(reader.read(root), "__func__", None))
             owner = Reader((reader.place, "owner"), lambda root: getattr(reader.read(root), "__self__", None))
             self.guard(function, value.__func__)
+            self.guard_content(function, value.__func__)
             return Helper(value.__func__, spelled, Instance(value.__self__, spelled, owner))
         if self.function is not None and _is_looked_into(value):
             return Instance(value, spelled, reader)
@@ -221,6 +222,8 @@ class Scope:
             raise fail("captured_tensor", loc, name=spelled)
         found = known_function(value, spelled)
         if found is not None and not (self.function is None and isinstance(found, Helper)):
+            if isinstance(found, Helper):
+                self.guard_content(reader, found.function)
             return found
         library = isinstance(value, np.ufunc) or _root(value) in ("torch", "math", "builtins", "numpy")
         if callable(value) and (self.function is None or library):
@@ -254,6 +257,16 @@ class Scope:
             self.guards.append(Guard(reader, weakref.ref(value), weak=True))
         except TypeError:
             self.guards.append(Guard(reader, value))
+
+    def guard_content(self, reader: Reader, function: types.FunctionType) -> None:
+        """Parse again once a helper has other code or defaults, as after a module was reloaded in place."""
+        self.guard(
+            Reader((reader.place, "code"), lambda root: getattr(reader.read(root), "__code__", None)), function.__code__
+        )
+        if (defaults := function.__defaults__) is not None:
+            # By identity: (2,) equals (2.0,).
+            held = Reader((reader.place, "defaults"), lambda root: getattr(reader.read(root), "__defaults__", None))
+            self.guards.append(Guard(held, lambda: defaults, weak=True))
 
 
 RECEIVER = ("receiver",)

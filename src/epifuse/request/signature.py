@@ -150,6 +150,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     shown = (request.names[0], request.a, False), (request.names[1], request.b, False)
     for name, value, named in (*shown, *((name, value, True) for name, value in given.items())):
         if named and name in outputs and value is None:
+            key.append(None)
             continue
         is_number = named and name not in outputs and not (isinstance(value, torch.Tensor) and _is_loaded(value))
         if is_number:
