@@ -317,4 +317,4 @@ def test_batches_and_rows_change_places(shape: tuple[int, ...]) -> None:
             asked = Request(x, weight.t(), parse_cached(source), {"C": C, **out}, Options(None))
             swapped = by_rows(asked)
             assert swapped.a.shape == (4, 2, K)
-            same(run(swapped)[0]["D"], eager(source, x @ weight.t(), C=C))
+            same(run(swapped)["D"], eager(source, x @ weight.t(), C=C))

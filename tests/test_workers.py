@@ -80,10 +80,7 @@ PARENT = """
 import os, time
 from epifuse.runtime.workers import Workers
 pool = Workers(1)
-try:
-    pool.submit("cutedsl", "no kernel").result()
-except Exception:
-    pass
+assert pool.submit("cutedsl", "no kernel").exception() is not None
 (worker,) = pool._processes
 child = os.fork()
 if child == 0:

@@ -213,7 +213,7 @@ def gemm(
     request, fold = Request(a, b, parsed, given, options), None
     if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
         request, fold = fold_gemm(request)
-    outputs, _ = run(request)
+    outputs = run(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
@@ -266,7 +266,7 @@ def linear(
     request, fold = Request(x, weight.t(), parsed, given, options, names=("x", "weight")), None
     if x.dim() != 2:
         request, fold = fold_linear(request)
-    outputs, _ = run(request)
+    outputs = run(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
@@ -292,18 +292,17 @@ def _biased(graph: Graph) -> Graph:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-def run(request: Request) -> tuple[dict[str, torch.Tensor], Graph]:
-    """The outputs by name, and the graph that ran. A call like an earlier one is only bound and launched.
+def run(request: Request) -> dict[str, torch.Tensor]:
+    """The outputs by name. A call like an earlier one is only bound and launched.
 
     Raises `UnsupportedError` where no kernel can run it, before anything is written.
     """
     call = describe(request)
     if (prepared := find(call)) is not None:
-        return prepared.launch(call), prepared.plan.graph
+        return prepared.launch(call)
     request.options.check()
     call = with_care(request)
-    settled = settle(call)
-    return launch(call, settled), settled.structure.graph
+    return launch(call, settle(call))
 
 
 def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:

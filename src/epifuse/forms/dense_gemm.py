@@ -118,7 +118,7 @@ class DenseGemm:
         Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
         """
         a, b, parsed, given = self._by_name(tensors, named)
-        outputs, _ = run(Request(a, b, parsed, given, self._options))
+        outputs = run(Request(a, b, parsed, given, self._options))
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:

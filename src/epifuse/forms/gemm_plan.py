@@ -271,7 +271,7 @@ class Gemm:
         if print_module:
             sys.stdout.write(f"{explain(self.arguments(tensors, scalars, visitor_args))}\n")
         a, b, parsed, given = self._described(tensors, scalars, visitor_args)
-        outputs, _ = run(Request(a, b, parsed, given, self._options(parsed)))
+        outputs = run(Request(a, b, parsed, given, self._options(parsed)))
         if sync and a.is_cuda:
             torch.cuda.current_stream(a.device).synchronize()
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
