@@ -281,6 +281,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "returns_operand_name": lambda: gemm(reassigning("C = C + accum\n    return C"), C=torch.ones(M, N)),
     "not_a_function": lambda: gemm(torch.nn.Dropout()),
     "not_importable": lambda: pickle.dumps(ef.EpilogueArguments(lambda accum: accum * 2, D=torch.ones(M, N))),
+    "fx_operation": lambda: gemm(make_fx(lambda accum: accum.cumsum(-1))(torch.randn(8, 8))),
+    "fx_signature": lambda: gemm(make_fx(lambda: torch.ones(8, 8))()),
     "partial_accum": lambda: gemm(functools.partial(_scaled, 2.0)),
     "no_source": lambda: gemm(eval("lambda accum: accum * 2")),
     "stale_source": _stale,

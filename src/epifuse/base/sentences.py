@@ -97,6 +97,14 @@ EPILOGUE: dict[str, Sentence] = {
     "unnamed_clash": Sentence(
         _S, "the unnamed result is called D, and so is an operand", "assign it to another name, or rename the operand"
     ),
+    "fx_signature": Sentence(
+        _A, "a torch.fx graph is an epilogue if it takes the product first, and returns tensors that it computes"
+    ),
+    "fx_operation": Sentence(
+        _S,
+        "this torch.fx graph is no epilogue: {reason}",
+        "trace the function with make_fx and the decompositions of torch._inductor.decomposition",
+    ),
     # --- the signature
     "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
     "accum_not_first": Sentence(

@@ -11,8 +11,11 @@ from collections.abc import Callable, Hashable, Mapping
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from torch.fx import GraphModule
+
 from epifuse.base.errors import fail
 from epifuse.frontend import modules
+from epifuse.frontend.fx import parsed_module
 from epifuse.frontend.names import NOTHING, RECEIVER, Reader, Root, is_called, is_number
 from epifuse.frontend.python_function import Parsed, parse
 from epifuse.frontend.remembered import KEPT, Kept, remembered
@@ -33,6 +36,8 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
         return own(epilogue)  # type: ignore[no-any-return]  # declared by the class
     if (seen := _seen(epilogue)) is not None:
         return seen
+    if isinstance(epilogue, GraphModule):
+        return remembered("fx", epilogue, lambda: parsed_module(epilogue), epilogue.code)
     function, root = _taken_apart(epilogue)
     defaults = _defaults(function, root)
     decided = _decided(defaults, handed)

@@ -100,6 +100,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "permute": Operation(("written",), 1, _WHOLES),
     "reshape": Operation(("written",), 1, _WHOLES),
     "unsqueeze": Operation(("written",), 1, _WHOLE),
+    "expand_as": Operation(("written",), 2, NOTHING),
     "coordinate": Operation(("written",), 1, _AXIS),
     "assume_one_hot": Operation(("written",), 1, _WHOLE),
     "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS),

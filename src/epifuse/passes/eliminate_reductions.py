@@ -48,6 +48,8 @@ class _Reduction(NamedTuple):
 def _rewritten(at: _Reduction, args: tuple[Node, ...]) -> Node:
     if at.old.op == "one_hot":
         return args[0]
+    if at.old.op == "expand":  # what is not under a reduction, as an output that is the same along an axis
+        return _varying(args[0], at.old.attr, at.builder)
     if at.old.op != "reduce":
         return keep(at.old, args, at.builder)
     below = at.old.args[0]

@@ -22,7 +22,7 @@ from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
 from epifuse.passes.alignment import NARROW, Alignment, Typed, narrow_of
-from epifuse.passes.dims import DimsError, normalise, permuted, regroup, resolve_shape
+from epifuse.passes.dims import DimsError, broadcast, normalise, permuted, regroup, resolve_shape
 from epifuse.passes.kinds import KindError
 from epifuse.passes.refine import refined
 from epifuse.request.problem import HostNumber, Problem
@@ -244,6 +244,17 @@ class _Inference(Alignment):
         outwards = zip(reversed(x.dims), chain(reversed(want), repeat(())), strict=False)
         if any(dim not in ((), own) for dim, own in outwards):
             raise self.fail("tree_reduced_dims", shape=shape_of(x.dims, self.extents))
+        return self.expanded(x, want)
+
+    def infer_expand_as(self, node: Node, args: list[Typed]) -> Typed:
+        """The first argument in the dims of the second, which it broadcasts to."""
+        x, like = self.taken(args[:1])[0], self.settle(args[1])
+        x = Typed(self.device(x), x.kind) if x.host else self.settle(x, like.dims)
+        if broadcast([x.dims, like.dims], self.extents) != like.dims:
+            raise DimsError("shapes_differ", left=self.shape(x), right=self.shape(like))
+        return self.expanded(x, like.dims)
+
+    def expanded(self, x: Typed, want: Dims) -> Typed:
         missing = tuple(f for f in factors_of(want) if f not in self.types[x.node].factors)
         if not missing:
             return replace(x, dims=want)

@@ -1,0 +1,114 @@
+"""ATen in, graph out: a part of a torch.fx graph as the graph of an epilogue.
+
+What no row of `rows.ROWS` holds is a boundary. It says why, and the caller decides whether that is an error or the edge
+of what is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from epifuse.base.errors import fail
+from epifuse.frontend.apply import placed
+from epifuse.frontend.fx.reading import Boundary, Numerics, Reading, check_dtype, place_of, value_of
+from epifuse.frontend.fx.rows import ROWS, arguments
+from epifuse.frontend.python_function import Parsed
+from epifuse.ir import Graph, Load, Output
+
+__all__ = ["Boundary", "Cone", "Numerics", "parsed_module", "place_of", "read", "refusal", "value_of"]
+
+
+class Cone(NamedTuple):
+    """A part of an fx graph that is to be one epilogue.
+
+    `accum` is the product; `body` is what is computed from it and from `operands`, in order; both have names for those
+    that leave and enter.
+    """
+
+    accum: FxNode
+    body: tuple[FxNode, ...]
+    operands: Mapping[FxNode, str]
+    outputs: Mapping[str, FxNode]
+
+
+def read(cone: Cone, numerics: Numerics = "written") -> Graph:
+    """The graph of `cone`. Raises `Boundary` at the first node that the language does not hold."""
+    reading = Reading(cone.accum, numerics)
+    for node, name in cone.operands.items():
+        reading.node = node
+        check_dtype(node, reading.compute)
+        reading.values[node] = reading.emit("load", attr=Load(name))
+        reading.shapes[node] = tuple(value_of(node).shape)
+    for node in cone.body:
+        _visit(reading, node)
+    outputs = []
+    for name, node in cone.outputs.items():
+        reading.node = node
+        outputs.append(Output(name, reading.whole(node)))
+    return Graph(tuple(cone.operands.values()), tuple(outputs), (), reading.builder.locs)
+
+
+def refusal(node: FxNode, accum: FxNode) -> str | None:
+    """Why the language does not hold `node` beside the product `accum`, whatever computes its inputs; else None."""
+    try:
+        reading = Reading(accum, "float32")
+        for argument in node.all_input_nodes:
+            _assume(reading, argument)
+        _visit(reading, node)
+    except Boundary as boundary:
+        return boundary.reason
+    return None
+
+
+def _assume(reading: Reading, node: FxNode) -> None:
+    """A value that is there already, of one tensor or several."""
+    reading.node, value = node, node.meta.get("val")
+    several = isinstance(value, (tuple, list))
+    if not several:
+        check_dtype(node, reading.compute)
+    parts: Any = value if several else (value,)
+    loads = tuple(reading.emit("load", attr=Load(f"{node.name}_{index}")) for index in range(len(parts)))
+    reading.values[node] = loads if several else loads[0]
+    reading.shapes[node] = tuple(parts[0].shape)
+
+
+def _visit(reading: Reading, node: FxNode) -> None:
+    """Read one node whose inputs were read."""
+    reading.node = node
+    if node.op != "call_function":
+        raise reading.boundary(f"{node.op} {node.target} is no operation of ATen")
+    is_aten = isinstance(node.target, torch._ops.OpOverload)
+    name = node.target._schema.name if is_aten else getattr(node.target, "__name__", str(node.target))  # type: ignore[union-attr]
+    if (rule := ROWS.get(name)) is None or not (is_aten or name == "getitem"):
+        raise reading.boundary(f"{name} is not in the epilogue language")
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        check_dtype(node, reading.compute)
+    made = rule(reading, arguments(node))
+    reading.keep(made, reading.shapes[node])
+
+
+def parsed_module(module: GraphModule) -> Parsed:
+    """A graph of ATen operations as an epilogue: its first placeholder is the product, the others are operands.
+
+    A single result is D; several have the names of their nodes. Raises `EpilogueSyntaxError` at the node that the
+    language does not hold.
+    """
+    nodes = list(module.graph.nodes)
+    holders = [node for node in nodes if node.op == "placeholder"]
+    results: Any = next(node for node in nodes if node.op == "output").args[0]
+    returned = list(results) if isinstance(results, (tuple, list)) else [results]
+    if not holders or not returned or not all(isinstance(node, FxNode) for node in returned):
+        raise fail("fx_signature", None)
+    names = ["D"] if len(returned) == 1 else [node.name for node in returned]
+    operands = {node: str(node.target) for node in holders[1:]}
+    body = tuple(node for node in nodes if node.op not in ("placeholder", "output"))
+    try:
+        graph = read(Cone(holders[0], body, operands, dict(zip(names, returned, strict=True))))
+    except Boundary as boundary:
+        raise fail("fx_operation", place_of(boundary.node), reason=boundary.reason) from None
+    return Parsed("fx graph", graph, tuple(operands.values()), {}, {}, (), placed(place_of(holders[0])))

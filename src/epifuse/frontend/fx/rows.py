@@ -1,0 +1,336 @@
+"""ATen's operations in the epilogue language: one row each, found by the operation's name in its schema.
+
+A rule gets the arguments by the names of the schema, defaults filled in, and gives the value. Shapes and dtypes are
+those of the node; the dims of a reduction and of a layout operation count as ATen counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from epifuse.frontend.fx.reading import FLOATS, HALVES, Reading, Shape, broadcast, value_of
+from epifuse.ir import Node
+
+Arguments = dict[str, Any]
+Rule = Callable[[Reading, Arguments], Any]
+
+
+def arguments(node: FxNode) -> Arguments:
+    """The arguments of a node by the names of its schema; by their positions where it has none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {str(index): item for index, item in enumerate(node.args)}
+    found: Arguments = {}
+    for index, declared in enumerate(node.target._schema.arguments):
+        given = index < len(node.args)
+        found[declared.name] = node.args[index] if given else node.kwargs.get(declared.name, declared.default_value)
+    return found
+
+
+# --- elementwise -----------------------------------------------------------------------------------------------------
+
+
+def _floats(op: str, *names: str, attr: Any = None, **wanted: Any) -> Rule:
+    """`op` on the arguments `names`, with a float for a result; the others must be as `wanted` says."""
+
+    def rule(reading: Reading, given: Arguments) -> Node:
+        for name, want in wanted.items():
+            if given.get(name, want) != want:
+                raise reading.boundary(f"{name}={given[name]!r} has no form in the epilogue language")
+        _check_float(reading)
+        return reading.elementwise(op, *(given[name] for name in names), attr=attr)
+
+    return rule
+
+
+def _check_float(reading: Reading) -> None:
+    """Integers of ATen wrap at their own width, those of an epilogue do not; sums and products of masks are refused."""
+    if (dtype := value_of(reading.node).dtype) not in FLOATS:
+        raise reading.boundary(f"arithmetic whose result is {str(dtype).removeprefix('torch.')}")
+
+
+def _activation(name: str, *names: str, **wanted: Any) -> Rule:
+    return _floats("call", *(names or ("self",)), attr=name, **wanted)
+
+
+def _scaled(op: str, left: str, right: str) -> Rule:
+    """`left` and `right` times alpha."""
+
+    def rule(reading: Reading, given: Arguments) -> Node:
+        _check_float(reading)
+        first, second, alpha = reading.value(given[left]), reading.value(given[right]), given.get("alpha", 1)
+        if alpha != 1:
+            second = reading.emit("mul", second, reading.value(alpha))
+        reading.shapes[reading.node] = broadcast(reading.shape(given[left]), reading.shape(given[right]))
+        return reading.emit(op, first, second)
+
+    return rule
+
+
+def _compared(op: str, right: str = "other") -> Rule:
+    return lambda reading, given: reading.elementwise(op, given["self"], given[right])
+
+
+def _masks(op: str, *names: str) -> Rule:
+    """Logical operations, which the language has for masks alone."""
+
+    def rule(reading: Reading, given: Arguments) -> Node:
+        for name in names:
+            item = given[name]
+            if not isinstance(item, bool) and not (isinstance(item, FxNode) and value_of(item).dtype == torch.bool):
+                raise reading.boundary(f"{op} of what is no mask")
+        return reading.elementwise(op, *(given[name] for name in names))
+
+    return rule
+
+
+def _where(condition: str, x: str, y: str) -> Rule:
+    return lambda reading, given: reading.elementwise("where", given[condition], given[x], given[y])
+
+
+def _clamp(reading: Reading, given: Arguments) -> Node:
+    _check_float(reading)
+    low, high = given.get("min"), given.get("max")
+    if low is None or high is None:
+        op, bound = ("minimum", high) if low is None else ("maximum", low)
+        return reading.elementwise(op, given["self"], bound)
+    return reading.elementwise("clip", given["self"], low, high)
+
+
+def _threshold_backward(reading: Reading, given: Arguments) -> Node:
+    gradient, x = given["grad_output"], given["self"]
+    below = reading.emit("le", reading.value(x), reading.value(given["threshold"]))
+    reading.shapes[reading.node] = broadcast(reading.shape(gradient), reading.shape(x))
+    return reading.emit("where", below, reading.value(0.0), reading.value(gradient))
+
+
+def _gelu(reading: Reading, given: Arguments) -> Node:
+    name = "gelu_tanh" if given["approximate"] == "tanh" else "gelu_erf"
+    return reading.elementwise("call", given["self"], attr=name)
+
+
+def _cast(x: str) -> Rule:
+    def rule(reading: Reading, given: Arguments) -> Node:
+        reading.shapes[reading.node] = reading.shape(given[x])
+        return _converted(reading, given[x], given["dtype"])
+
+    return rule
+
+
+def _converted(reading: Reading, x: FxNode, want: torch.dtype | None) -> Node:
+    """x as `want`. Between floats only a cast that a person wrote rounds here; `Reading.keep` rounds as ATen does."""
+    made, held = reading.value(x), value_of(x).dtype
+    if want is None:
+        return made
+    if reading.numerics == "written":
+        return reading.emit("cast", made, attr=want)
+    if want not in FLOATS:
+        return made if want == held else reading.emit("cast", made, attr=want)
+    if held not in FLOATS:
+        return reading.emit("cast", made, attr=reading.compute)
+    wide = want not in HALVES and reading.numerics == "torch" and held in HALVES
+    return reading.emit("cast", made, attr=want) if wide or reading.compute == torch.float64 else made
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def _dims(given: Arguments) -> tuple[int, ...] | None:
+    dims = given.get("dim")
+    if dims is None or dims == []:
+        return None
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def _kept(shape: Shape, dims: tuple[int, ...] | None, *, keepdim: bool) -> Shape:
+    rank = len(shape)
+    gone = set(range(rank)) if dims is None else {dim % rank for dim in dims if rank}
+    return tuple(1 if i in gone else extent for i, extent in enumerate(shape) if keepdim or i not in gone)
+
+
+def _reduction(name: str, *, keepdim: bool | None = None) -> Rule:
+    def rule(reading: Reading, given: Arguments) -> Node:
+        x = given["self"]
+        if value_of(x).dtype not in FLOATS and name not in ("any", "all"):
+            raise reading.boundary(f"{name} of what are no floats")
+        if (dtype := given.get("dtype")) is not None and dtype not in FLOATS:
+            raise reading.boundary(f"{name} as {str(dtype).removeprefix('torch.')}")
+        keeps = bool(given.get("keepdim", False)) if keepdim is None else keepdim
+        return _reduced(reading, name, x, _dims(given), keepdim=keeps)
+
+    return rule
+
+
+def _reduced(reading: Reading, name: str, x: FxNode, dims: tuple[int, ...] | None, *, keepdim: bool) -> Node:
+    made = reading.whole(x)
+    reading.shapes[reading.node] = _kept(tuple(value_of(x).shape), dims, keepdim=keepdim)
+    return reading.emit("reduce_dims", made, attr=(name, dims, keepdim))
+
+
+def _variance(result: Callable[[Node, Node], Any]) -> Rule:
+    """In two steps, as PyTorch computes it: the mean, then the mean of the squared differences from it."""
+
+    def rule(reading: Reading, given: Arguments) -> Any:
+        x, dims, keepdim = given["self"], _dims(given), bool(given.get("keepdim", False))
+        shape = tuple(value_of(x).shape)
+        count = math.prod(shape) // max(math.prod(_kept(shape, dims, keepdim=False)), 1)
+        correction = given.get("correction")
+        correction = int(given.get("unbiased", True)) if correction is None else correction
+        if count <= correction:
+            raise reading.boundary(f"the variance of {count} elements")
+        whole = reading.whole(x)
+        mean = reading.emit("reduce_dims", whole, attr=("mean", dims, True))
+        centred = reading.emit("sub", whole, mean)
+        variance = reading.emit("reduce_dims", reading.emit("mul", centred, centred), attr=("mean", dims, keepdim))
+        if correction:
+            variance = reading.emit("mul", variance, reading.value(count / (count - correction)))
+        if not keepdim:
+            mean = reading.emit("reduce_dims", whole, attr=("mean", dims, False))
+        reading.shapes[reading.node] = _kept(shape, dims, keepdim=keepdim)
+        return result(variance, mean)
+
+    return rule
+
+
+def _getitem(reading: Reading, given: Arguments) -> Any:
+    parts, index = given["0"], given["1"]
+    values = reading.values.get(parts)
+    if not isinstance(values, tuple):
+        raise reading.boundary("a part of what is no value of the epilogue")
+    reading.shapes[reading.node] = reading.shapes[parts]
+    return values[index]
+
+
+def _softmax(finish: str) -> Rule:
+    """exp(x - amax) / sum, or its logarithm."""
+
+    def rule(reading: Reading, given: Arguments) -> Node:
+        x, dims = given["self"], (given["dim"],)
+        whole = reading.whole(x)
+        reading.shapes[reading.node] = tuple(value_of(x).shape)
+        shifted = reading.emit("sub", whole, reading.emit("reduce_dims", whole, attr=("amax", dims, True)))
+        powers = reading.emit("exp", shifted)
+        total = reading.emit("reduce_dims", powers, attr=("sum", dims, True))
+        if finish == "div":
+            return reading.emit("div", powers, total)
+        return reading.emit("sub", shifted, reading.emit("log", total))
+
+    return rule
+
+
+# --- layout and constants --------------------------------------------------------------------------------------------
+
+
+def _alias(reading: Reading, given: Arguments) -> Any:
+    """The same value. It broadcasts by itself, so that `expand` is one too: `Reading.whole` makes its dims."""
+    reading.shapes[reading.node] = reading.shape(given["self"])
+    return reading.value(given["self"])
+
+
+def _reshape(reading: Reading, given: Arguments) -> Node:
+    x, want = given["self"], tuple(value_of(reading.node).shape)
+    if reading.shape(x) == () and math.prod(want) == 1:
+        return _alias(reading, given)  # type: ignore[no-any-return]  # one number
+    reading.shapes[reading.node] = want
+    return reading.emit("reshape", reading.whole(x), attr=want)
+
+
+def _unsqueeze(reading: Reading, given: Arguments) -> Node:
+    x = given["self"]
+    if reading.shape(x) == ():
+        return _alias(reading, given)  # type: ignore[no-any-return]  # one number
+    reading.shapes[reading.node] = tuple(value_of(reading.node).shape)
+    return reading.emit("unsqueeze", reading.whole(x), attr=given["dim"] % value_of(reading.node).dim())
+
+
+def _permute(order: Callable[[Arguments, int], tuple[int, ...]]) -> Rule:
+    def rule(reading: Reading, given: Arguments) -> Node:
+        x = given["self"]
+        made = reading.whole(x)
+        reading.shapes[reading.node] = tuple(value_of(reading.node).shape)
+        return reading.emit("permute", made, attr=order(given, value_of(x).dim()))
+
+    return rule
+
+
+def _transposed(given: Arguments, rank: int) -> tuple[int, ...]:
+    dims = list(range(rank))
+    first, second = given["dim0"], given["dim1"]
+    dims[first], dims[second] = dims[second], dims[first]
+    return tuple(dims)
+
+
+def _constant(number: Callable[[Arguments], Any]) -> Rule:
+    def rule(reading: Reading, given: Arguments) -> Node:
+        found, dtype = number(given), value_of(reading.node).dtype
+        if type(found) not in (bool, int, float):
+            raise reading.boundary(f"a constant that is {found}")
+        reading.shapes[reading.node] = ()
+        return reading.value(float(found) if dtype in FLOATS else bool(found) if dtype == torch.bool else found)
+
+    return rule
+
+
+_OF_ONE = (
+    *("neg", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p"),
+    *("sin", "cos", "tan", "tanh", "erf"),
+)
+_ACTIVATIONS = ("sigmoid", "silu", "relu", "mish", "hardswish", "hardsigmoid", "expm1")
+
+ROWS: dict[str, Rule] = {
+    # elementwise
+    **{f"aten::{name}": _floats(name, "self") for name in _OF_ONE},
+    **{f"aten::{name}": _activation(name) for name in _ACTIVATIONS},
+    **{f"aten::{name}": _compared(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"aten::{name}": _floats(name, "self", "other") for name in ("mul", "maximum", "minimum")},
+    **{f"aten::{kind}_and": _masks("logical_and", "self", "other") for kind in ("bitwise", "logical")},
+    **{f"aten::{kind}_or": _masks("logical_or", "self", "other") for kind in ("bitwise", "logical")},
+    "aten::bitwise_not": _masks("logical_not", "self"),
+    "aten::logical_not": _masks("logical_not", "self"),
+    "aten::add": _scaled("add", "self", "other"),
+    "aten::sub": _scaled("sub", "self", "other"),
+    "aten::rsub": _scaled("sub", "other", "self"),
+    "aten::round": _floats("round", "self", decimals=0),
+    "aten::sgn": _floats("sign", "self"),
+    "aten::div": _floats("div", "self", "other", rounding_mode=None),
+    "aten::pow": _floats("pow", "self", "exponent"),
+    "aten::isnan": lambda reading, given: reading.elementwise("ne", given["self"], given["self"]),
+    "aten::gelu": _gelu,
+    "aten::leaky_relu": _activation("leaky_relu", "self", "negative_slope"),
+    "aten::elu": _activation("elu", "self", "alpha", scale=1, input_scale=1),
+    "aten::softplus": _activation("softplus", "self", "beta", "threshold"),
+    "aten::hardtanh": _activation("hardtanh", "self", "min_val", "max_val"),
+    "aten::clamp": _clamp,
+    "aten::clamp_min": _clamp,
+    "aten::clamp_max": _clamp,
+    "aten::where": _where("condition", "self", "other"),
+    "aten::masked_fill": _where("mask", "value", "self"),
+    "aten::threshold_backward": _threshold_backward,
+    "prims::fma": _floats("multiply_add", "a", "b", "c"),
+    "prims::convert_element_type": _cast("a"),
+    "aten::_to_copy": _cast("self"),
+    # reductions
+    **{f"aten::{name}": _reduction(name) for name in ("sum", "mean", "amax", "amin", "any", "all", "logsumexp")},
+    "aten::var_mean": _variance(lambda variance, mean: (variance, mean)),
+    "aten::var": _variance(lambda variance, mean: variance),
+    "getitem": _getitem,
+    "aten::_softmax": _softmax("div"),
+    "aten::_log_softmax": _softmax("log"),
+    # layout and constants
+    **{f"aten::{name}": _alias for name in ("alias", "detach", "clone", "lift_fresh_copy", "expand")},
+    **{f"aten::{name}": _reshape for name in ("view", "_unsafe_view", "reshape", "squeeze", "_reshape_alias")},
+    "aten::unsqueeze": _unsqueeze,
+    "aten::permute": _permute(lambda given, rank: tuple(given["dims"])),
+    "aten::transpose": _permute(_transposed),
+    "aten::t": _permute(lambda given, rank: tuple(reversed(range(rank)))),
+    "aten::full": _constant(lambda given: given["fill_value"]),
+    "aten::full_like": _constant(lambda given: given["fill_value"]),
+    "aten::new_full": _constant(lambda given: given["fill_value"]),
+    "aten::scalar_tensor": _constant(lambda given: given["s"]),
+    **{f"aten::{name}": _constant(lambda given: 0) for name in ("zeros", "zeros_like", "new_zeros")},
+    **{f"aten::{name}": _constant(lambda given: 1) for name in ("ones", "ones_like", "new_ones")},
+}
