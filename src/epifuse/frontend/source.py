@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import re
 import textwrap
 import types
@@ -97,17 +98,28 @@ class _Text:
             stack.extend(constant for constant in found[-1].co_consts if isinstance(constant, types.CodeType))
         return frozenset(found)
 
-    @cached_property
-    def definitions(self) -> dict[tuple[str, int], list[Definition]]:
-        """Every function by its name and the first line its code object names."""
-        found: dict[tuple[str, int], list[Definition]] = {}
-        for node in ast.walk(self.module):
-            if isinstance(node, ast.Lambda):
-                found.setdefault(("<lambda>", node.lineno), []).append(node)
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                found.setdefault((node.name, first), []).append(node)
+    def definitions(self, name: str, line: int) -> list[Definition]:
+        """Those whose code object has this name and this first line. What stands on other lines is not visited."""
+        found: list[Definition] = []
+        nodes: list[ast.AST] = [self.module]
+        for node in nodes:
+            if isinstance(node, _DEFINITIONS) and getattr(node, "name", "<lambda>") == name and _first(node) == line:
+                found.append(node)
+            nodes += [child for child in ast.iter_child_nodes(node) if _last(child) >= line >= _first(child)]
         return found
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _first(node: ast.AST) -> int:
+    """The line on which `node` begins, with its decorators; 0 where it has no place of its own."""
+    decorators = getattr(node, "decorator_list", None)
+    return getattr(decorators[0] if decorators else node, "lineno", 0)
+
+
+def _last(node: ast.AST) -> float:
+    return getattr(node, "end_lineno", math.inf)
 
 
 def _read(text: str, file: str) -> _Text:
@@ -190,13 +202,14 @@ def _find(function: types.FunctionType) -> Source:
         if error.key == "too_deep":
             raise
         raise fail("stale_source", None, **missing) from None
-    if code not in read.codes:
+    named = read.definitions(code.co_name, code.co_firstlineno) if code in read.codes else []
+    found = [node for node in named if _declares(node, code)]
+    if not found:
         raise fail("stale_source", None, **missing)
-    found = [node for node in read.definitions[code.co_name, code.co_firstlineno] if _declares(node, code)]
     if len(found) > 1:
         found = _same_position(found, code) or found
-    if len({ast.dump(node) for node in found}) > 1:
-        raise fail("lambdas_share_a_line", _loc(code.co_filename, read.lines, found[0]))
+        if len(set(map(ast.dump, found))) > 1:
+            raise fail("lambdas_share_a_line", _loc(code.co_filename, read.lines, found[0]))
     return Source(found[0], code.co_filename, read.lines)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import COMMUTATIVE
-from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.fusion.vocabulary import VOCABULARY, Entry, ours
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import applied, keep
 from epifuse.passes.split_operators import has_costly_body
@@ -52,11 +52,12 @@ def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node, ...]]]]:
     """The last value of each sequence, with the activation it is and that activation's arguments."""
     uses = Counter(arg for node in graph.nodes for arg in node.args)
     uses.update(graph.roots)
+    patterns = _patterns({str(node.attr) if node.op == "call" else node.op for node in graph.nodes})
     taken: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in taken or graph.types[node].kind != "float":
             continue
-        for pattern in _patterns().get((node.op, node.attr), ()):
+        for pattern in patterns.get((node.op, node.attr), ()):
             held = _matched(pattern.root, node, {})
             if held is not None and _is_free(pattern, node, held, uses, graph):
                 taken.update(inner for part, inner in held.items() if part.op not in ("load", "const"))
@@ -99,32 +100,50 @@ def _same_number(one: float, other: float) -> bool:
 # --- the patterns ------------------------------------------------------------------------------------------------
 
 
-@cache
-def _patterns() -> Mapping[tuple[str, object], tuple[Pattern, ...]]:
-    """By the operation of their last value, the longest first. Each body as written, and with its calls opened."""
+def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[Pattern]]:
+    """Those that may stand in a graph of these operations, by the operation of their last value, the longest first."""
     found: dict[tuple[str, object], list[Pattern]] = {}
     for name, entry in VOCABULARY.items():
-        # What takes cheap instructions only gains nothing by having a name.
-        if entry.group != "activation" or not has_costly_body(name):
-            continue
-        bodies = (activation_body(name), _body(name, short=True), _body(name, short=False))
-        for body in {str(body): body for body in bodies}.values():
-            root = body.outputs[0].node
-            loads = {node.attr.name: node for node in body.loads()}
-            size = sum(node.op not in ("load", "const") for node in body.nodes)
-            pattern = Pattern(name, root, tuple(loads[parameter] for parameter in body.inputs), size)
-            if size > 1:
-                found.setdefault((root.op, root.attr), []).append(pattern)
-    return {key: tuple(sorted(rows, key=lambda row: -row.size)) for key, rows in found.items()}
+        if entry.group == "activation" and _may_stand(entry, present):
+            for pattern in _patterns_of(name):
+                found.setdefault((pattern.root.op, pattern.root.attr), []).append(pattern)
+    return {key: sorted(rows, key=lambda row: -row.size) for key, rows in found.items()}
 
 
-def _body(name: str, *, short: bool) -> Graph:
+def _may_stand(entry: Entry, present: Container[str]) -> bool:
+    """Whether all primitives that an activation's code names are present. Reading all bodies would take 9 ms."""
+    names, known = entry.function.__code__.co_names, entry.function.__globals__
+    absent = [other for name in names if (other := ours(known.get(name))) is not None and other.name not in present]
+    return all(
+        _may_stand(other, present) if other.group == "activation" else other.group != "primitive" for other in absent
+    )
+
+
+@cache
+def _patterns_of(name: str) -> tuple[Pattern, ...]:
+    """The body as written, and with its calls opened. None of what takes cheap instructions: a name gains nothing."""
+    if not has_costly_body(name):
+        return ()
+    bodies = [activation_body(name)]
+    if any(node.op == "call" for node in bodies[0].nodes):
+        bodies += _opened(name, short=True), _opened(name, short=False)
+    found = []
+    for body in {str(body): body for body in bodies}.values():
+        loads = {node.attr.name: node for node in body.loads()}
+        size = sum(node.op not in ("load", "const") for node in body.nodes)
+        if size > 1:
+            parameters = tuple(loads[parameter] for parameter in body.inputs)
+            found.append(Pattern(name, body.outputs[0].node, parameters, size))
+    return tuple(found)
+
+
+def _opened(name: str, *, short: bool) -> Graph:
     """An activation's body without calls; with `short`, without calls of what is one operation only."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "call":
             return keep(old, args, builder)
-        inner = _body(str(old.attr), short=short)
+        inner = _opened(str(old.attr), short=short)
         if short and sum(node.op not in ("load", "const") for node in inner.nodes) > 1:
             return keep(old, args, builder)
         return applied(inner, args, partial(keep, builder=builder))[inner.outputs[0].node]
