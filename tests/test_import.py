@@ -1,15 +1,50 @@
-"""`import epifuse` is cheap and silent: no compiler is loaded, no device is touched."""
+"""`import epifuse` is cheap and silent: no compiler and no form is loaded, no device is touched."""
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 PROBE = """
 import epifuse, sys, torch
 assert "cutlass" not in sys.modules, "cutlass was imported"
+assert "tvm_ffi" not in sys.modules, "the runtime was imported"
 assert not torch.cuda.is_initialized(), "CUDA was initialised"
 """
 
 
-def test_import_is_silent_and_lazy() -> None:
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+def run(program: str, folder: Path) -> str:
+    file = folder / "program.py"  # an epilogue's source is read from its file
+    file.write_text(program)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout
+
+
+def test_import_is_silent_and_lazy(tmp_path: Path) -> None:
+    assert run(PROBE, tmp_path) == ""
+
+
+IN_AN_EPILOGUE = """
+import torch
+def identity(accum):
+    return ef.evt.functional.identity(accum)
+print(int(ef.gemm(torch.ones(2, 3), torch.ones(3, 2), epilogue=identity)[0, 0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("print(ef.DenseGemm.__name__)", "DenseGemm"),
+        ("print(ef.evt.EVT.__name__)", "EVT"),
+        ("from epifuse import Gemm; print(Gemm.__name__)", "Gemm"),
+        ("import epifuse.thread; print(ef.thread.__name__)", "epifuse.forms.thread"),
+        ("try: ef.densegemm\nexcept AttributeError as error: print(error)", "write epifuse.DenseGemm"),
+        (IN_AN_EPILOGUE, "3"),
+    ],
+)
+def test_a_form_is_imported_when_it_is_asked_for(program: str, printed: str, tmp_path: Path) -> None:
+    before = "import sys, epifuse as ef\nassert not [name for name in sys.modules if 'epifuse.forms' in name]\n"
+    assert printed in run(before + program, tmp_path)

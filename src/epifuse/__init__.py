@@ -1,14 +1,12 @@
 """epifuse fuses your own epilogue into a GEMM: write it as a Python function over tensors, run it in one kernel."""
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear, precompile
 from epifuse.base import errors
 from epifuse.base.aliases import install as _install
 from epifuse.base.results import Results
-from epifuse.forms import evt, thread
-from epifuse.forms.dense_gemm import DenseGemm
-from epifuse.forms.gemm_plan import Gemm, LayoutType, TileDescription, trace
 from epifuse.frontend.hints import absent as _absent
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
 from epifuse.kernel import CompiledArtifact, Kernel, Status
@@ -38,7 +36,10 @@ _install(
 # The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
 globals().update({name: entry.function for name, entry in _VOCABULARY.items()})
 
+_FORMS = frozenset({"DenseGemm", "Gemm", "LayoutType", "TileDescription", "evt", "thread", "trace"})
+
 if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: a new function is known without a list
+    from epifuse.forms import DenseGemm, Gemm, LayoutType, TileDescription, evt, thread, trace
     from epifuse.fusion.activation import *  # noqa: F403
     from epifuse.fusion.forms import *  # noqa: F403
     from epifuse.fusion.primitives import *  # noqa: F403
@@ -49,7 +50,19 @@ else:
         "PerformanceControls": "write epifuse.Constraints",
         "get_operators": "write epifuse.get_kernels",
     }
-    __getattr__ = _absent(globals(), _INSTEAD)
+    _fail = _absent(globals() | dict.fromkeys(_FORMS), _INSTEAD)
+
+    def __getattr__(name: str) -> object:
+        """A form, imported when one is first asked for: they are a quarter of what there is to import."""
+        if name not in _FORMS:
+            _fail(name)
+        forms = _import_module("epifuse.forms")
+        globals().update({form: getattr(forms, form) for form in _FORMS})
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_FORMS})
+
 
 __all__ = [
     "CompiledArtifact",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import math
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -169,10 +170,10 @@ class Scope:
         return self.classify(value, name, reader, loc)
 
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
-        """`module.name`, without the module's own `__getattr__`, which may run anything."""
+        """`module.name`."""
         spelled = f"{base.spelled}.{name}"
         holder = base.reader
-        reader = Reader((*_tuple(holder.place), name), lambda root: vars(holder.read(root)).get(name, _MISSING))
+        reader = Reader((*_tuple(holder.place), name), lambda root: _named(holder.read(root), name))
         value = reader.read(self.root)
         if value is _MISSING:
             raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
@@ -287,6 +288,13 @@ def is_called(value: object) -> bool:
     """Whether calling `value` runs a Python function of its class, and nothing around it."""
     call = inspect.getattr_static(type(value), "__call__", None)
     return isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module)
+
+
+def _named(module: Any, name: str) -> Any:
+    """What `module.name` is, without the module's own `__getattr__`, which may run anything; ours imports a form."""
+    if module is sys.modules.get("epifuse"):
+        return getattr(module, name, _MISSING)
+    return vars(module).get(name, _MISSING)
 
 
 def _member(holder: Any, name: str) -> Any:

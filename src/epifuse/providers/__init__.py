@@ -1,30 +1,24 @@
-"""The providers, by name. Each is imported when it is first asked for."""
+"""The providers, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
 from epifuse.plan import KernelSpec
 from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
+from epifuse.providers.cpu import CpuProvider
+from epifuse.providers.cutedsl import CuteDslProvider
 
-NAMES: tuple[str, ...] = ("cutedsl", "cpu")
+_BY_NAME: dict[str, Provider] = {one.name: one for one in (CuteDslProvider(), CpuProvider())}
+
+NAMES: tuple[str, ...] = tuple(_BY_NAME)
 
 __all__ = ["NAMES", "WORKSPACE", "Provider", "Runner", "Step", "candidates", "load"]
 
 
-@cache
 def load(name: str) -> Provider:
     """The provider called `name`, one of `NAMES`."""
-    if name == "cpu":
-        from epifuse.providers.cpu import CpuProvider
-
-        return CpuProvider()
-    if name == "cutedsl":
-        from epifuse.providers.cutedsl import CuteDslProvider
-
-        return CuteDslProvider()
-    raise LookupError(name)
+    return _BY_NAME[name]
 
 
 def candidates(names: Iterable[str] | None = None) -> list[tuple[Provider, tuple[KernelSpec, ...]]]:

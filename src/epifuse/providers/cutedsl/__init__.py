@@ -13,6 +13,7 @@ from epifuse.providers.cutedsl import inputs, load, partials, recompute
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
 from epifuse.providers.cutedsl.family import SPILLING, Arranged, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, wide_k
+from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.request.problem import Problem
 
@@ -38,8 +39,6 @@ class CuteDslProvider:
 
     def build(self, plan: Plan) -> Runner:
         """Load the kernel, compiled for sm_90a where it is not stored yet."""
-        from epifuse.providers.cutedsl.launch import GpuKernel
-
         if launches := plan.allocation.launches:
             between = sequence.slots(recompute.parts_of(plan), plan.problem)
             return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
