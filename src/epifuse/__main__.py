@@ -1,5 +1,50 @@
-"""`python -m epifuse`."""
+"""The command line: `python -m epifuse demo | docs | version`."""
 
-from epifuse.tools.cli import main
+from __future__ import annotations
 
-raise SystemExit(main())
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from epifuse import __version__
+from epifuse.base.errors import EpifuseError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
+    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
+    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
+    commands.add_parser("docs", help="the language on one page, in Markdown")
+    commands.add_parser("version", help="the version")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except EpifuseError as error:
+        parser.exit(1, f"epifuse: {error}\n")
+    return 0
+
+
+def _above_zero(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.command == "demo":
+        from epifuse.tools.demo import run  # the other commands do not need it
+
+        run(options.svg, options.rounds)
+    elif options.command == "docs":
+        from epifuse.tools.language import page
+
+        print(page(), end="")
+    else:
+        print(__version__)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
