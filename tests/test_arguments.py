@@ -342,11 +342,6 @@ def test_out_of_the_wrong_shape() -> None:
         ef.GemmArguments(A=A, B=B, out=torch.zeros(N, M), epilogue=ef.EpilogueArguments(epi, C=C, D=C.clone()))
 
 
-def test_problem_size() -> None:
-    assert ef.GemmArguments(A=A, B=B).problem_size == (M, N, K, 1)
-    assert ef.GemmArguments(A=torch.stack([A, A]), B=B).problem_size == (M, N, K, 2)
-
-
 def test_a_returned_accum_needs_a_destination() -> None:
     source = "def epi(accum): D = accum * 2; return D, accum"
     with pytest.raises(ArgumentError, match="Argument accum is not provided"):

@@ -64,7 +64,10 @@ def size_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> int:
 
 def run_parts(parts: tuple[Part, ...], args: ef.GemmArguments) -> dict[str, torch.Tensor]:
     """Through a workspace that holds NaN, and through one of its own."""
-    runner, operands = runner_of(parts, args), args.epilogue.tensors | scalars(args.graph, args.problem, args.numbers)
+    runner, operands = (
+        runner_of(parts, args),
+        args.epilogue.tensors | scalars(args.graph, args.problem, args.call.numbers),
+    )
     poisoned = torch.full((size_of(parts, args),), 255, dtype=torch.uint8)
     runner(
         args.A,

@@ -17,7 +17,6 @@ import secrets
 import shutil
 import stat
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,20 +34,9 @@ if TYPE_CHECKING:
 _FRESH = 60.0  # seconds in which a file that was made or found is not evicted: its finder has yet to load it
 _STALE = 3600.0  # seconds after which a file that is still incomplete was left by a process that was killed
 _PATIENCE = 120.0  # seconds to wait for another process that makes the same file, then it is made here too
-_DIGITS = 64  # of a sha256
 
 _private: tuple[int, Path] | None = None  # the temporary folder and the process that made it
-_guard = threading.Lock()  # of it
 _warned: dict[Path, str] = {}  # what was told of a folder, once
-
-
-def _renew_guard() -> None:
-    global _guard
-    _guard = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
-    os.register_at_fork(after_in_child=_renew_guard)
 
 
 def key_of(*parts: str) -> str:
@@ -130,16 +118,12 @@ def fetch(key: str, suffix: str, make: Callable[[Path], None], kernel: str = "a 
 
 def _files(folder: Path, key: str, suffix: str) -> list[Path]:
     """Those of `key`, checked or not. More than one only where two processes made it without a lock."""
-    length = len(key) + 1 + _DIGITS + len(suffix)
+    shard = _shard(folder, key)
     try:
-        names = os.listdir(_shard(folder, key))
+        names = sorted(os.listdir(shard))
     except OSError:
         return []  # nothing was stored there, or the folder cannot be read, which storing will tell
-    return [
-        _shard(folder, key) / name
-        for name in sorted(names)
-        if name.startswith(f"{key}.") and name.endswith(suffix) and len(name) == length
-    ]
+    return [shard / name for name in names if name.startswith(f"{key}.") and name.endswith(suffix)]
 
 
 def _shard(folder: Path, key: str) -> Path:
@@ -151,7 +135,7 @@ def _is_sound(path: Path) -> bool:
     try:
         if not (_is_ours(path.parent.stat()) and _is_ours(path.stat())):
             return False
-        return hashlib.sha256(path.read_bytes()).hexdigest() == path.name.split(".")[1][:_DIGITS]
+        return hashlib.sha256(path.read_bytes()).hexdigest() == path.name.split(".")[1]
     except OSError:
         return False  # evicted since it was listed, or the disk fails
 
@@ -263,13 +247,15 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _private_folder() -> Path:
-    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away."""
+    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away.
+
+    Two threads at once may each make one. A kernel in the one that is forgotten is compiled again.
+    """
     global _private
-    with _guard:
-        if (folder := _existing_private_folder()) is None:
-            folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
-            _private = os.getpid(), folder
-            atexit.register(_remove_private, *_private)
+    if (folder := _existing_private_folder()) is None:
+        folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
+        _private = os.getpid(), folder
+        atexit.register(_remove_private, *_private)
     return folder
 
 

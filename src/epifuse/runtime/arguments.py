@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -61,19 +61,20 @@ class EpilogueArguments:
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
                 raise fail("operand_not_given" if allocate else "missing_operand", None, name=name)
+        self._values = values
         self.tensors, added, self.by_tma = without_hints(values, outputs)
         self.accumulated = tuple(dict.fromkeys((*added, *accumulate)))
 
     def __reduce__(self) -> Any:
         check_importable(self.epilogue_fn)
-        return _bound_again, self._handed()
+        return EpilogueArguments.partial, self._handed()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpilogueArguments:
-        return _bound_again(*copy.deepcopy(self._handed(), memo))
+        return EpilogueArguments.partial(*copy.deepcopy(self._handed(), memo))
 
     def _handed(self) -> tuple[Any, ...]:
         """What makes the same arguments again: the graph and what reads captured numbers are not copied."""
-        return self.epilogue_fn, {**self.parsed.fixed, **self.tensors}, self.accumulated, self.by_tma
+        return self.epilogue_fn, {**self.parsed.fixed, **self._values}, self.accumulated
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -89,12 +90,6 @@ class EpilogueArguments:
     def parameters(self) -> dict[str, Any]:
         """Operands and outputs by name, without their hints."""
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
-
-
-def _bound_again(epilogue: Any, given: Any, accumulated: Any, by_tma: Any) -> EpilogueArguments:
-    made = EpilogueArguments.partial(epilogue, given, accumulated)
-    made.by_tma = by_tma
-    return made
 
 
 def check_arguments(function: str, args: object) -> None:
@@ -152,25 +147,18 @@ class GemmArguments:
 
     def __reduce__(self) -> Any:
         is_plain = self.epilogue.epilogue_fn is plain() and self.epilogue.tensors.get("D") is self.out
-        rest = dict(self.problem.dtypes), self.problem.constraints, self.names
-        return _made_again, (
-            self.A,
-            self.B,
-            self.out,
-            self.accumulator_type,
-            None if is_plain else self.epilogue,
-            *rest,
+        made = partial(
+            GemmArguments,
+            out_dtypes=dict(self.problem.dtypes),
+            constraints=self.problem.constraints,
+            names=self.names,
         )
+        return made, (self.A, self.B, self.out, self.accumulator_type, None if is_plain else self.epilogue)
 
     @property
     def graph(self) -> Graph:
         """The typed graph of the epilogue."""
         return self.structure.graph
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """Operands that are numbers, captured ones too, as they were when these arguments were made."""
-        return self.call.numbers
 
     @property
     def accumulator_type(self) -> torch.dtype:
@@ -180,15 +168,3 @@ class GemmArguments:
     def allocate(self) -> dict[str, torch.Tensor]:
         """Destinations by name: those given, and new ones for the others."""
         return destinations(outputs_of(self.graph, self.problem), self.call)
-
-    @property
-    def problem_size(self) -> tuple[int, int, int, int]:
-        """(M, N, K, L)."""
-        e = self.problem.extents
-        return e["m"], e["n"], e["k"], e["l"]
-
-
-def _made_again(
-    a: Any, b: Any, out: Any, accumulator: Any, epilogue: Any, dtypes: Any, constraints: Any, names: Any
-) -> GemmArguments:
-    return GemmArguments(a, b, out, accumulator, epilogue, out_dtypes=dtypes, constraints=constraints, names=names)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.api import explain, gemm
-from epifuse.base.errors import UnsupportedError, fail
+from epifuse.base.errors import EpifuseError, UnsupportedError, fail
 from epifuse.base.target import TARGETS
 from epifuse.fusion.activation import logsigmoid, sigmoid
 from epifuse.fusion.forms import clamp
@@ -98,17 +98,11 @@ def run(svg: Path, rounds: int) -> None:
 def _pictures() -> tuple[torch.Tensor, torch.Tensor]:
     """Pictures of digits, (n, 64) from 0 to 1, and which digit each is."""
     try:
-        return _digits()
-    except UnsupportedError as error:
-        _left_out(error, "Ten random patterns with noise take their place.")
-        return _patterns()
-
-
-def _digits() -> tuple[torch.Tensor, torch.Tensor]:
-    try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise fail("missing_package", None, what="reading digits", package="scikit-learn", extra="demo") from None
+        error = fail("missing_package", None, what="reading digits", package="scikit-learn", extra="demo")
+        _left_out(error, "Ten random patterns with noise take their place.")
+        return _patterns()
     data = load_digits()
     return torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
 
@@ -239,7 +233,7 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _left_out(error: UnsupportedError, instead: str = "") -> None:
+def _left_out(error: EpifuseError, instead: str = "") -> None:
     """What is missing and how to install it, on one line."""
     _say(" ".join(["Left out:", "; ".join(line.strip() for line in str(error).splitlines()) + ".", instead]).strip())
 

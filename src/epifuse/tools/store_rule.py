@@ -33,7 +33,7 @@ _HUGE = 1 << 12  # a shift beyond every exponent
 
 
 class _Exact(NamedTuple):
-    """Numbers as (-1)^negative * mantissa * 2^exponent; `special` is "", "inf" or "nan"."""
+    """Numbers as (-1)^negative * mantissa * 2^exponent, but where one is infinite or NaN."""
 
     negative: Any
     mantissa: Any

@@ -6,12 +6,12 @@ pass or in a kernel shows as a difference. All tolerances of the project are the
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from epifuse.base.errors import fail
 from epifuse.tools.store_rule import store_reference
@@ -80,8 +80,8 @@ class Bounded(torch.Tensor):
         """Evaluate at the value, and at the value moved."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            leaves = list(_leaves((args, kwargs)))
-            plain = _substituted((args, kwargs), {id(leaf): _plain(leaf) for leaf in leaves})
+            leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Bounded)]
+            plain = tree_map_only(Bounded, _plain, (args, kwargs))
             value = func(*plain[0], **plain[1])
             if not isinstance(value, torch.Tensor):
                 return value
@@ -106,19 +106,9 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return x.as_subclass(torch.Tensor)
 
 
-def _leaves(tree: Any) -> Iterator[Bounded]:
-    if isinstance(tree, Bounded):
-        yield tree
-    elif isinstance(tree, (tuple, list, dict)):
-        yield from itertools.chain.from_iterable(map(_leaves, tree.values() if isinstance(tree, dict) else tree))
-
-
-def _substituted(tree: Any, values: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(tree, Bounded):
-        return values[id(tree)]
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_substituted(item, values) for item in tree)
-    return {key: _substituted(item, values) for key, item in tree.items()} if isinstance(tree, dict) else tree
+def _with(value: torch.Tensor, leaf: Bounded, tree: Any) -> Any:
+    """The tree of plain tensors, and `value` for `leaf`."""
+    return tree_map_only(Bounded, lambda one: value if one is leaf else _plain(one), tree)
 
 
 def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
@@ -170,13 +160,12 @@ def _softmax_moved(name: str, leaf: Bounded, value: torch.Tensor, dim: int) -> t
 def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor) -> torch.Tensor:
     """How far the result moves when `leaf` moves by its bound."""
     furthest = torch.zeros(value.shape, dtype=torch.float64)
-    others = {id(other): _plain(other) for other in _leaves((args, kwargs))}
     base = value.to(torch.float64)
     if func.__name__ in _SOFTMAXES:
         return _softmax_moved(func.__name__, leaf, value, (*args, *kwargs.values())[1])
     snapped = [_snapped(leaf)] if func.__name__ in _NEAR_ZERO else []
     for shifted in (*_shifts(leaf, func.__name__ in _NORMS), *snapped):
-        moved_args, moved_kwargs = _substituted((args, kwargs), {**others, id(leaf): shifted})
+        moved_args, moved_kwargs = _with(shifted, leaf, (args, kwargs))
         try:
             moved = func(*moved_args, **moved_kwargs).to(torch.float64)
         except RuntimeError:  # an integer division by a number that may be zero
