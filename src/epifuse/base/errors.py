@@ -37,13 +37,11 @@ __all__ = [
 ]
 
 
-_SAID_AS_LETTERS = ("ndarray",)
-
-
 def kind_of(value: object) -> str:
     """The Python type of `value` with its article: "an int", "a Tensor"; None is itself."""
-    name = "None" if value is None else type(value).__name__
-    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' or name in _SAID_AS_LETTERS else 'a'} {name}"
+    name = type(value).__name__
+    is_vowel = name[0] in "aeiouAEIOU" or name == "ndarray"  # said as letters
+    return "None" if value is None else f"{'an' if is_vowel else 'a'} {name}"
 
 
 def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:

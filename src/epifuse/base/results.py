@@ -17,30 +17,27 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
     `r.count` or `r.items`, and over `r.names`, the names in order.
     """
 
-    __positions: dict[str, int]
+    __named: dict[str, torch.Tensor]
 
     def __new__(cls, named: Mapping[str, torch.Tensor]) -> Results:
         made = super().__new__(cls, named.values())
         vars(made).update({"names": tuple(named)} | dict(named))
-        made.__positions = {name: position for position, name in enumerate(named)}
+        made.__named = dict(named)
         return made
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
             return super().__getitem__(key)
-        if key not in self.__positions:
-            raise fail("unknown_result", None, name=key, outputs=", ".join(self.__positions))
-        return super().__getitem__(self.__positions[key])
+        if key not in self.__named:
+            raise fail("unknown_result", None, name=key, outputs=", ".join(self.__named))
+        return self.__named[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.__positions if isinstance(key, str) else super().__contains__(key)
-
-    def __named(self) -> dict[str, torch.Tensor]:
-        return dict(zip(self.__positions, self, strict=True))
+        return key in self.__named if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> KeysView[str]:
         """The names, in order."""
-        return self.__named().keys()
+        return self.__named.keys()
 
     def values(self) -> tuple[torch.Tensor, ...]:
         """The tensors, in order: the tuple itself."""
@@ -48,11 +45,11 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
 
     def items(self) -> ItemsView[str, torch.Tensor]:
         """Each name with its tensor, in order."""
-        return self.__named().items()
+        return self.__named.items()
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        known = ", ".join(vars(self).get("_Results__positions", ()))
+        known = ", ".join(vars(self).get("_Results__named", ()))
         raise AttributeError(f"no output named {name!r}; there are {known}")  # hasattr and pickle ask by this class
 
     def __getnewargs__(self) -> tuple[dict[str, torch.Tensor]]:
-        return (self.__named(),)
+        return (self.__named,)
