@@ -1,6 +1,5 @@
 """Epilogues and problems for tests of the Hopper kernel, and what is planned for them. Imports no cutlass."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,7 +77,7 @@ def many(operands, outputs, dtype=BF16, k=256, size=512):
 
 def arranged(args, design):
     """Program and design with its stages."""
-    family, _ = family_of(lower(args.graph, args.problem), replace(args.problem, target=TARGETS[90]))
+    family, _ = family_of(lower(args.graph, args.problem), args.problem._replace(target=TARGETS[90]))
     found = family.fitted(design)
     assert found is not None
     return found

@@ -106,7 +106,7 @@ def test_tiles_stay_tiles_where_fewer_of_their_stages_make_room():
 
 def test_what_was_asked_to_go_by_tma_makes_room_last():
     args = many(2, 1, torch.float32, k=4096)
-    args.problem = replace(args.problem, by_tma=("C1",))
+    args.problem = args.problem._replace(by_tma=("C1",))
     program, _ = arranged(args, SCHEDULES[128, 128])
     assert ways_of(program) == (["direct", "tile"], ["tile"])
 

@@ -17,7 +17,9 @@ from epifuse.base.errors import ArgumentError, EpifuseError
 from epifuse.frontend import parsed
 from epifuse.kernel import Kernel
 from epifuse.plan.destinations import reach
+from epifuse.request.options import Options
 from epifuse.request.problem import info
+from epifuse.request.signature import Request, describe, looked_at, with_care
 from epifuse.runtime import launch
 
 
@@ -375,3 +377,16 @@ def test_which_operand_is_the_number_is_part_of_the_call() -> None:
     source = "def epi(accum, x, y): D = accum * x - y; return D"
     for x, y in ((C, 2.0), (2.0, C), (C, 3.0), (3.0, C)):
         assert torch.equal(ef.gemm(A, B, epilogue=source, x=x, y=y), A @ B * x - y)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_call_looks_the_same_however_it_is_looked_at(kind: torch.dtype) -> None:
+    """What was described is not described again; the signature, which finds the call later, is the same."""
+    whole = torch.zeros(40, 9).to(kind)
+    a, b, c = whole[:6, :4], whole.t()[1:5, :8], whole[6:12, 1:]
+    given = {"C": c, "alpha": 2, "D": torch.empty(9, 6).t()[:, :8]}
+    request = Request(a, b, parsed(epi), given, Options(None))
+    described = describe(request)
+    assert not described.infos
+    assert looked_at(described) == with_care(request)
+    assert looked_at(with_care(request)) == with_care(request)

@@ -28,7 +28,7 @@ from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.plan.settle import Settled, settle
 from epifuse.request.checks import check_tensor
 from epifuse.request.options import Options, given_by_name
-from epifuse.request.signature import Call, Request, describe, with_care
+from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import choose, note
 from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
@@ -84,7 +84,7 @@ def get_kernels(
 
 
 def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] | None = None) -> Selection:
-    problem = args.problem if cc is None else replace(args.problem, target=_target(cc))
+    problem = args.problem if cc is None else args.problem._replace(target=_target(cc))
     if isinstance(names, str) or not isinstance(names, (Iterable, type(None))):
         raise fail("option", None, name="providers", want="a list of names", value=names)
     wanted = providers.NAMES if names is None else tuple(names)
@@ -301,7 +301,7 @@ def run(request: Request) -> dict[str, torch.Tensor]:
     if (prepared := find(call)) is not None:
         return prepared.launch(call)
     request.options.check()
-    call = with_care(request)
+    call = looked_at(call)
     return launch(call, settle(call))
 
 

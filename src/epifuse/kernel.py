@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +92,7 @@ class Kernel:
         check_arguments(self.spec.name, args)
         if is_for(self.plan, args):
             return self.plan
-        problem = replace(args.problem, target=self.plan.problem.target)
+        problem = args.problem._replace(target=self.plan.problem.target)
         selection = select(args.structure, problem, [(providers.load(self.spec.provider), (self.spec,))])
         return selection.plans[0] if selection.plans else selection.refusals[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -41,6 +42,12 @@ def target_of(device: str) -> Target:
         return CPU if kind in ("cpu", "meta") else Target(kind, -1, kind)
     if not torch.cuda.is_available():  # a FakeTensor of a GPU this machine does not have
         return Target("unknown GPU", -1, "cuda")
-    major, minor = torch.cuda.get_device_capability(device)
-    cc = major * 10 + minor
+    cc = capability(device)
     return TARGETS.get(cc, Target(f"sm_{cc}", cc, "cuda"))
+
+
+@cache
+def capability(device: str) -> int:
+    """The compute capability of a GPU times ten: asked of PyTorch once, which takes as long as to check A and B."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor

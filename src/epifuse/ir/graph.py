@@ -70,13 +70,22 @@ class Graph:
         """Every node the roots need, arguments before users."""
         return topological(self.roots)
 
+    @cached_property
+    def ops(self) -> frozenset[str]:
+        """The operations of the nodes."""
+        return frozenset([node.op for node in self.nodes])
+
+    @cached_property
+    def _loads(self) -> tuple[Node, ...]:
+        return tuple([node for node in self.nodes if node.op == "load"])
+
     def loc(self, node: Node) -> Loc | None:
         """The first place that wrote `node`."""
         return next(iter(self.locs.get(node, ())), None)
 
     def loads(self) -> tuple[Node, ...]:
         """The load nodes, in topological order."""
-        return tuple(node for node in self.nodes if node.op == "load")
+        return self._loads
 
     def __str__(self) -> str:
         numbers = {node: f"%{index}" for index, node in enumerate(self.nodes)}

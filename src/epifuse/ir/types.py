@@ -47,14 +47,14 @@ Dims = tuple[Dim, ...]
 def dim_size(dim: Dim, extents: Mapping[str, int]) -> int:
     """Number of elements along one dim."""
     size = 1
-    for factor in dim:
-        size *= factor.size(extents)
+    for axis, stride, extent in dim:  # as `Factor.size`, without a call
+        size *= extents[axis] // stride if extent is None else extent
     return size
 
 
 def shape_of(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
     """The shape the user sees."""
-    return tuple(dim_size(dim, extents) for dim in dims)
+    return tuple([dim_size(dim, extents) for dim in dims])
 
 
 def factors_of(dims: Iterable[Dim]) -> tuple[Factor, ...]:

@@ -67,8 +67,7 @@ def part_of(sweep: Sweep, problem: Problem) -> Problem:
     own, infos, graph = dict(problem.dtypes), dict(problem.outputs), sweep.graph
     names = [output.name for output in graph.outputs]
     held = {o.name: _held(graph.types[o.node].kind, problem) for o in graph.outputs if o.name not in own}
-    return replace(
-        problem,
+    return problem._replace(
         operands=(*problem.operands, *((node.attr.name, _vector(node, graph, problem)) for node in sweep.read)),
         outputs=tuple((name, infos.get(name)) for name in names),
         dtypes=tuple((name, own[name] if name in own else held[name]) for name in names),

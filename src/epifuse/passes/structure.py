@@ -52,7 +52,9 @@ def structure_of(parsed: Parsed, problem: Problem) -> Structure:
     """The structure of an epilogue as parsed. Raises `EpilogueTypeError` for what it cannot mean."""
     graph = parsed.graph
     key = parsed.key, layout_class(graph, problem)
-    return STRUCTURES.get_or_make(key, lambda: Structure.of(passes.run(graph, problem), problem))
+    if (found := STRUCTURES.get(key)) is not None:
+        return found
+    return STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem))
 
 
 def layout_class(graph: Graph, problem: Problem) -> Hashable:
@@ -62,22 +64,20 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
     for axis in "lmn":
         if (extent := extents[axis]) > 1:
             axes[extent] = axes.get(extent, "") + axis
-
-    def symbols(info: TensorInfo) -> tuple[int | str, ...]:
-        return tuple([axes.get(extent, extent) for extent in info.shape])
-
-    sizes = tuple([axes.get(extents[axis], extents[axis]) for axis in "lmn"])
+    symbol = axes.get  # of an extent; those of no axis stand for themselves
+    sizes = tuple([symbol(extents[axis], extents[axis]) for axis in "lmn"])
     operands = tuple(
         [
-            (name, symbols(info), info.dtype) if isinstance(info, TensorInfo) else (name, info.kind)
+            (name, tuple([symbol(extent, extent) for extent in info.shape]), info.dtype)
+            if isinstance(info, TensorInfo)
+            else (name, info.kind)
             for name, info in problem.operands
         ]
     )
-    exact = tuple(extents.values()) if _reads_extents(graph) else None
+    exact = None if _READ_EXTENTS.isdisjoint(graph.ops) else tuple(extents.values())
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
 
 
-def _reads_extents(graph: Graph) -> bool:
-    """Whether extents themselves become part of the typed graph: as factors of a reshape, or as counts."""
-    return any(node.op in ("reshape", "one_hot", "reduce_axes") for node in graph.nodes)
+_READ_EXTENTS = frozenset({"reshape", "one_hot", "reduce_axes"})
+"""Operations that make extents themselves a part of the typed graph: as factors of a reshape, or as counts."""

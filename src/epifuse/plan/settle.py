@@ -6,7 +6,6 @@ All comes from the call's signature; no data is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -20,7 +19,18 @@ from epifuse.ir.types import shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
 from epifuse.request.checks import check_accumulated, check_declared, check_names, check_operand, check_product
-from epifuse.request.problem import HostNumber, OperandInfo, Problem, old_content, settled
+from epifuse.request.options import Options
+from epifuse.request.problem import (
+    UNCONSTRAINED,
+    Constraints,
+    HostNumber,
+    OperandInfo,
+    Operands,
+    Problem,
+    TensorInfo,
+    old_content,
+    settled,
+)
 from epifuse.request.signature import Call
 
 
@@ -37,21 +47,21 @@ def settle(call: Call) -> Settled:
     Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, and `EpilogueTypeError` on
     the user's line for values that do not.
     """
-    request = call.request
-    problem = _problem(call)
-    structure = structure_of(request.parsed, problem)
-    return Settled(_with_outputs(call, problem, structure.graph), structure)
+    infos = dict(zip(call.tensors, call.infos[2:], strict=True))
+    problem = _problem(call, infos)
+    structure = structure_of(call.request.parsed, problem)
+    return Settled(_with_outputs(call, infos, problem, structure.graph), structure)
 
 
-def _problem(call: Call) -> Problem:
-    request, (a, b, *further) = call.request, call.infos
+def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
+    """Without its outputs. `infos` are those of `call.tensors`."""
+    request, (a, b) = call.request, call.infos[:2]
     parsed, options = request.parsed, request.options
     wanted = options.accumulator_type or parsed.dtypes.get("accum")
     check_product(a, b, wanted, request.names)
     accumulator = wanted or default_accumulator(a.dtype, b.dtype)
     check_declared("accum", accumulator, parsed)
     check_names(parsed, request.given)
-    infos = dict(zip(call.tensors, further, strict=True))
     operands: list[tuple[str, OperandInfo]] = []
     for name in (*parsed.parameters, *parsed.readers):
         if name in call.kinds:
@@ -63,7 +73,7 @@ def _problem(call: Call) -> Problem:
         else:
             raise fail("operand_not_given", None, name=name)
     accumulated = []
-    for name in options.accumulated:
+    for name in options.accumulated if options.accumulate != () else ():
         if name not in parsed.output_names:
             outputs = ", ".join(parsed.output_names)
             raise fail("unknown_output", None, option="accumulate", name=name, outputs=outputs)
@@ -79,44 +89,55 @@ def _problem(call: Call) -> Problem:
         tuple(operands),
         by_tma=options.by_tma,
         accumulated=tuple(accumulated),
-        constraints=settled(options.constraints, a.dtype),
+        constraints=settled(_constraints(options), a.dtype),
     )
 
 
-def _with_outputs(call: Call, problem: Problem, graph: Graph) -> Problem:
+def _constraints(options: Options) -> Constraints:
+    """What was asked for. Mostly that is nothing, and to make and check the same anew is a tenth of settling."""
+    plain = options.pinned is None and options.precision is None
+    if plain and options.fast_math is False and options.allow_recompute is False:
+        return UNCONSTRAINED
+    return options.constraints
+
+
+def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem, graph: Graph) -> Problem:
     """The problem with every destination given, checked, and a dtype for those that are not."""
-    parsed, options = call.request.parsed, call.request.options
-    chosen = _out_dtypes(options.out_dtypes, parsed.output_names)
-    first, second, *further = map(Placed, call.addresses, call.infos)
-    product, placed = (
-        dict(zip(call.request.names, (first, second), strict=True)),
-        dict(zip(call.tensors, further, strict=True)),
-    )
-    given: dict[str, Placed] = {}
+    parsed = call.request.parsed
+    chosen = _out_dtypes(call.request.options.out_dtypes, parsed.output_names)
+    outputs: list[tuple[str, TensorInfo | None]] = []
     dtypes = []
     for output in graph.outputs:
         name = output.name
-        dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, graph, problem)
-        if name in placed:
-            given[name] = placed.pop(name)
-            check_output(output, given[name].info, graph, problem)
-            dtype = given[name].info.dtype
+        info = infos.get(name)
+        if info is None:
+            dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, graph, problem)
+        else:
+            check_output(output, info, graph, problem)
+            dtype = info.dtype
         check_declared(name, dtype, parsed)
         dtypes.append((name, dtype))
+        outputs.append((name, info))
+    in_memory = _in_memory(call, problem, graph) if any(info for _, info in outputs) else (problem.operands, ())
+    return problem.with_outputs(tuple(outputs), tuple(dtypes), *in_memory)
+
+
+def _in_memory(call: Call, problem: Problem, graph: Graph) -> tuple[Operands, tuple[tuple[str, str], ...]]:
+    """The operands, what outputs are added onto among them, and which of them outputs share storage with."""
+    first, second, *further = map(Placed, call.addresses, call.infos)
+    product = dict(zip(call.request.names, (first, second), strict=True))
+    placed = dict(zip(call.tensors, further, strict=True))
+    given = {output.name: placed.pop(output.name) for output in graph.outputs if output.name in placed}
     held = {old_content(o.name): _held(given[o.name], o, graph, problem) for o in _accumulated(graph, problem)}
-    aliases = check_overlaps(product, {**held, **placed}, given, graph, problem) if given else ()
-    return replace(
-        problem,
-        operands=(*problem.operands, *((name, placed.info) for name, placed in held.items())),
-        outputs=tuple((o.name, given[o.name].info if o.name in given else None) for o in graph.outputs),
-        dtypes=tuple(dtypes),
-        aliases=aliases,
-    )
+    aliases = check_overlaps(product, {**held, **placed}, given, graph, problem)
+    return (*problem.operands, *((name, placed.info) for name, placed in held.items())), aliases
 
 
 def _out_dtypes(
     asked: Mapping[str, torch.dtype] | torch.dtype | None, outputs: tuple[str, ...]
 ) -> Mapping[str, torch.dtype]:
+    if asked is None:
+        return {}
     by_name = dict.fromkeys(outputs, asked) if isinstance(asked, torch.dtype) else asked or {}
     if not isinstance(by_name, Mapping):
         raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=asked)
@@ -141,10 +162,10 @@ def _held(given: Placed, output: Output, graph: Graph, problem: Problem) -> Plac
     shape = shape_of(output.dims or (), problem.extents)
     if is_written_again(output, graph, problem):
         contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-        return Placed(None, replace(given.info, shape=shape, strides=contiguous, aligned=True))
+        return Placed(None, given.info._replace(shape=shape, strides=contiguous, aligned=True))
     steps = iter([s for s, extent in zip(given.info.strides, given.info.shape, strict=True) if extent != 1])
     strides = tuple(next(steps) if extent != 1 else 1 for extent in shape)
-    return given._replace(info=replace(given.info, shape=shape, strides=strides))
+    return given._replace(info=given.info._replace(shape=shape, strides=strides))
 
 
 def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

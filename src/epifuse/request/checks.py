@@ -102,11 +102,10 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
     for name, info, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
         if len(info.shape) not in (2, 3):
             raise fail("rank", None, name=name, rows=rows, columns=columns, shape=info.shape)
-    shapes = {"a": a.shape, "b": b.shape}
     if a.shape[-1] != b.shape[-2]:
-        raise fail("inner_extent", None, **shapes, k_a=a.shape[-1], k_b=b.shape[-2])
+        raise fail("inner_extent", None, a=a.shape, b=b.shape, k_a=a.shape[-1], k_b=b.shape[-2])
     if len(a.shape) == len(b.shape) == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):
-        raise fail("batch_extent", None, **shapes)
+        raise fail("batch_extent", None, a=a.shape, b=b.shape)
     for name, info in zip(names, (a, b), strict=True):
         if info.dtype not in ACCUMULATORS:
             raise fail("gemm_dtype", None, name=name, dtype=info.dtype)
@@ -114,10 +113,12 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
         a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype.is_floating_point == b.dtype.is_floating_point
     ):
         raise fail("gemm_dtypes", None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
-    allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
-    if accumulator is not None and not isinstance(accumulator, torch.dtype):
+    if accumulator is None:
+        return
+    if not isinstance(accumulator, torch.dtype):
         raise fail("option", None, name="accumulator_type", want="a torch dtype", value=accumulator)
-    if accumulator is not None and accumulator not in allowed:
+    allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
+    if accumulator not in allowed:
         raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
 
 

@@ -6,9 +6,9 @@ Nothing here holds a tensor, so a `Problem` can be a cache key; FakeTensors and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,8 +19,7 @@ from epifuse.base.target import Target
 from epifuse.ir.types import Dims, Factor
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes.
 
     Where it has no address, a multiple of 16 bytes from its storage's start.
@@ -59,8 +58,7 @@ def info(tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(shape, strides, tensor.dtype, str(tensor.device), aligned)
 
 
-@dataclass(frozen=True)
-class HostNumber:
+class HostNumber(NamedTuple):
     """A run-time number; only its kind is known when planning."""
 
     kind: Kind
@@ -75,6 +73,7 @@ def old_content(output: str) -> str:
 
 
 OperandInfo = TensorInfo | HostNumber
+Operands = tuple[tuple[str, OperandInfo], ...]
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,12 @@ class Constraints:
     allow_recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tile", "cluster"):
-            value = getattr(self, name)
+        for name, value in ("tile", self.tile), ("cluster", self.cluster):
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name in ("fast_math", "allow_recompute"):
-            if not isinstance(getattr(self, name), bool):
-                raise fail("option", None, name=name, want="True or False", value=getattr(self, name))
+        for name, flag in ("fast_math", self.fast_math), ("allow_recompute", self.allow_recompute):
+            if not isinstance(flag, bool):
+                raise fail("option", None, name=name, want="True or False", value=flag)
         if not isinstance(self.schedule, (str, type(None))):
             raise fail("option", None, name="schedule", want="a name or None", value=self.schedule)
         if not isinstance(self.precision, (str, type(None))) or self.precision not in _PRECISIONS:
@@ -117,6 +115,9 @@ def tf32_allowed() -> bool:
     return bool(backend.allow_tf32) if precision is None else precision == "tf32"
 
 
+UNCONSTRAINED = Constraints()
+
+
 def settled(constraints: Constraints, dtype: torch.dtype) -> Constraints:
     """The constraints, the precision being PyTorch's own switch where A is float32 and none was asked for."""
     if dtype != torch.float32 or constraints.precision is not None or not tf32_allowed():
@@ -128,25 +129,27 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(type(item) is int for item in value)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
-
-    An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
-    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those.
-    """
-
+class _Fields(NamedTuple):
     a: TensorInfo
     b: TensorInfo
     accumulator: torch.dtype
     target: Target
-    operands: tuple[tuple[str, OperandInfo], ...] = ()
+    operands: Operands = ()
     outputs: tuple[tuple[str, TensorInfo | None], ...] = ()
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
     by_tma: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     accumulated: tuple[tuple[str, torch.dtype], ...] = ()
-    constraints: Constraints = field(default_factory=Constraints)
+    constraints: Constraints = UNCONSTRAINED
+
+
+class Problem(_Fields):
+    """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
+
+    An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
+    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those.
+    A tuple with names: each unseen extent makes two, and a dataclass takes four times as long to make.
+    """
 
     @property
     def batched(self) -> bool:
@@ -156,9 +159,32 @@ class Problem:
     @cached_property
     def extents(self) -> Mapping[str, int]:
         """Extents of the axes l, m, n and of k."""
-        batches = [info.shape[0] for info in (self.a, self.b) if len(info.shape) == 3]
-        l = next((extent for extent in batches if extent != 1), 1)
-        return {"l": l, "m": self.a.shape[-2], "n": self.b.shape[-1], "k": self.a.shape[-1]}
+        a, b, l = self.a.shape, self.b.shape, 1
+        for shape in a, b:
+            if l == 1 and len(shape) == 3:
+                l = shape[0]
+        return {"l": l, "m": a[-2], "n": b[-1], "k": a[-1]}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the result has no elements."""
+        extents = self.extents
+        return 0 in (extents["l"], extents["m"], extents["n"])
+
+    def with_outputs(
+        self,
+        outputs: tuple[tuple[str, TensorInfo | None], ...],
+        dtypes: tuple[tuple[str, torch.dtype], ...],
+        operands: Operands,
+        aliases: tuple[tuple[str, str], ...],
+    ) -> Problem:
+        """The same product with these destinations."""
+        a, b, accumulator, target, _, _, _, by_tma, _, accumulated, constraints = self
+        made = Problem(
+            a, b, accumulator, target, operands, outputs, dtypes, by_tma, aliases, accumulated, constraints
+        )  # fmt: skip
+        vars(made)["extents"] = self.extents  # they are known by now
+        return made
 
     @property
     def accum_dims(self) -> Dims:

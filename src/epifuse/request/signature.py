@@ -118,6 +118,25 @@ def _add_common(key: list[Any], a: torch.Tensor, addresses: Sequence[int | None]
 # --- what is looked at with care -------------------------------------------------------------------------------------
 
 
+def looked_at(call: Call) -> Call:
+    """A described call with every check of single tensors, and what each looks like: what an unseen call needs.
+
+    Raises `ArgumentError` for a tensor that is not plain and dense.
+    """
+    if call.infos:
+        return call
+    request, infos = call.request, []
+    first = request.a.device
+    shown = str(first)
+    for value, address in zip((request.a, request.b, *call.tensors.values()), call.addresses, strict=True):
+        # All else that is refused `describe` leaves to `with_care`.
+        if value.is_quantized or value.layout is not torch.strided or address is None:
+            return with_care(request)
+        device = shown if value.device == first else str(value.device)
+        infos.append(TensorInfo(tuple(value.shape), value.stride(), value.dtype, device, address % 16 == 0))
+    return call._replace(infos=tuple(infos))
+
+
 def _needs_care() -> bool:
     """Whether tensors may not be what their type says: inside vmap, grad, forward-mode, and where modes trace."""
     return (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from epifuse.request.problem import Problem, TensorInfo
@@ -25,14 +23,13 @@ def filled(problem: Problem) -> Problem:
     """
     if problem.extents["k"]:
         a, b = _along_its_length(problem.a), _along_its_length(problem.b)
-        return problem if a is problem.a and b is problem.b else replace(problem, a=a, b=b)
+        return problem if a is problem.a and b is problem.b else problem._replace(a=a, b=b)
     a, b, k = problem.a, problem.b, _SOME_K
     m, n = a.shape[-2], b.shape[-1]
     by_rows, by_columns = (m * k, k, 1), (n * k, 1, k)
-    return replace(
-        problem,
-        a=replace(a, shape=(*a.shape[:-1], k), strides=by_rows[-len(a.shape) :], aligned=True),
-        b=replace(b, shape=(*b.shape[:-2], k, n), strides=by_columns[-len(b.shape) :], aligned=True),
+    return problem._replace(
+        a=a._replace(shape=(*a.shape[:-1], k), strides=by_rows[-len(a.shape) :], aligned=True),
+        b=b._replace(shape=(*b.shape[:-2], k, n), strides=by_columns[-len(b.shape) :], aligned=True),
     )
 
 
@@ -43,7 +40,7 @@ def _along_its_length(info: TensorInfo) -> TensorInfo:
     """
     if info.shape[-1] != 1 or info.strides[-2:] != (1, 1) or info.dtype == torch.float32:
         return info
-    return replace(info, strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
+    return info._replace(strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
 
 
 _MOST = (1 << 31) - 1  # of extents and of tiles: both are counted in 32 bits
