@@ -77,7 +77,7 @@ def many(operands, outputs, dtype=BF16, k=256, size=512):
 
 def arranged(args, design):
     """Program and design with its stages."""
-    family, _ = family_of(lower(args.graph, args.problem), args.problem._replace(target=TARGETS[90]))
+    family = family_of(lower(args.graph, args.problem), args.problem._replace(target=TARGETS[90]))
     found = family.fitted(design)
     assert found is not None
     return found

@@ -15,7 +15,7 @@ import epifuse as ef
 from epifuse import providers
 from epifuse.base.cache import forget
 from epifuse.base.errors import fail
-from epifuse.plan import Allocation, KernelSpec, Plan, Refusal
+from epifuse.plan import Answers, KernelSpec, Plan
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import CpuProvider
 from epifuse.runtime import background
@@ -40,11 +40,10 @@ class Compiling(CpuProvider):
         panel = super().specs()[1]
         return tuple(replace(panel, name=name) for name in (POOR, GOOD, BEST))
 
-    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Any) -> Sequence[Allocation | Refusal]:
-        (answer,) = super().supports(super().specs()[1:], work, problem)
-        assert isinstance(answer, Allocation)
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Any) -> Answers:
+        own = super().supports(super().specs()[1:], work, problem).allocation(0)
         cost = {BEST: 1.0, GOOD: 2.0, POOR: 3.0}
-        return [replace(answer, cost=cost[spec.name], bits=self.bits[spec.name]) for spec in specs]
+        return Answers.of([(spec, replace(own, cost=cost[spec.name], bits=self.bits[spec.name])) for spec in specs])
 
     def build(self, plan: Plan) -> Runner:
         name = plan.spec.name

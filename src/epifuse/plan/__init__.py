@@ -1,19 +1,17 @@
 """Planning: which kernel runs a graph, how, and why the others do not."""
 
-from epifuse.plan.plan import Allocation, Answer, Details, Offer, Plan, Reason, Refusal, accepted
+from epifuse.plan.plan import Allocation, Answers, Details, Plan, Reason, Refusal
 from epifuse.plan.select import Selection, select
 from epifuse.plan.spec import KernelSpec
 
 __all__ = [
     "Allocation",
-    "Answer",
+    "Answers",
     "Details",
     "KernelSpec",
-    "Offer",
     "Plan",
     "Reason",
     "Refusal",
     "Selection",
-    "accepted",
     "select",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -64,18 +64,6 @@ class Allocation:
         return self.details() if callable(self.details) else self.details
 
 
-class Offer(NamedTuple):
-    """An allocation that is made where its plan is looked at: of thirty designs one runs."""
-
-    cost: float
-    make: Callable[[], Allocation]
-
-
-def accepted(answer: Allocation | Offer) -> Allocation:
-    """The allocation."""
-    return answer.make() if isinstance(answer, Offer) else answer
-
-
 class Reason(str):
     """Why something cannot be done, with the place in the user's source that says so."""
 
@@ -111,8 +99,37 @@ class Refusal:
         return f"{self.kernel}: {self.reason}"
 
 
-Answer = Allocation | Offer | Refusal
-"""What a provider says of a kernel and a problem."""
+class Answers(NamedTuple):
+    """What a provider says of its kernels and a problem: those that can run it, and why the others cannot.
+
+    `costs` are those of the allocations, in the order of `specs`: the lowest is best. An allocation is made where its
+    plan is looked at, and a refusal told where somebody asks: of thirty designs one runs.
+    """
+
+    specs: Sequence[KernelSpec]
+    costs: Sequence[float]
+    allocation: Callable[[int], Allocation]
+    refusals: Callable[[], Sequence[Refusal]]
+
+    @staticmethod
+    def of(answers: Iterable[tuple[KernelSpec, Allocation | Refusal]]) -> Answers:
+        """Of allocations and refusals that are made."""
+        specs, made, refused = [], [], []
+        for spec, answer in answers:
+            if isinstance(answer, Refusal):
+                refused.append(answer)
+            else:
+                specs.append(spec)
+                made.append(answer)
+        return Answers(specs, [allocation.cost for allocation in made], made.__getitem__, lambda: refused)
+
+    @staticmethod
+    def none(refusals: Callable[[], Sequence[Refusal]]) -> Answers:
+        """Where no kernel can."""
+        return Answers((), (), _NO_ALLOCATIONS.__getitem__, refusals)
+
+
+_NO_ALLOCATIONS: tuple[Allocation, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import starmap
+from operator import itemgetter
 from typing import Any, Protocol
 
 from epifuse.base.places import Loc
 from epifuse.base.target import Target
 from epifuse.ir import Graph
 from epifuse.passes.structure import Structure
-from epifuse.plan.plan import Allocation, Answer, Offer, Plan, Refusal, accepted
+from epifuse.plan.plan import Answers, Plan, Refusal
 from epifuse.plan.spec import KernelSpec
 from epifuse.request.problem import Problem
 
@@ -22,7 +22,7 @@ class Planner(Protocol):
 
     def lower(self, graph: Graph, problem: Problem) -> Any: ...
 
-    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Answer]: ...
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers: ...
 
 
 Candidates = tuple[Planner, Sequence[KernelSpec]]
@@ -31,38 +31,51 @@ Candidates = tuple[Planner, Sequence[KernelSpec]]
 
 @dataclass(frozen=True)
 class Selection:
-    """The plans, best first, and why every other kernel refused. `ranked` are the kernels of the plans."""
+    """The plans, best first, and why every other kernel refused. A call that only runs needs `best` alone."""
 
     structure: Structure = field(repr=False)
     problem: Problem
-    ranked: tuple[tuple[KernelSpec, Allocation | Offer], ...]
-    refusals: tuple[Refusal, ...]
+    answers: tuple[Answers, ...] = field(repr=False)
 
     @cached_property
     def best(self) -> Plan | None:
         """The plan that would run, if there is one."""
-        return self._plan(*self.ranked[0]) if self.ranked else None
+        able = [answers for answers in self.answers if answers.specs]
+        if not able:
+            return None
+        answers = min(able, key=_least)
+        return self._plan(answers, answers.costs.index(_least(answers)))
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
-        """Every plan; a call that only runs needs `best` alone."""
-        rest = tuple(self._plan(*each) for each in self.ranked[1:])
-        return rest if self.best is None else (self.best, *rest)
+        """Every plan."""
+        return () if self.best is None else (self.best, *self._others())
 
     def stand_ins(self) -> Iterator[Plan]:
         """The other plans whose results have the same bits as the best one's, best first."""
         bits = self.best.allocation.bits if self.best else None
-        others = starmap(self._plan, self.ranked[1:] if bits is not None else ())
-        return (plan for plan in others if plan.allocation.bits == bits)
+        return (plan for plan in self._others() if plan.allocation.bits == bits) if bits is not None else iter(())
 
-    def _plan(self, spec: KernelSpec, answer: Allocation | Offer) -> Plan:
-        structure = self.structure
-        return Plan(spec, self.problem, structure.digest, structure.binding, accepted(answer), structure.graph)
+    def _others(self) -> Iterator[Plan]:
+        """All but the best, best first."""
+        ranked = [(cost, answers, index) for answers in self.answers for index, cost in enumerate(answers.costs)]
+        ranked.sort(key=itemgetter(0))
+        return (self._plan(answers, index) for _, answers, index in ranked[1:])
+
+    def _plan(self, answers: Answers, index: int) -> Plan:
+        structure, spec = self.structure, answers.specs[index]
+        allocation = answers.allocation(index)
+        return Plan(spec, self.problem, structure.digest, structure.binding, allocation, structure.graph)
+
+    @cached_property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Why each other kernel cannot."""
+        return tuple(refusal for answers in self.answers for refusal in answers.refusals())
 
     @property
     def loc(self) -> Loc | None:
         """The place in the user's source that the first refusal with one is about, where nothing can run."""
-        return None if self.ranked else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
+        return None if self.best else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -79,28 +92,25 @@ def _named(names: list[str]) -> str:
 
 def select(structure: Structure, problem: Problem, candidates: Iterable[Candidates]) -> Selection:
     """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
-    found: list[tuple[KernelSpec, Allocation | Offer]] = []
-    refusals: list[Refusal] = []
+    found: list[Answers] = []
     target = problem.target
     for provider, specs in candidates:
         here = [spec for spec in specs if spec.device == target.device and target.cc in spec.ccs]
         if len(here) < len(specs):
-            others = (spec for spec in specs if spec not in here)
-            refusals += [Refusal(spec.name, partial(_other_target, spec, target)) for spec in others]
-        if not here:
-            continue
-        work = structure.work(here[0].provider, provider.lower, problem)
-        for spec, answer in zip(here, provider.supports(here, work, problem), strict=True):
-            if isinstance(answer, Refusal):
-                refusals.append(answer)
-            else:
-                found.append((spec, answer))
-    found.sort(key=_cost)
-    return Selection(structure, problem, tuple(found), tuple(refusals))
+            found.append(Answers.none(partial(_elsewhere, specs, here, target)))
+        if here:
+            work = structure.work(here[0].provider, provider.lower, problem)
+            found.append(provider.supports(specs if len(here) == len(specs) else here, work, problem))
+    return Selection(structure, problem, tuple(found))
 
 
-def _cost(each: tuple[KernelSpec, Allocation | Offer]) -> float:
-    return each[1].cost
+def _least(answers: Answers) -> float:
+    return min(answers.costs)
+
+
+def _elsewhere(specs: Sequence[KernelSpec], here: Sequence[KernelSpec], target: Target) -> list[Refusal]:
+    others = (spec for spec in specs if spec not in here)
+    return [Refusal(spec.name, partial(_other_target, spec, target)) for spec in others]
 
 
 def _other_target(spec: KernelSpec, target: Target) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from epifuse.ir import Graph
-from epifuse.plan import Answer, KernelSpec, Plan
+from epifuse.plan import Answers, KernelSpec, Plan
 from epifuse.request.problem import Problem
 
 Step = Callable[[], None]
@@ -32,8 +32,8 @@ class Provider(Protocol):
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
 
-    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Sequence[Answer]:
-        """Whether each of its kernels `specs` carries what was lowered, for these extents, in their order.
+    def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers:
+        """Which of its kernels `specs` carry what was lowered, for these extents, and why the others do not.
 
         Pure; needs neither toolchain nor device.
         """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
+
+import torch
 
 from epifuse.base.config import CONFIG
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, Details, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Refusal
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.kernel import CpuKernel
@@ -34,9 +36,9 @@ class CpuProvider:
         """The programs of the panel kernel; the loop's when it is first asked for."""
         return Lowered(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Sequence[Allocation | Refusal]:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
-        return [self._supports(spec, work, problem) for spec in specs]
+        return Answers.of([(spec, self._supports(spec, work, problem)) for spec in specs])
 
     def _supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
         constraints = problem.constraints
@@ -118,10 +120,13 @@ def _panel(work: Lowered, problem: Problem) -> Allocation | Refusal:
         return Refusal(_PANEL.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
     if rows % inner["m"] or rows < 1 or columns < 1:
         return Refusal(_PANEL.name, f"a tile needs a multiple of {inner['m']} rows and at least one column")
-    notes = [f"panels of {rows} x {columns} in {problem.float_dtype} stay in cache"]
-    if whole_rows:
-        notes.append("whole rows, because a value needs its row")
-    return Allocation((rows, columns), cost=1.0, details=Details(notes=tuple(notes)), program=program)
+    details = partial(_panel_details, rows, columns, problem.float_dtype, whole_rows=whole_rows)
+    return Allocation((rows, columns), cost=1.0, details=details, program=program)
+
+
+def _panel_details(rows: int, columns: int, dtype: torch.dtype, *, whole_rows: bool) -> Details:
+    notes = [f"panels of {rows} x {columns} in {dtype} stay in cache"]
+    return Details(notes=(*notes, *(["whole rows, because a value needs its row"] if whole_rows else [])))
 
 
 def _panel_shape(program: Panels, problem: Problem) -> tuple[int, int]:

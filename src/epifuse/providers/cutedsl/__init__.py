@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, Answer, KernelSpec, Offer, Plan, Refusal
+from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, load, partials, recompute
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
-from epifuse.providers.cutedsl.family import SPILLING, Arranged, family_of
-from epifuse.providers.cutedsl.heuristic import estimate, wide_k
+from epifuse.providers.cutedsl.family import family_of
+from epifuse.providers.cutedsl.heuristic import estimates, wide_k
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.request.problem import Problem
@@ -33,7 +33,7 @@ class CuteDslProvider:
         """The graph as the kernel walks it, beside the one that several launches would split."""
         return lower(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Sequence[Answer]:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
         """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
         return recompute.supports(specs, work, problem, _one_launch)
 
@@ -48,8 +48,7 @@ class CuteDslProvider:
         """One, or one a launch; none where the result has no elements."""
         if launches := plan.allocation.launches:
             return tuple(text for launch in launches for text in self.kernels(launch))
-        is_empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
-        return () if is_empty else (plan.allocation.program.text,)
+        return () if plan.problem.is_empty else (plan.allocation.program.text,)
 
     def is_loaded(self, text: str) -> bool:
         """See `load.function`."""
@@ -68,33 +67,28 @@ _BITS = "K ascending in one accumulator"
 """What every design does: tile and cluster only decide in which order values of several elements are added."""
 
 
-def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> list[Answer]:
+def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
     problem = inputs.filled(problem)
     reason = inputs.refused(problem)
     if reason is None:
-        family, own = family_of(work, problem)
+        family = family_of(work, problem)
         reason = family.refused
     if reason is not None:
-        return [Refusal(spec.name, reason) for spec in specs]
+        return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
-    extents, k, reductions = problem.extents, wide_k(problem), work.reductions
+    able, arranged, rates, refusals = family.answers(specs)
+    costs = estimates(rates, problem.extents, wide_k(problem))
 
-    def allocated(found: Arranged, cost: float) -> Allocation:
+    def allocation(index: int) -> Allocation:
+        found, reductions = arranged[index], work.reductions
         return Allocation(
             found.design.tile,
-            cost,
-            partial(partials.workspace_bytes, reductions, found.design, extents) if reductions else 0,
-            partial(found.details, own, problem),
+            costs[index],
+            partial(partials.workspace_bytes, reductions, found.design, problem.extents) if reductions else 0,
+            partial(found.details, work, problem),
             program=found,
             bits=None if work.reduces else _BITS,
         )
 
-    def answer(spec: KernelSpec) -> Answer:
-        found = family.of(spec)
-        if isinstance(found, str):
-            return Refusal(spec.name, found)
-        cost = estimate(found.design, extents, k, work.shares_rows) * (SPILLING if found.spills else 1.0)
-        return Offer(cost, partial(allocated, found, cost))
-
-    return list(map(answer, specs))
+    return Answers(able, costs, allocation, lambda: refusals)

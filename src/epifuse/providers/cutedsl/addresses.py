@@ -17,29 +17,61 @@ from epifuse.request.problem import TensorInfo, dense
 Strides = tuple[int, ...]
 
 
-class Mode(NamedTuple):
-    """How M, N or L of a tensor is walked: extents and strides of its pieces, fastest first.
+Inner = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+UNCUT: Inner = ((), (), ())
 
-    One piece, unless a reshape cut the axis and no single stride steps over the cut.
+
+class Modes(NamedTuple):
+    """How M, then N, then L of a tensor is walked: extents and strides of their pieces, fastest first.
+
+    One piece each, unless a reshape cut the axis and no single stride steps over the cut. `inner` are the extents of
+    the pieces of each but the last.
     """
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
+    inner: Inner = UNCUT
 
 
-Modes = tuple[Mode, Mode, Mode]
+class Along(NamedTuple):
+    """Which dims of a tensor run along M, N and L, where the axes have these `factors`.
+
+    `at` are their places among the dims, -1 where it does not vary; None where an axis is cut or dims are merged.
+    """
+
+    dims: Dims
+    factors: Sequence[Factor]
+    at: tuple[int, int, int] | None
+
+    @staticmethod
+    def of(dims: Dims | None, factors: Sequence[Factor]) -> Along:
+        """Of a tensor with these dims."""
+        dims = dims or ()
+        if {*factors} != _WHOLE or any(len(dim) > 1 for dim in dims):
+            return Along(dims, factors, None)
+        at = {dim[0].axis: position for position, dim in enumerate(dims) if dim}
+        return Along(dims, factors, (at.get("m", -1), at.get("n", -1), at.get("l", -1)))
 
 
-def modes(strides: Strides, dims: Dims, factors: Sequence[Factor], extents: Mapping[str, int]) -> Modes:
-    """M, N and L of a tensor whose dims are `dims`; the stride is 0 where it does not vary."""
+_WHOLE = {Factor(axis) for axis in AXES}
+
+
+def modes(strides: Strides, along: Along, extents: Mapping[str, int]) -> Modes:
+    """M, N and L of a tensor; the stride is 0 where it does not vary."""
+    dims, factors, at = along
+    if at is not None:
+        down, right, deep = at
+        steps = (
+            strides[down] if down >= 0 else 0,
+            strides[right] if right >= 0 else 0,
+            strides[deep] if deep >= 0 else 0,
+        )
+        return Modes((extents["m"], extents["n"], extents["l"]), steps)
     own: dict[Factor, int] = {}
     for dim, stride in zip(dims, strides, strict=True):
         for factor in reversed(dim):
             own[factor] = stride
             stride *= factor.size(extents)
-    if len(factors) == len(AXES):  # no axis is cut
-        l, m, n = (Mode((factor.size(extents),), (own.get(factor, 0),)) for factor in factors)
-        return m, n, l
     pieces: dict[str, list[tuple[int, int]]] = {"m": [], "n": [], "l": []}
     for factor in reversed(factors):
         known, extent, stride = pieces[factor.axis], factor.size(extents), own.get(factor, 0)
@@ -49,8 +81,9 @@ def modes(strides: Strides, dims: Dims, factors: Sequence[Factor], extents: Mapp
             known[-1] = known[-1][0] * extent, known[-1][1]
         else:
             known.append((extent, stride))
-    m, n, l = (Mode(*zip(*found, strict=True)) for found in pieces.values())
-    return m, n, l
+    every = [piece for found in pieces.values() for piece in found]
+    m, n, l = (tuple(extent for extent, _ in found[:-1]) for found in pieces.values())
+    return Modes(tuple(extent for extent, _ in every), tuple(stride for _, stride in every), (m, n, l))
 
 
 def strides_of(operand: TensorInfo, load: Load) -> Strides | None:
@@ -71,16 +104,16 @@ def strides_of(operand: TensorInfo, load: Load) -> Strides | None:
     return strides
 
 
-def strides_written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> Strides:
-    """The strides of an output; one that was given may have the shape that keeps dims, one that was not is dense."""
+def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> tuple[tuple[int, ...], Strides]:
+    """Shape and strides of an output. One that was given may have the shape that keeps dims, another one is dense."""
     shape = shape_of(output.dims or (), extents)
     if given is None:
-        return dense(shape)
+        return shape, dense(shape)
     if given.shape == shape and 1 not in shape:
-        return given.strides
+        return shape, given.strides
     viewed = _viewed(given.shape, given.strides, shape)
     assert viewed is not None, "destinations were checked"
-    return viewed.stride()
+    return shape, viewed.stride()
 
 
 def _viewed(shape: tuple[int, ...], strides: Strides, wanted: tuple[int, ...]) -> torch.Tensor | None:

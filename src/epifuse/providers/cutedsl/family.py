@@ -6,18 +6,18 @@ An unseen extent of a known class is only looked up here, and what it costs in e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from epifuse.base.cache import LRU
 from epifuse.ir import Node
-from epifuse.plan import Details, KernelSpec
+from epifuse.plan import Details, KernelSpec, Refusal
 from epifuse.providers.cutedsl import budget, refusals, rows
-from epifuse.providers.cutedsl.accesses import Sides, sides
-from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
-from epifuse.providers.cutedsl.heuristic import band, is_long, is_short
+from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
+from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
+from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.partials import edges
@@ -33,9 +33,6 @@ relu(alpha accum + beta C) of 16384 x 4096 x 1024; of 4096 x 4096 x 4096, where 
 on one GPU and 0.7 % less on another. Six alone leave too few subtiles ahead in a last tile, and row sums of squares
 take 8 % more with six where K is 512 (benchmarks/results/kernel_variants.json).
 """
-
-SPILLING = 2.0
-"""What a design that spills loses at least beside its estimate, where 64 x 128, whose rate is 0.8, is to be chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +57,9 @@ class Arranged:
         """What is compiled."""
         return written(self.source)
 
-    def details(self, own: Sides, problem: Problem) -> Details:
+    def details(self, work: Lowered, problem: Problem) -> Details:
         """For people. Why an operand goes direct may name a stride, which is the problem's own."""
+        own = sides(work, problem)
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
         loads = [_told(*pair) for pair in kept if pair[0].way != "number"]
         stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
@@ -81,7 +79,7 @@ class Key(NamedTuple):
     """
 
     work: Lowered
-    sides: Sides
+    layouts: tuple[Layout | None, ...]
     by_rows: tuple[bool, bool]
     k: tuple[int, bool, bool]
     cuts: tuple[int, int]
@@ -91,21 +89,21 @@ class Key(NamedTuple):
     shared_memory: int
 
 
-def family_of(work: Lowered, problem: Problem) -> tuple[Family, Sides]:
-    """The problem's family, and how its own operands and outputs lie."""
-    own, extents = sides(work, problem), problem.extents
+def family_of(work: Lowered, problem: Problem) -> Family:
+    """The problem's family."""
+    extents, lying = problem.extents, layouts(work, problem)
     key = Key(
         work,
-        own,
+        tuple([layout for layout, _ in lying]),
         (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
-        (band(problem), is_short(problem), is_long(problem)),
+        length_class(problem),
         _cuts(extents) if work.reduces else (0, 0),
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
-        tuple(access.why for access in (*own.loads, *own.stores) if access) if problem.by_tma else (),
+        tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
         problem.target.shared_memory,
     )
-    return FAMILIES.get_or_make(key, lambda: Family(work, problem, own)), own
+    return FAMILIES.get(key) or FAMILIES.put(key, Family(work, problem))
 
 
 _STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *ROW_DESIGNS))) for i in (0, 1))
@@ -118,17 +116,50 @@ def _cuts(extents: Mapping[str, int]) -> tuple[int, int]:
     return m, n
 
 
+class Carried(NamedTuple):
+    """The kernels that carry the problems of a family, what each is generated from, and why the others do not."""
+
+    specs: tuple[KernelSpec, ...]
+    arranged: tuple[Arranged, ...]
+    rates: tuple[Rated, ...]
+    refusals: tuple[Refusal, ...]
+
+
 class Family:
     """The answers for a class of problems, each made when it is first asked for, of the first `problem`."""
 
-    def __init__(self, work: Lowered, problem: Problem, own: Sides) -> None:
-        self.work, self.problem, self.sides = work, problem, own
+    def __init__(self, work: Lowered, problem: Problem) -> None:
+        self.work, self.problem = work, problem
         self._found: dict[str, Arranged | str] = {}
+
+    def answers(self, specs: Sequence[KernelSpec]) -> Carried:
+        """Of these kernels."""
+        return self._all if specs is SPECS else self._carried(specs)
+
+    @cached_property
+    def _all(self) -> Carried:
+        return self._carried(SPECS)
+
+    def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
+        answers = [(spec, self.of(spec)) for spec in specs]
+        able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
+        shares_rows = self.work.shares_rows
+        return Carried(
+            tuple(spec for spec, _ in able),
+            tuple(found for _, found in able),
+            tuple(Rated.of(found.design, shares_rows=shares_rows, spills=found.spills) for _, found in able),
+            tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
+        )
 
     def of(self, spec: KernelSpec) -> Arranged | str:
         """What is compiled for this kernel, or why there is none."""
         found = self._found.get(spec.name)
         return self._found.setdefault(spec.name, self.arrange(spec.design)) if found is None else found
+
+    @cached_property
+    def sides(self) -> Sides:
+        """How operands and outputs lie."""
+        return sides(self.work, self.problem)
 
     @cached_property
     def refused(self) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from epifuse.providers.cutedsl.program import Design
 from epifuse.request.problem import Problem
@@ -33,25 +34,74 @@ _PAIRS_THAT_EXCHANGE = 1.08
 Softmax of 16384 x 512 x 4096: 128 x 256 cooperative in pairs 96 us, 64 x 256 ping-pong 109, 128 x 128 in fours 114."""
 
 
-def estimate(design: Design, extents: Mapping[str, int], k: float, shares_rows: bool) -> float:
-    """Estimated time in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue.
+SPILLING = 2.0
+"""What a design that spills loses at least beside its estimate, where 64 x 128, whose rate is 0.8, is to be chosen."""
 
-    `k` are elements of 16 bits along K; `shares_rows` where values need whole rows, which the CTAs of a cluster share.
-    Asked of every design for every problem.
+
+class Rated(NamedTuple):
+    """What the model needs of a design whatever the extents.
+
+    Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once; what an exposed
+    epilogue adds to K; the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill;
+    and by how many rows of tiles there are the area of a tile, the cost of the cluster and of the last epilogue.
     """
-    height, width = extents["m"], extents["n"]
-    (m, n), (cm, cn) = design.tile, design.cluster
-    tiles = extents["l"] * -(-height // (m * cm)) * cm * -(-width // (n * cn)) * cn
-    exposed = 0 if design.pingpong else _EPILOGUE_K
-    rows = "several" if height > m else "one" if 2 * height > m else "few"
-    area = max(m * n, _LEAST_AREA) if rows == "few" else m * n
-    work = (k + exposed) * area / _RATE[design.tile, design.pingpong]
-    tail = _EPILOGUE_K * area if design.pingpong else 0
-    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-    waves = -(-tiles // _RESIDENT.get(cm * cn, _MULTIPROCESSORS))
-    alone = _FIRST_PAIR if design.pingpong and waves == 2 else 1.0
-    exchange = _PAIRS_THAT_EXCHANGE if design.pingpong and shares_rows and cn > 1 else 1.0
-    return waves * work * alone * exchange * _CLUSTER_COST[design.cluster, rows] + tail
+
+    rows: int
+    down: int
+    high: int
+    across: int
+    wide: int
+    resident: int
+    exposed: int
+    rate: float
+    pair: float
+    exchange: float
+    spilling: float
+    several: tuple[int, float, int]
+    one: tuple[int, float, int]
+    few: tuple[int, float, int]
+
+    @staticmethod
+    def of(design: Design, *, shares_rows: bool, spills: bool) -> Rated:
+        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
+        (m, n), (cm, cn), pingpong = design.tile, design.cluster, design.pingpong
+
+        def among(rows: str, area: int) -> tuple[int, float, int]:
+            return area, _CLUSTER_COST[design.cluster, rows], _EPILOGUE_K * area if pingpong else 0
+
+        return Rated(
+            m,
+            m * cm,
+            cm,
+            n * cn,
+            cn,
+            _RESIDENT.get(cm * cn, _MULTIPROCESSORS),
+            0 if pingpong else _EPILOGUE_K,
+            _RATE[design.tile, pingpong],
+            _FIRST_PAIR if pingpong else 1.0,
+            _PAIRS_THAT_EXCHANGE if pingpong and shares_rows and cn > 1 else 1.0,
+            SPILLING if spills else 1.0,
+            among("several", m * n),
+            among("one", m * n),
+            among("few", max(m * n, _LEAST_AREA)),
+        )
+
+
+def estimates(designs: Iterable[Rated], extents: Mapping[str, int], k: float) -> list[float]:
+    """Estimated times in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue.
+
+    `k` are elements of 16 bits along K. Asked of every design for every problem.
+    """
+    batches, height, width = extents["l"], extents["m"], extents["n"]
+    found = []
+    for rows, down, high, across, wide, resident, exposed, rate, pair, exchange, spilling, several, one, few in designs:
+        tiles = batches * -(-height // down) * high * -(-width // across) * wide
+        # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
+        waves = -(-tiles // resident)
+        area, cluster, tail = several if height > rows else one if 2 * height > rows else few
+        work = (k + exposed) * area / rate
+        found.append((waves * work * (pair if waves == 2 else 1.0) * exchange * cluster + tail) * spilling)
+    return found
 
 
 def band(problem: Problem) -> int:
@@ -72,6 +122,11 @@ def is_short(problem: Problem) -> bool:
 def is_long(problem: Problem) -> bool:
     """Whether K is so long that stages of A and B are worth more than room for what the epilogue reads and writes."""
     return _k_bytes(problem) >= _LONG_K
+
+
+def length_class(problem: Problem) -> tuple[int, bool, bool]:
+    """How long K is, as far as kernels differ by it."""
+    return band(problem), is_short(problem), is_long(problem)
 
 
 def wide_k(problem: Problem) -> float:

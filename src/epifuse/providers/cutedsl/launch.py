@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse.fusion.forms import debug_print
-from epifuse.ir import Dims, Load, Output
-from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
-from epifuse.providers.cutedsl.addresses import modes, strides_of, strides_written
+from epifuse.providers.cutedsl.addresses import Modes, modes, strides_of, written
 from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.family import Arranged
@@ -43,26 +41,26 @@ class View(NamedTuple):
         seen = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
         return seen.as_strided(self.shape, self.strides)
 
-    def beside(self, own: TensorInfo) -> View:
-        """The same view, which knows whether it is the tensor itself."""
-        same = self.shape == own.shape and self.strides == own.strides and own.dtype is not torch.bool
-        return View(self.shape, self.strides, same)
+    @staticmethod
+    def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
+        """The view of a tensor, which knows whether it is the tensor itself."""
+        return View(shape, strides, shape == own.shape and strides == own.strides and own.dtype is not torch.bool)
 
 
 class GpuKernel:
     """One plan, ready to launch on torch's current stream."""
 
     def __init__(self, plan: Plan, found: Arranged) -> None:
-        self.empty = 0 in (plan.problem.extents[axis] for axis in "lmn")
-        if self.empty:
-            self.host = kernel_of(Lowered(plan.graph, plan.problem), plan.problem)
-            return
         given = plan.problem
+        self.empty = given.is_empty
+        if self.empty:
+            self.host = kernel_of(Lowered(plan.graph, given), given)
+            return
         program, design = found.program, found.design
         self.function = function(found.text, plan.spec.name)
-        self.views = _Views(given, filled(given), program)
+        self.views = _views(given, filled(given), program)
         self.prints = program.prints
-        self.numbers = tuple(node.attr.name for node in program.numbers)
+        self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
         # K = 0: as many zeros as the larger of A and B needs.
@@ -157,69 +155,76 @@ def _nothing() -> None:
     """The launch of a problem without elements."""
 
 
-class _Views:
-    """The views of one plan: A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
+class _Views(NamedTuple):
+    """The views of one plan, those of operands and outputs by name; what is printed, with shape and dtype."""
 
-    Where there are no batches, A, B and what travels in tiles have no L.
+    a: View
+    b: View
+    operands: tuple[tuple[str, View], ...]
+    outputs: tuple[tuple[str, View], ...]
+    printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+def _views(given: Problem, problem: Problem, program: Program) -> _Views:
+    """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
+
+    Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen.
     """
-
-    def __init__(self, given: Problem, problem: Problem, program: Program) -> None:
-        self.extents = extents = problem.extents
-        self.factors, self.batched = program.factors, problem.batched
-        self.a = _matrix(problem.a, extents["l"], batched=self.batched).beside(given.a)
-        self.b = _matrix(problem.b, extents["l"], batched=self.batched).beside(given.b)
-        self.operands = tuple([self._operand(node.attr, access, problem) for node, access in program.tensors])
-        infos = dict(problem.outputs)
-        written = list(zip(program.graph.outputs, program.stores, strict=True))
-        self.outputs = tuple([self._output(one, access, infos.get(one.name)) for one, access in written])
-        names = {one.output for one in program.prints}
-        self.printed = tuple(
-            (one.name, shape_of(one.dims or (), extents), access.dtype) for one, access in written if one.name in names
-        )
-
-    def _operand(self, load: Load, access: Access, problem: Problem) -> tuple[str, View]:
-        operand = problem.by_name[load.name]
+    extents, batched, by_name = problem.extents, problem.batched, dict(problem.operands)
+    infos, names = dict(problem.outputs), [one.output for one in program.prints]
+    operands, outputs, printed = [], [], []
+    for load, access, along in program.reads:
+        operand = by_name[load.name]
         assert isinstance(operand, TensorInfo)
         strides = strides_of(operand, load)
         assert strides is not None, "refused while planning"
-        return load.name, self._full(strides, load.dims, access).beside(operand)
-
-    def _output(self, output: Output, access: Access, info: TensorInfo | None) -> tuple[str, View]:
-        strides = strides_written(output, info, self.extents)
-        own = info or TensorInfo(shape_of(output.dims or (), self.extents), strides, access.dtype, "")
-        return output.name, self._full(strides, output.dims, access).beside(own)
-
-    def _full(self, strides: tuple[int, ...], dims: Dims | None, access: Access) -> View:
-        """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
-
-        A tile that does not vary over L has one batch.
-        """
-        where = modes(strides, dims or (), self.factors, self.extents)
-        pieces = [(e, s if e > 1 else 0) for mode in where for e, s in zip(*mode, strict=True)]
-        if access.way != "tile":
-            shape, steps = zip(*pieces, strict=True)
-            return View(shape, steps)
-        m, n, l = (self.extents[axis] for axis in "mnl")
-        # No address depends on the stride of a single row or batch, but TMA checks it.
-        inner = 1 if access.by_rows else 0
-        span = round_up(m * n, 16)
-        legal = tuple([1 if i == inner else stride or span for i, (_, stride) in enumerate(pieces)])
-        if not self.batched:
-            return View((m, n), legal[:2])
-        return View((m, n, l if "l" in access.axes else 1), legal)
+        operands.append((load.name, _full(operand, modes(strides, along, extents), access, batched=batched)))
+    for output, access, along in program.writes:
+        info = infos.get(output.name)
+        shape, strides = written(output, info, extents)
+        own = info or TensorInfo(shape, strides, access.dtype, "")
+        outputs.append((output.name, _full(own, modes(strides, along, extents), access, batched=batched)))
+        if output.name in names:
+            printed.append((output.name, shape, access.dtype))
+    return _Views(
+        _matrix(given.a, problem.a, extents["l"], batched=batched),
+        _matrix(given.b, problem.b, extents["l"], batched=batched),
+        tuple(operands),
+        tuple(outputs),
+        tuple(printed),
+    )
 
 
-def _matrix(given: TensorInfo, batches: int, *, batched: bool) -> View:
-    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts."""
-    inner = -1 if given.strides[-1] == 1 else -2
-    span = round_up(given.shape[-1] * given.shape[-2], 16 // given.dtype.itemsize)
+def _full(own: TensorInfo, where: Modes, access: Access, *, batched: bool) -> View:
+    """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
 
-    def stride(position: int) -> int:
-        # No address depends on the stride of a single row or batch, but TMA checks it.
-        return span if given.shape[position] == 1 and position != inner else given.strides[position]
-
-    shape, strides = given.shape[-2:], (stride(-2), stride(-1))
+    A tile that does not vary over L has one batch.
+    """
+    shape = where.extents
+    steps = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, where.strides, strict=True)])
+    if access.way != "tile":
+        return View.beside(own, shape, steps)
+    # No address depends on the stride of a single row or batch, but TMA checks it.
+    if 0 in steps:
+        span = round_up(shape[0] * shape[1], 16)
+        steps = tuple([stride or span for stride in steps])
+    legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
     if not batched:
-        return View(shape, strides)
-    own = len(given.shape) == 3 and given.shape[0] == batches
-    return View((*shape, batches), (*strides, stride(-3) if own else span if batches == 1 else 0))
+        return View.beside(own, shape[:2], legal[:2])
+    return View.beside(own, (*shape[:2], shape[2] if "l" in access.axes else 1), legal)
+
+
+def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool) -> View:
+    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts. `own` is the tensor's own."""
+    shape, (row, column) = given.shape[-2:], given.strides[-2:]
+    span = round_up(shape[0] * shape[1], 16 // given.dtype.itemsize)
+    # No address depends on the stride of a single row or batch, but TMA checks it.
+    if column == 1:
+        row = span if shape[0] == 1 else row
+    else:
+        column = span if shape[1] == 1 else column
+    if not batched:
+        return View.beside(own, shape, (row, column))
+    varies = len(given.shape) == 3 and given.shape[0] == batches
+    step = span if batches == 1 else given.strides[0] if varies else 0
+    return View.beside(own, (*shape, batches), (row, column, step))

@@ -18,6 +18,7 @@ from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs
+from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
@@ -84,12 +85,15 @@ class Lowered:
         ways: list[Way | None] = [
             _VECTOR_WAYS.get(types[node].axes - {"l"}) if node in early else "finish" for node in self.loads
         ]
-        return tuple(Read(node.attr, types[node].axes, way) for node, way in zip(self.loads, ways, strict=True))
+        return tuple(
+            Read(node.attr, types[node].axes, way, Along.of(node.attr.dims, self.factors))
+            for node, way in zip(self.loads, ways, strict=True)
+        )
 
     @cached_property
     def writes(self) -> tuple[Write, ...]:
         """The outputs, those that are printed last."""
-        return tuple(_write(output, self.stored) for output in self.stored.outputs)
+        return tuple(_write(output, self.stored, self.factors) for output in self.stored.outputs)
 
     @cached_property
     def shares_rows(self) -> bool:
@@ -122,28 +126,31 @@ class Lowered:
 
 
 class Read(NamedTuple):
-    """A load, the axes it varies over, and its way where that does not depend on its strides."""
+    """A load, the axes it varies over, its way where that does not depend on its strides, and its dims."""
 
     load: Load
     axes: frozenset[str]
     way: Way | None
+    along: Along
 
 
 class Write(NamedTuple):
-    """An output, the axes it varies over, and its way where that does not depend on its strides."""
+    """An output, the axes it varies over, its way where that does not depend on its strides, and its dims."""
 
     output: Output
     axes: frozenset[str]
     way: Way | None
+    along: Along
 
 
 _VECTOR_WAYS: Mapping[frozenset[str], Way] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
 
 
-def _write(output: Output, graph: Graph) -> Write:
+def _write(output: Output, graph: Graph, factors: tuple[Factor, ...]) -> Write:
+    along = Along.of(output.dims, factors)
     if graph.stages[output.node].kind == "finish":
-        return Write(output, graph.types[output.node].axes, "line" if is_line(output, graph) else "finish")
-    return Write(output, frozenset(factor.axis for dim in output.dims or () for factor in dim), None)
+        return Write(output, graph.types[output.node].axes, "line" if is_line(output, graph) else "finish", along)
+    return Write(output, frozenset(factor.axis for dim in output.dims or () for factor in dim), None, along)
 
 
 class Launch(NamedTuple):

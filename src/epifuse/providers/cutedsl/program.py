@@ -9,8 +9,9 @@ from typing import Literal
 
 import torch
 
-from epifuse.ir import Factor, Graph, Node
+from epifuse.ir import Factor, Graph, Load, Node, Output
 from epifuse.providers.cpu.space import Space
+from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.prints import Print
 
@@ -112,6 +113,22 @@ class Program:
     def numbers(self) -> tuple[Node, ...]:
         """Loads of numbers, in the order in which the kernel takes them."""
         return tuple(node for node, access in self.loads if access.way == "number")
+
+    @cached_property
+    def number_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(node.attr.name for node in self.numbers)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[Load, Access, Along], ...]:
+        """The loads of `tensors`, with their dims."""
+        return tuple((node.attr, access, Along.of(node.attr.dims, self.factors)) for node, access in self.tensors)
+
+    @cached_property
+    def writes(self) -> tuple[tuple[Output, Access, Along], ...]:
+        """What is stored, with its dims."""
+        stores = zip(self.graph.outputs, self.stores, strict=True)
+        return tuple((output, access, Along.of(output.dims, self.factors)) for output, access in stores)
 
     def loads_by(self, *ways: Way) -> tuple[tuple[Node, Access], ...]:
         """Loads that travel so."""

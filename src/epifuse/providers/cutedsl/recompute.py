@@ -13,27 +13,22 @@ from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, part_of
-from epifuse.plan import Allocation, Answer, KernelSpec, Plan, Reason, Refusal, accepted
+from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.cutedsl.lowering import Launch, Lowered
 from epifuse.request.problem import Problem
 
-OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Sequence[Answer]]
+OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Answers]
 
 
-def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> Sequence[Answer]:
+def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> Answers:
     """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
+    answers = one_launch(specs, work, problem)
     ways = _Ways(specs, work, problem, one_launch)
-
-    def settled(spec: KernelSpec, answer: Refusal) -> Answer:
-        if problem.constraints.allow_recompute:
-            for way in ways.found:
-                if not isinstance(several := way.answers[spec.name], Refusal):
-                    return several
-        return Refusal(spec.name, partial(ways.reason, answer))
-
-    answers = zip(specs, one_launch(specs, work, problem), strict=True)
-    return [settled(spec, answer) if isinstance(answer, Refusal) else answer for spec, answer in answers]
+    if not (problem.constraints.allow_recompute and ways.found):
+        return answers._replace(refusals=lambda: [ways.refused(one) for one in answers.refusals()])
+    own = _by_name(answers)
+    return Answers.of([(spec, ways.settled(own[spec.name])) for spec in specs])
 
 
 class _Ways:
@@ -53,12 +48,23 @@ class _Ways:
             if len(launches) > 1:  # one where no value varies over rows and columns
                 yield _Way(self, launches)
 
+    def settled(self, answer: Allocation | Refusal) -> Allocation | Refusal:
+        """What one launch can do, else several."""
+        if isinstance(answer, Allocation):
+            return answer
+        several = (way.answers[answer.kernel] for way in self.found)
+        return next((one for one in several if isinstance(one, Allocation)), None) or self.refused(answer)
+
+    def refused(self, refusal: Refusal) -> Refusal:
+        """The refusal of one launch, which also says what several could."""
+        return Refusal(refusal.kernel, partial(self.reason, refusal))
+
     def reason(self, refusal: Refusal) -> Reason:
         """Why one launch cannot, and what several could, or why they cannot either."""
         text = refusal.reason
         for way in self.found:
             several = way.answers[refusal.kernel]
-            if not isinstance(several, Refusal):
+            if isinstance(several, Allocation):
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
             if several.reason != refusal.reason:
@@ -74,21 +80,21 @@ class _Way:
         self.parts = tuple(Part(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
 
     @cached_property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Allocation | Refusal]:
         """By name of the kernel."""
         of = self.of
         each = [
-            of.one_launch(of.specs, launch.work, part.problem)
+            _by_name(of.one_launch(of.specs, launch.work, part.problem))
             for launch, part in zip(self.launches, self.parts, strict=True)
         ]
-        return {spec.name: self._joined(spec, own) for spec, *own in zip(of.specs, *each, strict=True)}
+        return {spec.name: self._joined(spec, [own[spec.name] for own in each]) for spec in of.specs}
 
-    def _joined(self, spec: KernelSpec, answers: Sequence[Answer]) -> Answer:
+    def _joined(self, spec: KernelSpec, answers: Sequence[Allocation | Refusal]) -> Allocation | Refusal:
         allocations = []
         for answer in answers:
             if isinstance(answer, Refusal):
                 return answer
-            allocations.append(accepted(answer))
+            allocations.append(answer)
         plans = tuple(
             Plan(spec, part.problem, launch.structure.digest, launch.structure.binding, allocation, part.graph)
             for launch, part, allocation in zip(self.launches, self.parts, allocations, strict=True)
@@ -103,6 +109,12 @@ class _Way:
     def _workspace_bytes(self, allocations: Sequence[Allocation]) -> int:
         between = sequence.slots(self.parts, self.of.problem)
         return sequence.workspace_bytes(between, [allocation.workspace_bytes for allocation in allocations])
+
+
+def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
+    """All of them, made."""
+    found: dict[str, Allocation | Refusal] = {one.kernel: one for one in answers.refusals()}
+    return found | {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
 
 
 def parts_of(plan: Plan) -> tuple[Part, ...]:
