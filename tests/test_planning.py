@@ -70,6 +70,71 @@ def test_a_plan_found_again_is_the_one_made_anew(name: str) -> None:
         assert told(args) == before
 
 
+ON_THE_CPU = {
+    **{name: text for name, text in EPILOGUES.items() if "print" not in text},
+    "vectors": "def epi(accum, row, C): s = sum(accum + C, dim=-1, keepdim=True); D = accum * s + row; return D, s",
+    "counted": "def epi(accum, row, C): s = mean(accum + row, dim=0); t = absmax(accum - C); return s, t",
+    "numbers": "def epi(accum, row, C, alpha=2): D = exp(alpha) * C + accum; E = accum - row; return D, E",
+    "coordinates": "def epi(accum, row, C): D = where(index_n(accum) > index_m(accum), accum, row) + C; return D",
+}
+
+
+def calls(epilogue: str, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Arguments of `gemm`, each layout in several extents; some results lie over C, in tiles of several shapes."""
+    for _ in range(4):
+        k, out, dtype = (
+            rng.choice((0, 3, 64)),
+            rng.choice(("new", "own", "narrow", "columns", "C")),
+            rng.choice((BF16, None)),
+        )
+        for _ in range(8):
+            m, n = rng.choice((0, 1, 2, 5, 64, 130)), 256 if "reshape" in epilogue else rng.choice((1, 5, 64, 130))
+            C = torch.arange(m * n).reshape(m, n) % 7 - 3.0
+            made = {
+                "own": torch.empty(m, n),
+                "narrow": torch.empty(m, n, dtype=BF16),
+                "columns": torch.empty(n, m).t(),
+                "C": C,
+            }.get(out)
+            written = {} if made is None or "D =" not in epilogue or "reshape" in epilogue else {"D": made}
+            a, b = torch.arange(m * k).reshape(m, k) % 5 - 2.0, torch.arange(k * n).reshape(k, n) % 3 - 1.0
+            given = {"row": torch.arange(n) % 2 + 0.5, "C": C.to(dtype) if dtype and out != "C" else C}
+            yield {"a": a, "b": b, "given": given | written, "tile": rng.choice((None, (64, n), (16, 64)))}
+
+
+def computed(epilogue: str, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], tile: Any) -> Any:
+    """What a call leaves in its outputs, to the bit, or the error."""
+    try:
+        bound = ef.EpilogueArguments.partial(epilogue, given)
+        args = ef.GemmArguments(a, b, epilogue=bound, constraints=ef.Constraints(tile=tile))
+        kernels = ef.get_kernels(args)
+        found = kernels[-1].run(args) if kernels else {}
+    except ef.errors.EpifuseError as error:
+        return str(error)
+    return {name: x.contiguous().reshape(-1).view(torch.uint8).tolist() for name, x in found.items()}
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_code_found_again_computes_what_code_made_anew_does(name: str) -> None:
+    epilogue, seed = ON_THE_CPU[name], len(name)
+    cache.forget()
+    again = [computed(epilogue, **call) for call in calls(epilogue, random.Random(seed))]
+    for call, before in zip(calls(epilogue, random.Random(seed)), again, strict=True):
+        cache.forget()
+        assert computed(epilogue, **call) == before
+    assert any(isinstance(one, dict) for one in again)
+
+
+def test_an_unseen_extent_needs_no_code_of_its_own() -> None:
+    cache.forget()
+    b = torch.ones(8, 60)
+    for m in range(2, 40):
+        a, given = torch.ones(m, 8), {"row": torch.ones(60), "C": torch.ones(m, 60)}
+        ef.gemm(a, b, epilogue=FULL, **given)
+    structure = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(FULL, given)).structure
+    assert len(structure.works["cpu"].panels.codes) == 1
+
+
 def test_an_unseen_extent_is_no_family_of_its_own() -> None:
     cache.forget()
 

@@ -65,7 +65,7 @@ def _frozen_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_more(original: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, name, kind, compute, count: original(self, name, kind, compute, count + 1)
+    return lambda self, count, *held, out: original(self, count + 1, *held, out=out)
 
 
 def _first_batch(matrix: torch.Tensor, batches: int) -> torch.Tensor:
@@ -182,8 +182,8 @@ FAULTS: dict[str, Patch] = {
         store, "_to_integer", lambda right: lambda x, dtype: right(torch.trunc(x.double()), dtype)
     ),
     "e4m3 saturates too early": lambda monkeypatch: monkeypatch.setitem(store._FP8_MAX, torch.float8_e4m3fn, 240.0),
-    "maximum starts from zero": _attribute(reduce, "_identity", lambda _: lambda name, dtype: 0),
-    "mean divides by one more": _attribute(reduce.Accumulator, "__init__", _one_more),
+    "maximum starts from zero": _attribute(reduce, "_identity", lambda _: lambda name, dtype, count: 0),
+    "mean divides by one more": _attribute(reduce.Accumulator, "result", _one_more),
     "logsumexp is not rescaled": _attribute(reduce, "_add_exponentials", lambda _: _unrescaled),
     "row results are forgotten": _attribute(reduce, "in_tile", lambda _: lambda name, dims, x, out: out.zero_()),
     "the last output is dropped": _attribute(lowered._Lowering, "sweep", _one_output_short),

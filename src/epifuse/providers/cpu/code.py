@@ -1,24 +1,24 @@
-"""What a launch of the panel kernel runs, for given extents: instructions over named tensors, for tiles and between.
+"""What a launch of the panel kernel runs, whatever the extents: instructions over named tensors, of tiles and between.
 
 Names are nodes for values, strings for destinations, and pairs for what else a launch holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.ir import Load, Node
-from epifuse.ir.types import dim_size, shape_of
+from epifuse.ir import Node
+from epifuse.ir.types import Dim, shape_of
 from epifuse.providers.cpu.lowered import Panels, Stored, Sweep
-from epifuse.providers.cpu.program import BufferKey, dtype_of, per_tile, small_shape
+from epifuse.providers.cpu.program import BufferKey, dtype_of, per_tile, small_mask
 from epifuse.providers.cpu.reduce import Accumulator
-from epifuse.providers.cpu.space import Placement, Space
+from epifuse.providers.cpu.space import Mask, Placement, Space
 from epifuse.providers.cpu.store import store
-from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem, TensorInfo, dense
 
 Name = Hashable
 
@@ -32,10 +32,10 @@ class Instruction(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Memory that values take turns in; `shape` is that of a tile which is the whole."""
+    """Memory that values take turns in; `mask` is what they vary along."""
 
     key: BufferKey
-    shape: tuple[int, ...]
+    mask: Mask
     nodes: tuple[Node, ...]
 
 
@@ -63,40 +63,101 @@ class TileCode(NamedTuple):
     after: list[Instruction]
 
 
-class Destination(NamedTuple):
-    """An output: the shape of its tensor, how that lies in the space, its dtype, whether its rows are contiguous and
-    whether all of it is."""
-
-    shape: tuple[int, ...]
-    placement: Placement
-    dtype: torch.dtype
-    by_rows: bool
-    in_one_piece: bool
-
-
 class Source(NamedTuple):
-    """An operand: its name here, how it is loaded, the dtype of a number, and how a tensor lies in the space."""
+    """An operand: its name here, its node, and the dtype of a number."""
 
     name: Name
-    load: Load
+    node: Node
     dtype: torch.dtype
-    placement: Placement
 
 
 class Code(NamedTuple):
-    """All of a launch: `memory` is allocated, `before` runs, then the sweeps."""
+    """All of a launch: `memory` is allocated, `before` runs, then the sweeps.
+
+    `counts` are named numbers: of how many values along these dims a reduction is. `whole` are all instructions of each
+    sweep over one tile.
+    """
 
     loads: tuple[Source, ...]
-    destinations: Mapping[str, Destination]
-    memory: tuple[tuple[Name, tuple[int, ...], torch.dtype], ...]
+    memory: tuple[tuple[Name, Mask, torch.dtype], ...]
+    counts: tuple[tuple[Name, Dim], ...]
     before: list[Instruction]
     sweeps: tuple[TileCode, ...]
+    whole: tuple[tuple[Instruction, ...], ...]
 
 
 def of_one_tile(sweep: TileCode) -> tuple[Instruction, ...]:
     """All instructions of a sweep over one tile."""
     merges = [merge.instruction for merge in sweep.merges]
     return (*sweep.instructions, *merges, *sweep.stores, *sweep.after)
+
+
+# --- what else the code depends on -----------------------------------------------------------------------------------
+
+
+class Destination(NamedTuple):
+    """An output: its dtype, whether its rows are contiguous, whether all of it is, and whether it is as the result."""
+
+    dtype: torch.dtype
+    by_rows: bool
+    in_one_piece: bool
+    full: bool
+
+
+class Case(NamedTuple):
+    """Problems of one layout class that are alike in this have the same code.
+
+    `whole_columns` where each tile has all columns, `aliases` are operands by the output that shares their storage.
+    """
+
+    whole_columns: bool
+    aliases: tuple[tuple[str, str], ...]
+    destinations: tuple[Destination, ...]
+
+
+class Sink(NamedTuple):
+    """Where an output goes: the shape of its tensor, and how that lies in the space."""
+
+    name: str
+    shape: tuple[int, ...]
+    placement: Placement
+
+
+def sinks(panels: Panels, problem: Problem, space: Space) -> tuple[Sink, ...]:
+    """Of the outputs of a problem, whose extents the space has."""
+    extents, outputs = problem.extents, panels.graph.outputs
+    return tuple(
+        [
+            Sink(output.name, shape_of(output.dims or (), extents), placing.within(space))
+            for output, placing in zip(outputs, panels.stores, strict=True)
+        ]
+    )
+
+
+def case_of(problem: Problem, to: Iterable[Sink], axes: Iterable[str], columns: int) -> Case:
+    """The case of a problem whose tiles have so many columns."""
+    extents, dtypes, handed = problem.extents, dict(problem.dtypes), dict(problem.outputs)
+    full = tuple([extents[axis] for axis in axes])
+    found = []
+    for name, shape, placement in to:
+        position, times = placement.picks[-1]
+        info, contiguous = handed.get(name), dense(shape)
+        strides = contiguous if info is None or info.shape != shape else info.strides
+        by_rows = times > 0 and strides[position] * times == 1
+        in_one_piece = placement.own and strides == contiguous
+        found.append(Destination(dtypes[name], by_rows, in_one_piece, placement.shape == full))
+    return Case(columns >= extents["n"], problem.aliases, tuple(found))
+
+
+def code_of(panels: Panels, problem: Problem, case: Case) -> Code:
+    """The code of a problem: made of the first one of a case."""
+    found: Code | None = panels.codes.get(case)
+    if found is None:
+        found = panels.codes[case] = _Coder(panels, problem, case).code()
+    return found
+
+
+# --- how it is made --------------------------------------------------------------------------------------------------
 
 
 def _copied(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -108,29 +169,21 @@ def given(node: Node) -> Name:
     return node, "given"
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.append(strides[-1] * max(extent, 1))
-    return tuple(reversed(strides))
+class _Coder:
+    """Makes the code of one case, of its first problem."""
 
-
-class Coder:
-    """Makes the code of one problem, whose tiles have so many columns."""
-
-    def __init__(self, panels: Panels, problem: Problem, space: Space, columns: int) -> None:
-        self.columns = columns
-        self.panels, self.problem, self.space = panels, problem, space
-        self.types, self.stages = panels.graph.types, panels.graph.stages
+    def __init__(self, panels: Panels, problem: Problem, case: Case) -> None:
+        self.panels, self.problem, self.case = panels, problem, case
+        self.space, self.types, self.stages = panels.space, panels.graph.types, panels.graph.stages
         self.compute = panels.context.compute
-        self.aliased = dict(problem.aliases)
+        self.aliased = dict(case.aliases)
         self.overwritten = frozenset(self.aliased.values())
-        self.is_empty = 0 in [problem.extents[axis] for axis in "lmn"]
-        self.memory: list[tuple[Name, tuple[int, ...], torch.dtype]] = []
-        self.shapes: dict[Node, tuple[int, ...]] = dict.fromkeys(panels.constants, ())
+        self.memory: list[tuple[Name, Mask, torch.dtype]] = []
+        self.counts: dict[Name, Dim] = {}
+        self.masks: dict[Node, Mask] = dict.fromkeys(panels.constants, ())
         self.copied: set[Node] = set()
-        self.placements = {node: space.placement(node.attr.dims or ()) for node in panels.graph.loads()}
-        self.destinations = self._destinations()
+        names = [output.name for output in panels.graph.outputs]
+        self.destinations = dict(zip(names, case.destinations, strict=True))
 
     def code(self) -> Code:
         """The code."""
@@ -143,32 +196,19 @@ class Coder:
                 between = sweeps[-1].after
             between += self._finished(sweep)
         loads = tuple(map(self._load, self.panels.graph.loads()))
-        return Code(loads, self.destinations, tuple(self.memory), before, tuple(sweeps))
+        whole = tuple(map(of_one_tile, sweeps))
+        return Code(loads, tuple(self.memory), tuple(self.counts.items()), before, tuple(sweeps), whole)
 
     def _load(self, node: Node) -> Source:
         name = given(node) if node in self.copied or node in self.panels.context.converted else node
-        return Source(name, node.attr, self.held(node), self.placements[node])
-
-    def _destinations(self) -> dict[str, Destination]:
-        dtypes, handed = dict(self.problem.dtypes), dict(self.problem.outputs)
-        found = {}
-        for name, _, dims, _ in self.panels.graph.outputs:
-            shape = shape_of(dims or (), self.problem.extents)
-            placement = self.space.placement(dims or ())
-            position, times = placement.picks[-1]
-            info = handed.get(name)
-            strides = _contiguous(shape) if info is None or info.shape != shape else info.strides
-            by_rows = times > 0 and strides[position] * times == 1
-            one_piece = placement.own and strides == _contiguous(shape)
-            found[name] = Destination(shape, placement, dtypes[name], by_rows, one_piece)
-        return found
+        return Source(name, node, self.held(node))
 
     def held(self, node: Node) -> torch.dtype:
         """What the values of a node are held in."""
         return dtype_of(self.types[node].kind, self.compute)
 
-    def _whole(self, name: Name, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.memory.append((name, shape, dtype))
+    def _whole(self, name: Name, mask: Mask, dtype: torch.dtype) -> None:
+        self.memory.append((name, mask, dtype))
 
     # --- before the first sweep --------------------------------------------------------------------------------
 
@@ -176,18 +216,18 @@ class Coder:
         for node in self.panels.graph.loads():
             operand = self.problem.by_name.get(node.attr.name)
             if not isinstance(operand, TensorInfo):
-                self.shapes[node] = ()
+                self.masks[node] = ()
                 continue
-            self.shapes[node] = shape = self.placements[node].shape
+            self.masks[node] = mask = self.panels.placings[node].mask
             if per_tile(self.stages[node]):
                 continue
             # It is read in every tile; an output that shares its storage may be stored before the first.
             if operand.dtype != self.held(node) or node.attr.name in self.overwritten:
-                self._whole(node, shape, self.held(node))
+                self._whole(node, mask, self.held(node))
                 self.copied.add(node)
                 yield Instruction(_copied, (given(node),), node)
         for node in self.panels.coordinates:
-            self.shapes[node] = self.space.placement((node.attr,)).shape
+            self.masks[node] = self.space.mask(node.attr)
 
     # --- between sweeps ----------------------------------------------------------------------------------------
 
@@ -195,44 +235,48 @@ class Coder:
         """Vectors and scalars that are complete once the sweep is done: evaluated whole, stored if they leave."""
         found = []
         for node, arguments, run, _ in sweep.finished:
-            if node in self.shapes:  # complete in a tile
+            if node in self.masks:  # complete in a tile
                 continue
             read: tuple[Name, ...] = arguments
             if node in sweep.merged:
-                run, read = self._accumulator(node).result, self._state(node)
-                self.shapes[node] = self.space.shape(self.types[node].factors)
+                run, read = self._accumulator(node).result, (self._count(node), *self._state(node))
+                self.masks[node] = self.space.mask(self.types[node].factors)
             elif node.op == "debug_print":
                 found.append(Instruction(run, arguments, None))
                 continue
             else:
-                shapes = [torch.Size(self.shapes[arg]) for arg in arguments]
-                self.shapes[node] = small_shape(self.panels.context, node, shapes)
-            self._whole(node, self.shapes[node], self.held(node))
+                self.masks[node] = small_mask(self.panels.context, node, [self.masks[arg] for arg in arguments])
+            self._whole(node, self.masks[node], self.held(node))
             found.append(Instruction(run, read, node))
         return found + [Instruction(store, (node, name), None) for name, node, *_ in sweep.left]
 
     def _accumulator(self, node: Node) -> Accumulator:
-        name, gone = node.attr
-        return Accumulator(name, self.types[node].kind, self.compute, dim_size(gone, self.problem.extents))
+        return Accumulator(node.attr[0], self.types[node].kind, self.compute)
+
+    def _count(self, node: Node) -> Name:
+        """The name of the number of values that each result of a reduction is of."""
+        name = node, "count"
+        self.counts[name] = node.attr[1]
+        return name
 
     def _state(self, node: Node) -> tuple[Name, ...]:
         return tuple((node, index) for index in range(len(self._accumulator(node).dtypes)))
 
     def _starts(self, sweep: Sweep) -> Iterator[Instruction]:
         for node in sweep.merged:
-            shape = self.space.shape(self.types[node].factors)
+            mask = self.space.mask(self.types[node].factors)
             if node in self._complete(sweep):
-                self.shapes[node] = shape
-                self._whole(node, shape, self.held(node))
+                self.masks[node] = mask
+                self._whole(node, mask, self.held(node))
             else:
                 accumulator, state = self._accumulator(node), self._state(node)
                 for name, dtype in zip(state, accumulator.dtypes, strict=True):
-                    self._whole(name, shape, dtype)
-                yield Instruction(accumulator.start, state, None)
+                    self._whole(name, mask, dtype)
+                yield Instruction(accumulator.start, (self._count(node), *state), None)
 
     def _complete(self, sweep: Sweep) -> frozenset[Node]:
         """Without a tile nothing is complete in one."""
-        return frozenset() if self.is_empty else sweep.complete
+        return frozenset() if self.problem.is_empty else sweep.complete
 
     # --- a sweep -----------------------------------------------------------------------------------------------
 
@@ -269,13 +313,13 @@ class Coder:
         merges = tuple(self._merge(node, at) for node in sweep.merged if node not in complete)
         cut |= dict.fromkeys([stored.name for stored in sweep.stored])
         cut |= dict.fromkeys((*complete, *(name for merge in merges for name in merge.instruction.arguments[1:])))
-        held = tuple(Buffer(key, self.space.shape(key[1]), tuple(nodes)) for key, nodes in buffers.items())
+        held = tuple(Buffer(key, self.space.mask(key[1]), tuple(nodes)) for key, nodes in buffers.items())
         return TileCode(tuple(cut), held, tuple(instructions), merges, stores, accumulator, home, [])
 
     def _at_home(self, sweep: Sweep, home: str) -> list[Node]:
         """The values at home; all of those that may be where a tile's part of it is in one piece, as a buffer is."""
         product = [step.node for step in sweep.program.steps if step.node.op == "accum"]
-        if self.columns < self.problem.extents["n"] or not self.destinations[home].in_one_piece:
+        if not (self.case.whole_columns and self.destinations[home].in_one_piece):
             return product
         return [*product, *next(stored.passing for stored in sweep.stored if stored.name == home)]
 
@@ -299,12 +343,10 @@ class Coder:
         """A destination that can hold the accumulator until the epilogue overwrites it."""
         floating = self.problem.accumulator.is_floating_point
         accumulator = self.compute if floating else torch.int32  # a float16 one is rounded, but held in float32
-        shape = tuple([self.problem.extents[axis] for axis in self.space.axes])
         for name, node, _, _, home, _ in outputs:
             to = self.destinations[name]
             overwritten = direct.get(node) == name
             plain = node.op == "accum" and name not in self.aliased
-            same = to.dtype == accumulator and to.placement.shape == shape
-            if home and (plain or overwritten) and same and to.by_rows:
+            if home and (plain or overwritten) and to.dtype == accumulator and to.full and to.by_rows:
                 return name
         return None

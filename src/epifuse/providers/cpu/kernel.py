@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,15 +18,16 @@ from epifuse.ir import Node
 from epifuse.ir.types import dim_size
 from epifuse.providers.base import Step
 from epifuse.providers.cpu import code, product
-from epifuse.providers.cpu.code import Coder, Instruction, Name, TileCode
+from epifuse.providers.cpu.code import Instruction, Name, TileCode
 from epifuse.providers.cpu.lowered import Panels
 from epifuse.providers.cpu.program import BufferKey
-from epifuse.providers.cpu.space import Tile, tiles, viewed
+from epifuse.providers.cpu.space import Tile, is_one_tile, tiles, viewed
 from epifuse.request.problem import Problem
 
 Call = Callable[[], Any]
 _CPU = torch.device("cpu")
-Tensors = dict[Name, torch.Tensor]
+Tensors = dict[Name, Any]
+"""Tensors by name, and the numbers of values that reductions are of."""
 
 _KEPT_ELEMENTS = 1 << 16
 """Elements of the result and of B up to which a bound step keeps its calls and their buffers. Above, to prepare them
@@ -38,33 +39,39 @@ class CpuKernel:
 
     def __init__(self, panels: Panels, problem: Problem, tile: tuple[int, int]) -> None:
         self.extents = extents = problem.extents
-        self.space = panels.space.of_extents(extents)
-        self.code = Coder(panels, problem, self.space, tile[1]).code()
-        self.constants, self.coordinates = panels.constants, panels.coordinates
+        self.space = space = panels.space.of_extents(extents)
+        self.sinks = code.sinks(panels, problem, space)
+        self.code = made = code.code_of(panels, problem, code.case_of(problem, self.sinks, space.axes, tile[1]))
+        placings, shape = panels.placings, space.masked
+        self.sources = [(name, node.attr, dtype, placings[node].within(space)) for name, node, dtype in made.loads]
+        self.known: Tensors = dict(panels.constants)  # type: ignore[arg-type]  # nodes are names
+        self.known.update([(name, dim_size(dim, extents)) for name, dim in made.counts])
+        self.coordinates = panels.coordinates
+        self.memory = [(name, shape(mask), dtype) for name, mask, dtype in made.memory]
+        self.buffers = [[(key[0], shape(mask), nodes) for key, mask, nodes in sweep.buffers] for sweep in made.sweeps]
         self.rows, self.columns = tile
         self.accumulator = problem.accumulator
         self.b_dtype = product.operand_dtype(problem.a.dtype, problem.b.dtype, problem.accumulator)
         self.integers = product.largest_product(problem.a.dtype, problem.b.dtype)
-        l, m, n, k = (extents[axis] for axis in "lmnk")
+        l, m, n, k = extents["l"], extents["m"], extents["n"], extents["k"]
         self.everything = Tile((0, l), (0, m), (0, n))
-        self.is_one_tile = len([*islice(tiles(self.space, *tile), 2)]) == 1
-        self.whole = tuple(map(code.of_one_tile, self.code.sweeps)) if self.is_one_tile else ()
-        self.is_batched = "l" in self.space.axes
+        self.is_one_tile = is_one_tile(space, *tile)
+        self.is_batched = "l" in space.axes
         self.is_kept = self.is_one_tile and max(l * m * n, l * k * n) <= _KEPT_ELEMENTS
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
         """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
-        tensors: Tensors = dict(self.constants)  # type: ignore[arg-type]  # nodes are names
-        for name, load, dtype, placement in self.code.loads:
+        tensors = self.known.copy()
+        for name, load, dtype, placement in self.sources:
             value = operands[load.name]
             if isinstance(value, torch.Tensor):
                 value = placement.of(viewed(value, load))
             else:
                 value = torch.scalar_tensor(value, dtype=dtype, device=_CPU)
             tensors[name] = value
-        for name, (shape, placement, *_) in self.code.destinations.items():
+        for name, shape, placement in self.sinks:
             to = outputs[name]
             # It may keep dims that are reduced, or be (1,) for a number.
             tensors[name] = placement.of(to if to.shape == shape else to.view(shape))
@@ -118,7 +125,7 @@ class _Launch:
 
     def _before(self) -> list[Call]:
         kernel, program = self.kernel, self.kernel.code
-        for name, shape, dtype in program.memory:
+        for name, shape, dtype in kernel.memory:
             self.tensors[name] = torch.empty(shape, dtype=dtype, device=_CPU)
         for node in kernel.coordinates:
             self.tensors[node] = self._index(node)
@@ -134,8 +141,9 @@ class _Launch:
     def _one_tile(self) -> list[Call]:
         """The sweeps where the result is one tile, of which nothing is cut."""
         calls: list[Call] = []
-        for sweep, instructions in zip(self.kernel.code.sweeps, self.kernel.whole, strict=True):
-            for (dtype, *_), shape, nodes in sweep.buffers:
+        program = self.kernel.code
+        for sweep, buffers, instructions in zip(program.sweeps, self.kernel.buffers, program.whole, strict=True):
+            for dtype, shape, nodes in buffers:
                 buffer = torch.empty(shape, dtype=dtype, device=_CPU)
                 for node in nodes:
                     self.tensors[node] = buffer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from epifuse.providers.cpu.program import (
     operation,
     per_tile,
 )
-from epifuse.providers.cpu.space import Space
+from epifuse.providers.cpu.space import Placing, Space
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -62,7 +62,7 @@ class Sweep(NamedTuple):
 class Panels:
     """A lowered epilogue. `space` has the extents of the first problem, of which only the factors count.
 
-    `aliases` are the outputs that share storage with an operand, as far as they change what is computed when.
+    `codes` holds by case what a launch runs, see `code`.
     """
 
     graph: Graph
@@ -71,11 +71,22 @@ class Panels:
     coordinates: tuple[Node, ...]
     sweeps: tuple[Sweep, ...]
     whole_rows: bool
+    codes: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def space(self) -> Space:
         """The iteration space."""
         return self.context.space
+
+    @cached_property
+    def placings(self) -> Mapping[Node, Placing]:
+        """How operands lie in the space, by their loads."""
+        return {node: self.space.placing(node.attr.dims or ()) for node in self.graph.loads()}
+
+    @cached_property
+    def stores(self) -> tuple[Placing, ...]:
+        """How the outputs lie in the space."""
+        return tuple(self.space.placing(output.dims or ()) for output in self.graph.outputs)
 
 
 def panels(typed: Graph, problem: Problem, aliases: Mapping[str, str] | None = None) -> Panels:

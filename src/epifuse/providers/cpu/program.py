@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
 from epifuse.providers.cpu.fuse import Fused, fuse
 from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS, Row
-from epifuse.providers.cpu.space import Space
+from epifuse.providers.cpu.space import Mask, Space
 
 Values = dict[Node, torch.Tensor]
 BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
@@ -163,12 +163,12 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
     return _with_float_arguments(row, context.graph, node, context.compute)
 
 
-def small_shape(context: Context, node: Node, shapes: list[torch.Size]) -> tuple[int, ...]:
-    """Shape of one vector or scalar, whole, whose arguments have these shapes: a number has no dims."""
+def small_mask(context: Context, node: Node, masks: Sequence[Mask]) -> Mask:
+    """What one vector or scalar varies along whose arguments vary along these: a number has no dims."""
     if node.op == "reduce":
         gone = context.space.dimensions(node.attr[1])
-        return tuple(1 if i in gone else extent for i, extent in enumerate(shapes[0]))
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return tuple(varies and i not in gone for i, varies in enumerate(masks[0]))
+    return tuple(map(any, zip(*filter(None, masks), strict=True)))
 
 
 def _unused(*args: Any, **named: Any) -> None:

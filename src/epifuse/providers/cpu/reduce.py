@@ -19,27 +19,25 @@ def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tenso
 class Accumulator:
     """How one reduction's running value over the whole space is kept: in tensors of `dtypes`, the first the value.
 
-    The sum of a logsumexp is relative to the largest value so far, which is its second.
+    The sum of a logsumexp is relative to the largest value so far, which is its second. `count` is of how many values
+    each result is.
     """
 
-    def __init__(self, name: str, kind: str, compute: torch.dtype, count: int) -> None:
+    def __init__(self, name: str, kind: str, compute: torch.dtype) -> None:
         self.name = name
-        self.count = count
-        self.identity: float | int = 0
         self.dtypes: tuple[torch.dtype, ...]
         if name in _SUMS:
             self.dtypes = (torch.int64 if kind == "int64" else torch.float64,)
         elif name in ("any", "all"):
-            self.dtypes, self.identity = (torch.bool,), int(name == "all")
+            self.dtypes = (torch.bool,)
         elif name == "logsumexp":
             self.dtypes = (torch.float64, compute)
         else:
             self.dtypes = (compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32,)
-            self.identity = _identity(name, self.dtypes[0], count)
 
-    def start(self, value: torch.Tensor, *largest: torch.Tensor) -> None:
+    def start(self, count: int, value: torch.Tensor, *largest: torch.Tensor) -> None:
         """The reduction of nothing."""
-        value.fill_(self.identity)
+        value.fill_(_identity(self.name, self.dtypes[0], count))
         for tensor in largest:
             tensor.fill_(-torch.inf)
 
@@ -50,10 +48,10 @@ class Accumulator:
         else:
             _MERGE[self.name](value, x, dims)
 
-    def result(self, value: torch.Tensor, *largest: torch.Tensor, out: torch.Tensor) -> None:
+    def result(self, count: int, value: torch.Tensor, *largest: torch.Tensor, out: torch.Tensor) -> None:
         """The reduction, to `out` of the kind's dtype."""
         if self.name == "mean":
-            value = value / self.count
+            value = value / count
         elif self.name == "norm":
             value = torch.sqrt(value)
         for most in largest:
@@ -63,6 +61,8 @@ class Accumulator:
 
 
 def _identity(name: str, dtype: torch.dtype, count: int) -> float | int:
+    if name in _SUMS or name in ("any", "all", "logsumexp"):
+        return int(name == "all")
     # torch's absolute value of the least integer is that integer, and less than 0.
     if name == "absmax" and (dtype.is_floating_point or count == 0):
         return 0

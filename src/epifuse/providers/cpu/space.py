@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.ir import Dims, Factor, Graph, Load
-from epifuse.ir.types import AXES, canonical, factors_of
+from epifuse.ir.types import AXES, Dim, canonical, dim_size, factors_of
 
 Index = tuple[slice, ...]
 
@@ -21,6 +21,10 @@ class Tile(NamedTuple):
     l: tuple[int, int]
     m: tuple[int, int]
     n: tuple[int, int]
+
+
+Mask = tuple[bool, ...]
+"""For each dimension of a space, whether a value varies along it; of no length for a number, which has no dims."""
 
 
 class Placement(NamedTuple):
@@ -41,6 +45,26 @@ class Placement(NamedTuple):
         return tensor.as_strided(self.shape, [strides[i] * times if times else 0 for i, times in self.picks])
 
 
+class Placing(NamedTuple):
+    """How tensors of some dims lie in a space of any extents: see `Placement`.
+
+    `over` are the factors that the stride steps over, where a dim has several.
+    """
+
+    mask: Mask
+    picks: tuple[tuple[int, int], ...]
+    over: tuple[Dim, ...]
+    own: bool
+
+    def within(self, space: Space) -> Placement:
+        """In a space with these extents."""
+        picks = self.picks
+        if any(self.over):
+            extents = space.extents
+            picks = tuple([(at, times * dim_size(o, extents)) for (at, times), o in zip(picks, self.over, strict=True)])
+        return Placement(space.masked(self.mask), picks, self.own)
+
+
 @dataclass(frozen=True)
 class Space:
     """Factors in canonical order, and the extents of the axes."""
@@ -58,7 +82,9 @@ class Space:
 
     def of_extents(self, extents: Mapping[str, int]) -> Space:
         """The same factors in a problem of other extents."""
-        return Space(self.factors, extents)
+        made = Space(self.factors, extents)
+        vars(made).update(axes=self.axes, inner=self.inner, outer=self.outer)  # which extents do not change
+        return made
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -75,31 +101,47 @@ class Space:
         """For each dimension: its axis, and whether it is the axis' outermost factor, the one tiles cut."""
         return tuple((f.axis, f.stride == self.inner[f.axis]) for f in self.factors)
 
-    def shape(self, factors: Iterable[Factor], tile: Tile | None = None) -> tuple[int, ...]:
-        """Shape of a value that varies over `factors`: whole, or one tile of it."""
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Extents of the dimensions."""
+        return tuple([factor.size(self.extents) for factor in self.factors])
+
+    def mask(self, factors: Iterable[Factor]) -> Mask:
+        """Of a value that varies over `factors`."""
+        present = set(factors)
+        return tuple([factor in present for factor in self.factors])
+
+    def masked(self, mask: Mask) -> tuple[int, ...]:
+        """The shape of a whole value."""
+        if False not in mask:
+            return self.sizes if mask else ()
+        return tuple([size if varies else 1 for varies, size in zip(mask, self.sizes, strict=True)])
+
+    def shape(self, factors: Iterable[Factor], tile: Tile) -> tuple[int, ...]:
+        """Shape of one tile of a value that varies over `factors`."""
         present = set(factors)
         return tuple([self._size(f, tile) if f in present else 1 for f in self.factors])
 
-    def _size(self, factor: Factor, tile: Tile | None) -> int:
-        if tile is None or factor.stride != self.inner[factor.axis]:
+    def _size(self, factor: Factor, tile: Tile) -> int:
+        if factor.stride != self.inner[factor.axis]:
             return factor.size(self.extents)
         start, stop = getattr(tile, factor.axis)
         return int((stop - start) // factor.stride)
 
     def view(self, tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
         """`tensor`, whose dims are `dims`, as a view over the space: stride 0 where it does not vary."""
-        return self.placement(dims).of(tensor)
+        return self.placing(dims).within(self).of(tensor)
 
-    def placement(self, dims: Dims) -> Placement:
-        """How tensors of these dims lie in the space."""
-        picks: dict[Factor, tuple[int, int]] = {}
-        for position, dim in enumerate(dims):
-            step = 1
-            for factor in reversed(dim):
-                picks[factor] = position, step
-                step *= factor.size(self.extents)
-        own = dims == tuple([(factor,) for factor in self.factors])
-        return Placement(self.shape(picks), tuple([picks.get(factor, (0, 0)) for factor in self.factors]), own)
+    def placing(self, dims: Dims) -> Placing:
+        """How tensors of these dims lie in the space, whatever its extents."""
+        at = {factor: (position, 1) for position, dim in enumerate(dims) for factor in dim}
+        over = {factor: dim[i + 1 :] for dim in dims for i, factor in enumerate(dim)}
+        return Placing(
+            self.mask(at),
+            tuple([at.get(factor, (0, 0)) for factor in self.factors]),
+            tuple([over.get(factor, ()) for factor in self.factors]),
+            dims == tuple([(factor,) for factor in self.factors]),
+        )
 
     def index(self, tile: Tile, shape: Iterable[int]) -> Index:
         """Slices that cut a whole value of this shape down to the tile."""
@@ -128,14 +170,25 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
     return tensor
 
 
+def is_one_tile(space: Space, rows: int, columns: int) -> bool:
+    """Whether there is one tile in all."""
+    l, m, n = (space.extents[axis] for axis in AXES)
+    return 0 not in (l, m, n) and m <= rows and n <= columns and l <= _batches(space, rows)
+
+
 def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
     """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small."""
     l, m, n = (space.extents[axis] for axis in AXES)
     if 0 in (l, m, n):
         return
-    step = space.inner["l"]
-    batches = max(rows // m // step, 1) * step
+    batches = _batches(space, rows)
     for n0 in range(0, n, columns):
         for l0 in range(0, l, batches):
             for m0 in range(0, m, min(rows, m)):
                 yield Tile((l0, min(l0 + batches, l)), (m0, min(m0 + rows, m)), (n0, min(n0 + columns, n)))
+
+
+def _batches(space: Space, rows: int) -> int:
+    """Of a tile."""
+    step = space.inner["l"]
+    return max(rows // space.extents["m"] // step, 1) * step
