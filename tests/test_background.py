@@ -19,6 +19,7 @@ from epifuse.plan import Answers, KernelSpec, Plan
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import CpuProvider
 from epifuse.runtime import background
+from epifuse.runtime.launch import Prepared
 from tests.test_sm90_compile import column_sums, softmax
 
 BEST, GOOD, POOR = "best", "good", "poor"
@@ -125,14 +126,14 @@ def test_a_stand_in_serves_until_the_better_kernel_is_there(kernels: Compiling, 
 def test_a_kernel_that_comes_meanwhile_is_used(kernels: Compiling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it comes between the choice and the end of the call."""
     kernels.loaded.add(GOOD)
-    original = ef.api.Prepared.launch
+    original = Prepared.launch
 
     def launch(prepared: Any, described: Any) -> Any:
         kernels.finish(BEST)
         return original(prepared, described)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ef.api.Prepared, "launch", launch)
+        patch.setattr(Prepared, "launch", launch)
         call()
     call()
     assert kernels.ran == [GOOD, BEST]

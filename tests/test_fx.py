@@ -225,3 +225,13 @@ def test_rounding_between_operations(numerics: Any) -> None:
     if numerics == "torch":
         parsed = replace(parsed_epilogue("def f(accum, bias): return accum + bias"), graph=graph)
         assert torch.equal(ef.gemm(a, b, epilogue=parsed, bias=bias), want)
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_the_sum_of_an_expanded_value_counts_its_own_rows(rows: int) -> None:
+    def function(accum: Tensor, bias: Tensor) -> Tensor:
+        return aten.add(aten.sum(aten.expand(bias, [rows, N]), [0]), aten.sum(accum, [0]))
+
+    bias, a, b = random(N), random(rows, K), random(K, N)
+    got = ef.gemm(a, b, epilogue=traced(function, bias, rows=rows), bias_1=bias)
+    torch.testing.assert_close(got, function(a @ b, bias), atol=1e-4, rtol=1e-4)

@@ -20,6 +20,7 @@ LAYERS = (
     "providers",
     "runtime",
     "kernel",
+    "pytorch",
     "api",
     "tools",
     "forms",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,7 +13,7 @@ import torch
 from epifuse import ir, providers
 from epifuse.base.autocast import followed
 from epifuse.base.dynamo import outside_graph
-from epifuse.base.errors import Loc, UnsupportedError, fail, kind_of
+from epifuse.base.errors import fail, kind_of
 from epifuse.base.results import Results
 from epifuse.base.target import TARGETS
 from epifuse.frontend import FrontEnd, Parsed
@@ -25,15 +24,15 @@ from epifuse.ir.graph import keep
 from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import fold_gemm, fold_linear
-from epifuse.plan.settle import Settled, settle
-from epifuse.request.checks import check_tensor
+from epifuse.pytorch.autograd import differentiated
+from epifuse.request.checks import check_plain
 from epifuse.request.options import Options, given_by_name
-from epifuse.request.signature import Call, Request, describe, looked_at
+from epifuse.request.signature import Request, describe
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
-from epifuse.runtime.background import choose, note
-from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
+from epifuse.runtime.background import note
+from epifuse.runtime.launch import find
 from epifuse.runtime.precompile import Precompiled, compile_ahead
-from epifuse.runtime.reference import unfused
+from epifuse.runtime.run import planned
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
@@ -191,6 +190,7 @@ def gemm(
     fast_math: bool = False,
     allow_recompute: bool = False,
     fallback: str | None = None,
+    save: str = "auto",
     **by_name: Any,
 ) -> Any:
     """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
@@ -202,14 +202,16 @@ def gemm(
     is returned as it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their
     destinations hold: in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
-    `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. Raises `EpilogueSyntaxError`,
-    `EpilogueTypeError`, `ArgumentError`, and `UnsupportedError` where no kernel can.
+    `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. It is differentiable in A, B and all
+    floating operands; for the backward `save` stores the product ("preactivation"), has it computed again
+    ("recompute"), or chooses what takes less time ("auto"). Raises `EpilogueSyntaxError`, `EpilogueTypeError`,
+    `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
     if torch._C._is_any_autocast_enabled():
         a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     given = given_by_name(parsed, by_name, operands, out)
-    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
+    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save)
     request, fold = Request(a, b, parsed, given, options), None
     if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
         request, fold = fold_gemm(request)
@@ -235,6 +237,7 @@ def linear(
     fast_math: bool = False,
     allow_recompute: bool = False,
     fallback: str | None = None,
+    save: str = "auto",
     **by_name: Any,
 ) -> Any:
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
@@ -244,8 +247,8 @@ def linear(
     ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
     x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
-    check_tensor("x", x, None)
-    check_tensor("weight", weight, x.device)
+    check_plain("x", x, None)
+    check_plain("weight", weight, x.device)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     by_name = by_name if bias is None else {**by_name, "bias": bias}
@@ -262,7 +265,7 @@ def linear(
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     given = given_by_name(parsed, by_name, operands, out, "linear")
-    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate)
+    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save)
     request, fold = Request(x, weight.t(), parsed, given, options, names=("x", "weight")), None
     if x.dim() != 2:
         request, fold = fold_linear(request)
@@ -293,45 +296,11 @@ def _biased(graph: Graph) -> Graph:
 
 
 def run(request: Request) -> dict[str, torch.Tensor]:
-    """The outputs by name. A call like an earlier one is only bound and launched.
+    """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
 
     Raises `UnsupportedError` where no kernel can run it, before anything is written.
     """
     call = describe(request)
     if (prepared := find(call)) is not None:
         return prepared.launch(call)
-    request.options.check()
-    call = looked_at(call)
-    return launch(call, settle(call))
-
-
-def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
-    """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
-    problem, structure = settled
-    selection = select(structure, problem, providers.candidates())
-    if selection.best is None:
-        return _fall_back(call, settled, selection.reasons, selection.loc)
-    require_data(call)
-    try:
-        plan, until = choose(selection.best, selection)
-        prepared = Prepared.of(plan)
-    except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
-        if call.request.options.fallback is None:
-            raise
-        return _fall_back(call, settled, [str(error)])
-    outputs = prepared.launch(call)
-    remember(call, prepared, until)
-    return outputs
-
-
-def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | None = None) -> dict[str, torch.Tensor]:
-    """Unfused, by PyTorch, where that is allowed."""
-    options = call.request.options
-    listed = "\n".join(f"  {reason}" for reason in reasons)
-    if options.fallback is None:
-        raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
-    warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{listed}", stacklevel=6)
-    require_data(call)
-    outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
-    unfused(call, settled, outputs)
-    return outputs
+    return planned(call) if call.signature is not None else differentiated(request)

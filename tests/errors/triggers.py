@@ -154,7 +154,17 @@ SOURCES: dict[str, str] = {
 
 
 def _in_another_grad_mode() -> Any:
-    return gemm("lambda accum, C: accum + C", C=torch.ones(M, N, requires_grad=True))
+    return ef.GemmArguments(torch.ones(M, K, requires_grad=True), torch.ones(K, N))
+
+
+def _weight() -> torch.Tensor:
+    return torch.ones(K, N, requires_grad=True)
+
+
+def _differentiated_twice() -> Any:
+    a = torch.ones(M, K, requires_grad=True)
+    (gradient,) = torch.autograd.grad(ef.gemm(a, _weight(), epilogue=ef.silu).sum(), a, create_graph=True)
+    return gradient.sum().backward()
 
 
 class _Tensor(torch.Tensor):
@@ -310,6 +320,13 @@ CALLS: dict[str, Callable[[], Any]] = {
     "tensor_subclass": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).as_subclass(_Tensor)),
     "transformed": lambda: torch.vmap(lambda a: gemm("lambda accum: accum", a))(torch.ones(2, M, K)),
     "requires_grad": _in_another_grad_mode,
+    "grad_out": lambda: gemm("lambda accum: accum", b=_weight(), out=torch.empty(M, N)),
+    "grad_accumulate": lambda: gemm("lambda accum: accum", b=_weight(), accumulate="D"),
+    "grad_print": lambda: gemm(epilogue('debug_print("{}", accum); D = accum; return D', "accum"), b=_weight()),
+    "grad_dtype": lambda: ef.gemm(
+        torch.ones(M, K).to(torch.float8_e4m3fn), _weight().detach().to(torch.float8_e4m3fn).requires_grad_()
+    ),
+    "grad_twice": _differentiated_twice,
     "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
     "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),
     "rank": lambda: gemm("lambda accum: accum", torch.ones(K)),

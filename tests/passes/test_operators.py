@@ -126,6 +126,16 @@ def reductions(graph: Graph) -> list[str]:
     return [f"{node.attr[0]} {''.join(f.axis for f in node.attr[1])}" for node in graph.nodes if node.op == "reduce"]
 
 
+@pytest.mark.parametrize("rows", [4, 6])
+def test_a_count_is_that_of_the_size(rows: int) -> None:
+    given = torch.eye(12)[:rows]
+    got = ef.gemm(torch.zeros(rows, 3), torch.zeros(3, 12), epilogue=ONE_HOT_SUM, C=given)
+    assert got == rows
+
+
+ONE_HOT_SUM = "def epi(accum, C): s = sum(assume_one_hot(C)); return s"
+
+
 @pytest.mark.parametrize(
     ("expression", "left"),
     [

@@ -91,7 +91,30 @@ CATALOGUE: dict[str, Sentence] = {
         "call epifuse outside it; a batch is a third dim",
     ),
     "requires_grad": Sentence(
-        _A, "{name} requires grad, and there is no backward yet", "use torch.no_grad() or .detach()"
+        _A,
+        "{name} requires grad, which no autograd records here",
+        "ef.gemm and ef.linear are differentiable; here, use torch.no_grad() or .detach()",
+    ),
+    "grad_out": Sentence(
+        _A,
+        "output '{name}' is given, and an input requires grad: what is written to a given tensor is not differentiable",
+        "leave out= to epifuse, or use torch.no_grad()",
+    ),
+    "grad_accumulate": Sentence(
+        _A,
+        "output '{name}' is accumulated, and an input requires grad: accumulate= is not differentiable",
+        "add the result to the tensor outside, or use torch.no_grad()",
+    ),
+    "grad_print": Sentence(
+        _U, "debug_print in an epilogue whose inputs require grad", "print within torch.no_grad(), or take it out"
+    ),
+    "grad_dtype": Sentence(
+        _A, "{name} requires grad and is {dtype}, which has no gradient here", "use a float of 16, 32 or 64 bits"
+    ),
+    "grad_twice": Sentence(
+        _U,
+        "the gradient of an epilogue is differentiated again, and has no gradient itself",
+        "for second derivatives use ef.reference(epilogue)(a @ b, ...), which is plain PyTorch",
     ),
     "traced": Sentence(
         _U,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.api import launch, run
+from epifuse.api import run
 from epifuse.base.dtypes import ACCUMULATORS, is_storable
 from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import fail
@@ -29,6 +29,7 @@ from epifuse.request.problem import Constraints
 from epifuse.request.signature import Request
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.reference import reference
+from epifuse.runtime.run import launch
 from epifuse.tools.testing import Verdict, verified, wanted
 
 Tensors = tuple[torch.Tensor, ...]

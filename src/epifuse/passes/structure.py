@@ -79,5 +79,5 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
 
 
-_READ_EXTENTS = frozenset({"reshape", "one_hot", "reduce_axes"})
+_READ_EXTENTS = frozenset({"reshape", "expand_as", "assume_one_hot", "reduce_axes"})
 """Operations that make extents themselves a part of the typed graph: as factors of a reshape, or as counts."""

@@ -19,7 +19,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Graph, Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError, normalise, permuted
-from epifuse.request.checks import check_tensor
+from epifuse.request.checks import check_plain
 from epifuse.request.signature import Request
 from epifuse.request.transports import Hint
 
@@ -156,7 +156,7 @@ def fold_gemm(request: Request) -> tuple[Request, Fold]:
     """The request with the leading dims of A and B, which broadcast, as L. Raises `EpifuseError` for what does not."""
     a, b = request.a, request.b
     for name, tensor in zip(request.names, (a, b), strict=True):
-        check_tensor(name, tensor, None)
+        check_plain(name, tensor, None)
     shapes = {"a": tuple(a.shape), "b": tuple(b.shape)}
     try:
         lead = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))  # type: ignore[no-untyped-call]  # untyped
@@ -189,7 +189,7 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
     try:
         return (tensor.reshape if copies else tensor.view)(math.prod(shape[:cut]), *shape[cut:])
     except RuntimeError:
-        check_tensor(name, tensor, None)
+        check_plain(name, tensor, None)
         raise Unfit("leading_strides", name=name, shape=shape, strides=tensor.stride()) from None
 
 

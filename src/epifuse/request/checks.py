@@ -45,6 +45,13 @@ def host_number(name: str, value: Any) -> Number:
 
 def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
     """A plain dense tensor on `device` that wants no gradient."""
+    check_plain(name, tensor, device)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise fail("requires_grad", None, name=name)
+
+
+def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
+    """A plain dense tensor on `device`."""
     if not isinstance(tensor, torch.Tensor):
         raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_wrapped(tensor):
@@ -53,8 +60,6 @@ def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
         raise fail("tensor_subclass", None, name=name, type=kind_of(tensor))
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
         raise fail("tensor_layout", None, name=name, **_layout(tensor))
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise fail("requires_grad", None, name=name)
     if device is not None and tensor.device != device:
         raise fail("device", None, name=name, device=tensor.device, expected=device)
 

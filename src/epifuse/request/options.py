@@ -25,6 +25,7 @@ class Options(NamedTuple):
     fallback: str | None = None
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
     accumulate: str | Iterable[str] = ()
+    save: str = "auto"
     by_tma: tuple[str, ...] = ()
     pinned: Constraints | None = None
     hint: str = "fallback='torch' runs it unfused in PyTorch"
@@ -32,6 +33,8 @@ class Options(NamedTuple):
     def check(self) -> None:
         if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
             raise fail("option", None, name="fallback", want="None or 'torch'", value=self.fallback)
+        if not (isinstance(self.save, str) and self.save in _SAVED):
+            raise fail("option", None, name="save", want=" or ".join(map(repr, _SAVED)), value=self.save)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -65,6 +68,7 @@ class Options(NamedTuple):
         )
 
 
+_SAVED = ("auto", "recompute", "preactivation")
 _OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"by_tma", "pinned", "hint"}
 _OWN = {"linear": ("x", "weight")}
 

@@ -53,13 +53,14 @@ class Call(NamedTuple):
 def describe(request: Request) -> Call:
     """The call of a request, as quickly as can be: what is no plain dense tensor may show `with_care` only.
 
-    Raises `ArgumentError` for a value that is neither a tensor nor a number.
+    Without a signature where an input requires grad, which is all it says then. Raises `ArgumentError` for a value that
+    is neither a tensor nor a number.
     """
     a, b, parsed, given, options, _ = request
     if parsed.defaults or parsed.readers:
         given = everything_given(request)
     if _needs_care():
-        return with_care(request, given)
+        return _with_care_or_gradient(request, given)
     outputs, grad, written = parsed.output_names, torch.is_grad_enabled(), False
     key: list[Any] = [parsed.key, options.key, *given]
     addresses: list[int | None] = []
@@ -69,11 +70,11 @@ def describe(request: Request) -> Call:
     try:
         # With few calls: this is what a launch costs the host.
         if type(a) not in _PLAIN or type(b) not in _PLAIN:
-            return with_care(request, given)
+            return _with_care_or_gradient(request, given)
         for value in (a, b):
             address = value.data_ptr()
             if not address or value.is_neg() or (grad and value.requires_grad):
-                return with_care(request, given)
+                return _with_care_or_gradient(request, given)
             key += value.shape, value.stride(), value.dtype, value.get_device(), address % 16 == 0
             addresses.append(address)
         for name, value in given.items():
@@ -81,22 +82,22 @@ def describe(request: Request) -> Call:
             if type(value) in _PLAIN and (not value.is_cpu or value.dim() or name in outputs):
                 address = value.data_ptr()
                 if not address or value.is_neg() or (grad and value.requires_grad):
-                    return with_care(request, given)
+                    return _with_care_or_gradient(request, given)
                 if name in outputs:
                     if value.is_inference():
-                        return with_care(request, given)
+                        return _with_care_or_gradient(request, given)
                     written = True
                 key += value.shape, value.stride(), value.dtype, value.get_device(), address % 16 == 0
                 addresses.append(address)
                 tensors[name] = value
             elif name in outputs or isinstance(value, (Hint, torch.Tensor)):
-                return with_care(request, given)
+                return _with_care_or_gradient(request, given)
             else:
                 number = (value, "float") if type(value) is float else host_number(name, value)
                 numbers[name], kinds[name] = number  # type: ignore[assignment]  # "float" is a kind
                 key.append(number[1])
     except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
-        return with_care(request, given)
+        return _with_care_or_gradient(request, given)
     _add_common(key, a, addresses if written else ())
     return Call(request, tuple(key), tensors, numbers, kinds, addresses)
 
@@ -113,6 +114,25 @@ def _add_common(key: list[Any], a: torch.Tensor, addresses: Sequence[int | None]
         key.append(tf32_allowed())
     if addresses and len(set(addresses)) != len(addresses):
         key += map(addresses.index, addresses)
+
+
+def _with_care_or_gradient(request: Request, given: Mapping[str, Any]) -> Call:
+    """Without a signature where autograd is to record it."""
+    if wants_gradient(request.a, request.b, *given.values()):
+        return Call(request, None, {}, {}, {}, [])
+    return with_care(request, given)
+
+
+def wants_gradient(*values: Any) -> bool:
+    """Whether autograd is to record a call with these values; transforms of functions and tracing are not autograd."""
+    return (
+        torch.is_grad_enabled()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+        and forward_ad._current_level < 0
+        and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    )
 
 
 # --- what is looked at with care -------------------------------------------------------------------------------------
@@ -158,7 +178,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     if traced or torch._C._get_tracing_state() is not None:
         raise fail("traced", None)
     if any(isinstance(value, Hint) for value in given.values()):
-        return with_care(_unhinted(request, given))
+        return with_care(unhinted(request, given))
     outputs = request.parsed.output_names
     key: list[Any] = [request.parsed.key, request.options.key, *given]
     addresses: list[int | None] = []
@@ -214,8 +234,10 @@ def _specialise(shown: str, value: torch.Tensor) -> None:
         raise fail("symbolic_size", None, name=shown, shape=tuple(value.shape)) from error
 
 
-def _unhinted(request: Request, given: Mapping[str, Any]) -> Request:
+def unhinted(request: Request, given: Mapping[str, Any]) -> Request:
     """The request whose hints are options."""
+    if not any(isinstance(value, Hint) for value in given.values()):
+        return request._replace(given=given)
     values, accumulate, by_tma = without_hints(given, request.parsed.output_names)
     options = request.options
     accumulate = tuple(dict.fromkeys((*accumulate, *options.accumulated)))

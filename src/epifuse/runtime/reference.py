@@ -138,7 +138,7 @@ def _accum(node: Node, at: _Whole) -> torch.Tensor:
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
     product = exact(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
-    return at.space.view(product.to(held), problem.accum_dims)
+    return at.space.view(product.to(held), at.space.refined(problem.accum_dims))
 
 
 def _load(node: Node, at: _Whole) -> torch.Tensor:

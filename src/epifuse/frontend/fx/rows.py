@@ -155,7 +155,8 @@ def _kept(shape: Shape, dims: tuple[int, ...] | None, *, keepdim: bool) -> Shape
 def _reduction(name: str, *, keepdim: bool | None = None) -> Rule:
     def rule(reading: Reading, given: Arguments) -> Node:
         x = given["self"]
-        if value_of(x).dtype not in FLOATS and name not in ("any", "all"):
+        # The sum of masks and of integers is int64 here and there.
+        if value_of(x).dtype not in FLOATS and name not in ("any", "all", "sum"):
             raise reading.boundary(f"{name} of what are no floats")
         if (dtype := given.get("dtype")) is not None and dtype not in FLOATS:
             raise reading.boundary(f"{name} as {str(dtype).removeprefix('torch.')}")

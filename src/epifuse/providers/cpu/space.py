@@ -143,6 +143,10 @@ class Space:
             dims == tuple([(factor,) for factor in self.factors]),
         )
 
+    def refined(self, dims: Dims) -> Dims:
+        """Dims of whole axes, as that of accum, in the factors that the space has of them."""
+        return tuple(tuple(f for f in self.factors if f.axis in {factor.axis for factor in dim}) for dim in dims)
+
     def index(self, tile: Tile, shape: Iterable[int]) -> Index:
         """Slices that cut a whole value of this shape down to the tile."""
         cuts = []

@@ -1,0 +1,1 @@
+"""What registers with PyTorch: gradients of epilogues."""

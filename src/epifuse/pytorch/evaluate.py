@@ -1,0 +1,225 @@
+"""The typed graph of an epilogue as PyTorch operations that autograd differentiates and make_fx records.
+
+All values are full size, one dimension a factor of the iteration space. Functions that PyTorch has itself are called
+there, since PyTorch's derivatives hold where a formula's overflow, and at ties and bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from epifuse.frontend import activation_body
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.ir import Dims, Factor, Graph, Load, Node
+from epifuse.ir.graph import applied
+from epifuse.ir.types import shape_of
+from epifuse.providers.cpu.space import Space, viewed
+from epifuse.request.problem import Problem
+
+ACCUM = "the product"
+"""Its name among operands; no identifier, so that no operand can have it."""
+
+
+class Setting(NamedTuple):
+    """A graph, where its values lie, and what its leaves are by name: the product is ACCUM."""
+
+    graph: Graph
+    problem: Problem
+    space: Space
+    leaves: Mapping[str, torch.Tensor]
+
+    @staticmethod
+    def of(graph: Graph, problem: Problem, leaves: Mapping[str, torch.Tensor]) -> Setting:
+        """One dimension a factor, and at least one for each dim of accum."""
+        space = Space.of(graph, problem.extents, "lmn" if problem.batched else "mn")
+        return Setting(graph, problem, space, leaves)
+
+    @property
+    def accum(self) -> torch.Tensor:
+        return self.leaves[ACCUM]
+
+
+def coordinate(node: Node) -> str:
+    """The name of what an `index` node counts along."""
+    return "index " + "*".join(map(str, node.attr))
+
+
+def evaluate(at: Setting) -> dict[str, torch.Tensor]:
+    """The outputs by name, in the shapes that a person sees and before they are stored."""
+    values: dict[Node, Any] = {}
+    for node in at.graph.nodes:
+        values[node] = _value(node, [values[arg] for arg in node.args], values, at)
+    found = {}
+    for name, node, dims, _ in at.graph.outputs:
+        value = values[node]
+        whole = value if isinstance(value, torch.Tensor) else _filled(value, at)
+        found[name] = _returned(whole, dims or (), at)
+    return found
+
+
+def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting) -> Any:
+    if node.op == "accum":
+        return _placed(at.accum, at.space.refined(at.problem.accum_dims), at.space)
+    if node.op == "load":
+        return _load(node, at)
+    if node.op == "const":
+        return node.attr
+    if node.op == "index":
+        return _placed(at.leaves[coordinate(node)], (node.attr,), at.space)
+    if (whole := _normalised(node, at)) is not None:
+        function, x, dim = whole
+        return function(values[x], dim)
+    if node.op == "reduce":
+        name, gone = node.attr
+        dims = tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
+        return REDUCTIONS[name].meaning(args[0], dims, True)
+    if node.op == "cast":
+        return args[0].to(node.attr)
+    if node.op == "call":
+        return _call(str(node.attr), tuple(args), at)
+    return _primitive(node.op, args, at)
+
+
+def _load(node: Node, at: Setting) -> torch.Tensor:
+    load = node.attr
+    assert isinstance(load, Load)
+    value = at.leaves[load.name]
+    if value.dim():
+        value = _placed(viewed(value, load), load.dims or (), at.space)
+    return value.to(value_dtype(at.graph.types[node].kind, at.problem))
+
+
+def value_dtype(kind: str, problem: Problem) -> torch.dtype:
+    """The dtype of values of a kind."""
+    return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, problem.float_dtype)
+
+
+# --- elementwise -----------------------------------------------------------------------------------------------------
+
+
+def _primitive(op: str, args: list[Any], at: Setting) -> Any:
+    floats = any(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args)
+    if not floats:  # beside these a number would get PyTorch's default dtype
+        args = [_filled(arg, at) if isinstance(arg, float) else arg for arg in args]
+    if op == "where" or not any(isinstance(arg, torch.Tensor) for arg in args):
+        args = [arg if isinstance(arg, torch.Tensor) else _filled(arg, at) for arg in args]
+    return PRIMITIVES[op].meaning(*args)
+
+
+def _filled(value: float, at: Setting) -> torch.Tensor:
+    """A number as a tensor, made so that it can be recorded."""
+    dtype = {bool: torch.bool, int: torch.int32}.get(type(value), at.problem.float_dtype)
+    return torch.full((), value, dtype=dtype, device=at.accum.device)
+
+
+def _elu(x: torch.Tensor, alpha: Any) -> torch.Tensor:
+    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+
+
+_TORCHS: dict[str, Callable[..., torch.Tensor] | None] = {
+    "gelu_erf": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "elu": _elu,  # also where alpha is no constant
+    "prelu": None,  # its weight is a tensor of channels
+}
+"""Activations that PyTorch has by another name, or not in the form they have here."""
+
+
+def _torchs(name: str) -> Callable[..., torch.Tensor] | None:
+    if name in _TORCHS:
+        return _TORCHS[name]
+    return getattr(F, name, None) or getattr(torch, name, None)
+
+
+def _call(name: str, args: tuple[Any, ...], at: Setting) -> torch.Tensor:
+    function = _torchs(name)
+    x, *further = args
+    plain = isinstance(x, torch.Tensor) and x.is_floating_point()
+    if (
+        function is not None
+        and plain
+        and (name in _TORCHS or not any(isinstance(arg, torch.Tensor) for arg in further))
+    ):
+        return function(x, *further)
+
+    def make(node: Node, operands: tuple[Any, ...]) -> Any:
+        if node.op == "const":
+            return node.attr
+        if node.op == "call":
+            return _call(str(node.attr), operands, at)
+        return _primitive(node.op, list(operands), at)
+
+    body = activation_body(name)
+    return applied(body, args, make)[body.outputs[0].node]  # type: ignore[no-any-return]  # a tensor, since one is
+
+
+# --- softmax ---------------------------------------------------------------------------------------------------------
+
+Normalised = tuple[Callable[[torch.Tensor, int], torch.Tensor], Node, int]
+
+
+def _normalised(node: Node, at: Setting) -> Normalised | None:
+    """PyTorch's function, its argument and its dim where `node` is the last step of a softmax or of its logarithm.
+
+    Their derivatives leave out the shift by the maximum, which cancels.
+    """
+    if node.op not in ("div", "sub"):
+        return None
+    above, below = node.args
+    if node.op == "sub":
+        if below.op != "log":
+            return None
+        (below,) = below.args
+    if below.op != "reduce" or below.attr[0] != "sum" or below.args[0].op != "exp":
+        return None
+    powers = below.args[0]
+    shifted = powers.args[0]
+    if above is not (powers if node.op == "div" else shifted) or shifted.op != "sub":
+        return None
+    x, most = shifted.args
+    gone = below.attr[1]
+    if most.op != "reduce" or most.attr != ("amax", gone) or most.args[0] is not x or len(gone) != 1:
+        return None
+    function = torch.softmax if node.op == "div" else torch.log_softmax
+    (dim,) = at.space.dimensions(gone)
+    return function, x, dim - len(at.space.factors)
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+
+
+def _placed(x: torch.Tensor, dims: Dims, space: Space) -> torch.Tensor:
+    """`x`, whose dims are `dims`, so that it broadcasts over the space."""
+    places = space.factors[len(space.factors) - len(dims) :]
+    if len(dims) <= len(space.factors) and all(dim in ((), (place,)) for dim, place in zip(dims, places, strict=True)):
+        return x
+    held = [factor for dim in dims for factor in dim]
+    x = x.reshape([factor.size(space.extents) for factor in held])
+    order = sorted(range(len(held)), key=lambda i: space.factors.index(held[i]))
+    x = x.permute(order) if order != list(range(len(held))) else x
+    for position, factor in enumerate(space.factors):
+        if factor not in held:
+            x = x.unsqueeze(position)
+    return x
+
+
+def _returned(value: torch.Tensor, dims: Dims, at: Setting) -> torch.Tensor:
+    """A value over the space in the shape that `dims` have."""
+    space = at.space
+    held: list[Factor] = [factor for dim in dims for factor in dim]
+    want = space.masked(space.mask(held))
+    value = value if tuple(value.shape) == want else value.expand(want)
+    absent = [position for position, factor in enumerate(space.factors) if factor not in held]
+    if absent:
+        value = value.squeeze(absent)
+    kept = [factor for factor in space.factors if factor in held]
+    order = [kept.index(factor) for factor in held]
+    value = value.permute(order) if order != list(range(len(held))) else value
+    shape = shape_of(dims, space.extents)
+    return value if tuple(value.shape) == shape else value.reshape(shape)

@@ -1,0 +1,521 @@
+"""Autograd: gradients of fused products beside PyTorch's, for every row of the vocabulary and every front end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import epifuse as ef
+from epifuse.base.errors import ArgumentError, EpifuseError, UnsupportedError, fail
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.plan.settle import settle
+from epifuse.pytorch import autograd
+from epifuse.pytorch.derivative import Derivative, derive
+from epifuse.request.options import Options
+from epifuse.request.signature import Request, with_care
+
+M, K, N = 4, 3, 6
+DOUBLE = torch.float64
+
+
+def random(*shape: int, dtype: torch.dtype = DOUBLE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + 7 + seed)
+    return torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype).requires_grad_()
+
+
+def outputs(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def gradchecked(epilogue: Any, a: Tensor | None = None, b: Tensor | None = None, **given: Any) -> None:
+    """`ef.gemm`'s gradients against differences of its results."""
+    matrices = random(M, K) if a is None else a, random(K, N) if b is None else b
+    save = given.pop("save", "recompute")
+    names = [name for name, value in given.items() if isinstance(value, Tensor) and value.requires_grad]
+
+    def function(a: Tensor, b: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        operands = {**given, **dict(zip(names, tensors, strict=True))}
+        made = outputs(ef.gemm(a, b, epilogue=epilogue, operands=operands, save=save))
+        return tuple(value for value in made if value.requires_grad)
+
+    assert torch.autograd.gradcheck(function, (*matrices, *(given[name] for name in names)), fast_mode=True)
+
+
+# --- the vocabulary --------------------------------------------------------------------------------------------------
+
+
+def source(name: str) -> tuple[str, dict[str, Tensor]]:
+    """An epilogue that calls `name` on positive values, and operands for its further parameters."""
+    parameters = list(VOCABULARY[name].signature.parameters.values())
+    further = [f"p{index}" for index, each in enumerate(parameters[1:]) if each.default is each.empty]
+    first = "where" if name == "where" else name
+    arguments = ["x > 1.0", *further] if first == "where" else ["x", *further]
+    text = f"def epi({', '.join(['accum', *further])}):\n    x = abs(accum) + 0.3\n"
+    return text + f"    D = {name}({', '.join(arguments)})\n    return D", {
+        each: random(M, N, seed=i) for i, each in enumerate(further)
+    }
+
+
+ELEMENTWISE = [
+    name
+    for name, entry in VOCABULARY.items()
+    if entry.group == "activation"
+    or (entry.group == "primitive" and PRIMITIVES[name].rule not in ("compare", "logic", "integer"))
+]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name: str) -> None:
+    text, operands = source(name)
+    gradchecked(text, **operands)
+
+
+@pytest.mark.parametrize("name", [name for name in REDUCTIONS if REDUCTIONS[name].rule != "mask"])
+def test_reductions(name: str) -> None:
+    text = f"D = accum * C; r = {name}(D, dim=0); s = {name}(D, dim=-1); t = {name}(D); return D, r, s, t"
+    gradchecked(f"def epi(accum, C): {text}", C=random(M, N))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in VOCABULARY.items() if entry.group == "activation"])
+def test_far_values_have_the_gradient_of_near_ones_or_none(name: str) -> None:
+    """A formula may overflow where the function does not."""
+    a = torch.tensor([[-300.0], [-90.0], [0.0], [90.0], [300.0]], requires_grad=True)
+    further = {key: torch.ones(5, 1) for key in source(name)[1]}
+    text = f"def epi({', '.join(['accum', *further])}): D = {name}({', '.join(['accum', *further])}); return D"
+    ef.gemm(a, torch.ones(1, 1), epilogue=text, operands=further).sum().backward()
+    function: Any = getattr(F, name, None)
+    if name == "expm1":  # its derivative overflows
+        assert a.grad is not None
+        assert not a.grad.isnan().any()
+        return
+    assert a.grad is not None
+    assert a.grad.isfinite().all()
+    if function is not None and not further:
+        beside = a.detach().requires_grad_()
+        function(beside).sum().backward()
+        torch.testing.assert_close(a.grad, beside.grad)
+
+
+# --- epilogues --------------------------------------------------------------------------------------------------------
+
+
+def gelu_residual(accum: Any, bias: Any, residual: Any) -> Any:
+    return ef.gelu(accum + bias) + residual
+
+
+def silu_gate(accum: Any, gate: Any) -> Any:
+    D, Z = ef.silu(gate) * accum, ef.silu(accum)
+    return D, Z
+
+
+def softmax(accum: Any, bias: Any) -> Any:
+    return ef.softmax(accum + bias)
+
+
+def log_softmax(accum: Any, scale: Any) -> Any:
+    return ef.log_softmax(accum * scale)
+
+
+def layer_norm(accum: Any, weight: Any, bias: Any) -> Any:
+    mean = ef.mean(accum, dim=-1, keepdim=True)
+    centred = accum - mean
+    variance = ef.mean(centred * centred, dim=-1, keepdim=True)
+    return centred * ef.rsqrt(variance + 1e-5) * weight + bias
+
+
+def cross_entropy(accum: Any, label: Any) -> Any:
+    row = ef.logsumexp(accum, dim=-1, keepdim=True)
+    loss = ef.mean(row - ef.sum(ef.where(ef.index_n(accum) == label, accum, 0.0), dim=-1, keepdim=True))
+    return loss
+
+
+def several(accum: Any, alpha: Any, column: Any, mask: Any) -> Any:
+    Z = alpha * accum + column
+    D = ef.where(mask, ef.tanh(Z), 0.0)
+    most = ef.amax(D, dim=-1)
+    positive = D > 0
+    total = ef.sum(Z * Z)
+    return D, most, positive, total
+
+
+def heads(accum: Any, bias: Any) -> Any:
+    D = ef.permute(ef.reshape(ef.tanh(accum + bias), (4, 2, 3)), (1, 0, 2))
+    return D
+
+
+class Gelu(ef.DenseGemm):
+    def epilogue_operation(self, accumulator: Any, c: Any, alpha: float) -> Any:
+        d = ef.gelu(accumulator * alpha + c)
+        return d
+
+
+def traced(accum: Tensor, bias: Tensor) -> Tensor:
+    return torch.sigmoid(accum + bias) * accum
+
+
+class Case(NamedTuple):
+    """An epilogue and what it is handed."""
+
+    epilogue: Any
+    operands: Mapping[str, Any] = {}
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
+def _tree() -> Any:
+    from epifuse import evt
+
+    return evt.EVT(evt.Compute(ef.silu), evt.EVT(evt.Compute(ef.add), evt.AccFetch(), evt.RowBroadcast("bias")))
+
+
+def _module() -> Any:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(traced, tracing_mode="fake")(torch.empty(M, N, dtype=DOUBLE), torch.empty(N, dtype=DOUBLE))
+
+
+CASES: dict[str, Case] = {
+    "plain": Case(None),
+    "gelu, bias, residual": Case(gelu_residual, {"bias": random(N), "residual": random(M, N)}),
+    "gate": Case(silu_gate, {"gate": random(M, N)}),
+    "softmax": Case(softmax, {"bias": random(N)}),
+    "softmax of columns": Case("def epi(accum): D = softmax(accum, dim=0); return D"),
+    "softmax of all": Case("def epi(accum): D = softmax(accum, dim=(0, 1)); return D"),
+    "log softmax": Case(log_softmax, {"scale": random()}),
+    "layer norm": Case(layer_norm, {"weight": random(N), "bias": random(N)}),
+    "cross entropy": Case(cross_entropy, {"label": torch.arange(M, dtype=torch.int32).reshape(M, 1)}),
+    "several": Case(several, {"alpha": random(), "column": random(M, 1), "mask": random(M, N).detach() > 0}),
+    "heads": Case(heads, {"bias": random(N)}),
+    "numbers": Case("def epi(accum, s, t): D = accum * (s * 2.0) + t * accum * accum; return D", {"s": 0.5, "t": 3}),
+    "one element": Case("def epi(accum, s): D = tanh(accum) * s; return D", {"s": random(1)}),
+    "column of a vector": Case("def epi(accum, v): D = exp(accum) * v.unsqueeze(1); return D", {"v": random(M)}),
+    "transposed operand": Case("def epi(accum, C): D = sin(accum) * C.permute(1, 0); return D", {"C": random(N, M)}),
+    "rounded": Case("def epi(accum, C): D = accum * C.to(torch.float64) + round(accum); return D", {"C": random(N)}),
+    "integers": Case(
+        "def epi(accum, i): D = where(i % 2 == 0, accum * i, accum / (i + 1)); return D",
+        {"i": torch.arange(N, dtype=torch.int32)},
+    ),
+    "batches": Case(gelu_residual, {"bias": random(2, 1, N), "residual": random(N)}, random(2, M, K), random(2, K, N)),
+    "one B": Case(gelu_residual, {"bias": random(N), "residual": random(2, M, 1)}, random(2, M, K)),
+    "one A": Case(silu_gate, {"gate": random(N)}, None, random(2, K, N)),
+    "an A of one batch": Case(silu_gate, {"gate": random(N)}, random(1, M, K), random(2, K, N)),
+    "four dims": Case(softmax, {"bias": random(N)}, random(2, 2, M, K), random(K, N)),
+    "no rows": Case(gelu_residual, {"bias": random(N), "residual": random(1)}, random(0, K)),
+    "no products": Case(gelu_residual, {"bias": random(N), "residual": random(M, N)}, random(M, 0), random(0, N)),
+    "tree": Case(_tree(), {"bias": random(N)}),
+    "functor": Case(ef.thread.LinearCombinationGELU(), {"C": random(M, N), "alpha": random()}),
+    "graph of fx": Case(_module(), {"bias_1": random(N)}),
+}
+
+
+@pytest.mark.parametrize("save", ["recompute", "preactivation"])
+@pytest.mark.parametrize("name", CASES)
+def test_epilogues(name: str, save: str) -> None:
+    case = CASES[name]
+    gradchecked(case.epilogue, case.a, case.b, save=save, **case.operands)
+
+
+def test_the_class_form_and_the_plan_object() -> None:
+    a, b, c = random(2, M, K, dtype=torch.float32), random(2, K, N, dtype=torch.float32), random(2, M, N)
+    made = Gelu(torch.float32, device="cpu").run(a, b, c.float(), alpha=0.5)
+    made.sum().backward()
+    want = torch.autograd.grad(F.gelu(a @ b * 0.5 + c.float()).sum(), (a, b, c))
+    for leaf, expected in zip((a, b), want, strict=False):
+        torch.testing.assert_close(leaf.grad, expected)
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(K,), (M, K), (2, 3, K), (2, 1, 2, K), (2, 0, K)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(shape: tuple[int, ...], bias: bool) -> None:
+    x, weight, b = random(*shape), random(N, K), random(N) if bias else None
+    residual = random(*shape[:-1], N)
+
+    def function(*tensors: Tensor) -> Any:
+        x, weight, residual, *bias = tensors
+        return ef.linear(x, weight, *bias, epilogue=lambda accum, C: ef.silu(accum) * C, C=residual)
+
+    inputs = (x, weight, residual, *([b] if bias else []))
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("save", ["recompute", "preactivation", "auto"])
+def test_gradients_have_the_dtypes_of_their_inputs(dtype: torch.dtype, save: str) -> None:
+    x, weight, bias = random(6, 8, dtype=dtype), random(5, 8, dtype=dtype), random(5, dtype=torch.float32)
+    ef.linear(x, weight, bias, epilogue=lambda accum, bias: ef.gelu(accum + bias), save=save).sum().backward()
+    want = torch.autograd.grad(F.gelu(F.linear(x.double(), weight.double(), bias.double())).sum(), (x, weight, bias))
+    for leaf, expected in zip((x, weight, bias), want, strict=True):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == leaf.dtype
+        torch.testing.assert_close(
+            leaf.grad, expected, atol=4 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps
+        )
+
+
+def test_autocast() -> None:
+    x, weight, bias = (random(*shape, dtype=torch.float32) for shape in ((6, 8), (5, 8), (5,)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine = ef.linear(x, weight, bias, epilogue=ef.gelu)
+        theirs = F.gelu(F.linear(x, weight, bias))
+    assert mine.dtype == theirs.dtype == torch.bfloat16
+    mine.sum().backward()
+    want = torch.autograd.grad(theirs.sum(), (x, weight, bias))
+    for leaf, expected in zip((x, weight, bias), want, strict=True):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == torch.float32
+        torch.testing.assert_close(leaf.grad, expected, atol=0.03, rtol=0.03)
+
+
+# --- what autograd promises -------------------------------------------------------------------------------------------
+
+
+def test_ties_are_shared_as_torch_shares_them() -> None:
+    a = torch.tensor([[1.0], [1.0], [0.0]], requires_grad=True)
+    b = torch.tensor([[2.0, 2.0, -1.0]], requires_grad=True)
+    D, most = ef.gemm(a, b, epilogue="def epi(accum): D = relu(accum); most = amax(D); return D, most")
+    (D.sum() + 3 * most).backward()
+    mine = a.grad, b.grad
+    relu = torch.relu(a @ b)
+    for leaf, expected in zip(mine, torch.autograd.grad(relu.sum() + 3 * relu.amax(), (a, b)), strict=True):
+        torch.testing.assert_close(leaf, expected)
+
+
+def test_an_output_nobody_uses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = random(M, K), random(K, N)
+    linear, _ = ef.gemm(a, b, epilogue="def epi(accum): D = accum * 2; Z = exp(accum); return D, Z", save="recompute")
+    monkeypatch.setattr(autograd, "run", None)  # no product is launched
+    linear.sum().backward()
+    torch.testing.assert_close(a.grad, 2 * torch.ones(M, N, dtype=DOUBLE) @ b.detach().mT)
+
+
+@pytest.mark.parametrize("save", ["auto", "recompute", "preactivation"])
+def test_a_linear_epilogue_needs_no_product(save: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias, residual = random(5, K), random(N, K), random(N), random(5, N)
+    y = ef.linear(x, weight, bias, epilogue=lambda accum, C: 0.5 * accum + C, C=residual, save=save)
+    saved = [value for value in y.grad_fn.saved_tensors if value is not None]
+    assert sorted(tuple(value.shape) for value in saved) == [(K, N), (5, K)]
+    monkeypatch.setattr(autograd, "run", None)
+    gradient = torch.ones_like(y)
+    y.backward(gradient)
+    assert residual.grad is gradient or torch.equal(residual.grad, gradient)
+    torch.testing.assert_close(bias.grad, torch.full((N,), 2.5, dtype=DOUBLE))
+
+
+def test_what_the_backward_needs_is_what_is_saved() -> None:
+    weight = random(N, K).detach()
+    x = random(M, K)
+    y = ef.linear(x, weight, epilogue=ef.silu, save="preactivation")
+    shapes = [tuple(value.shape) for value in y.grad_fn.saved_tensors if value is not None]
+    assert shapes == [(M, N), (K, N)], "accum and the weight, and not x, which no gradient needs"
+
+
+def test_a_number_that_was_captured_is_that_of_the_forward() -> None:
+    scale = 2.0
+
+    def scaled(accum: Any) -> Any:
+        return ef.exp(accum * scale)
+
+    a, b = random(M, K), random(K, N)
+    y = ef.gemm(a, b, epilogue=scaled)
+    want = torch.autograd.grad(torch.exp(a @ b * 2.0).sum(), a)
+    scale = 5.0
+    y.sum().backward()
+    torch.testing.assert_close(a.grad, want[0])
+
+
+def test_what_was_saved_and_then_changed_is_torchs_own_error() -> None:
+    a, b, scale = random(M, K), random(K, N), random(N)
+    y = ef.gemm(a, b, epilogue=lambda accum, s: ef.tanh(accum) * s, s=scale)
+    with torch.no_grad():
+        b.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_second_backward_is_torchs_own_error() -> None:
+    y = ef.gemm(random(M, K), random(K, N), epilogue=ef.tanh)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_second_derivatives_are_refused_where_they_are_asked_for() -> None:
+    a, b = random(M, K), random(K, N)
+    (gradient,) = torch.autograd.grad(ef.gemm(a, b, epilogue=ef.tanh).sum(), a, create_graph=True)
+    torch.testing.assert_close(gradient, torch.autograd.grad(torch.tanh(a @ b).sum(), a)[0])
+    with pytest.raises(UnsupportedError, match="differentiated again"):
+        gradient.sum().backward()
+
+
+def test_masks_and_integers_have_no_gradient() -> None:
+    a, b = random(M, K), random(K, N)
+    made = ef.gemm(a, b, epilogue="def epi(accum): D = accum * 1.5; mask = accum > 0; return D, mask")
+    assert made.D.requires_grad
+    assert not made.mask.requires_grad
+    rounded = ef.gemm(a, b, epilogue="lambda accum: accum", out_dtypes=torch.int32)
+    assert not rounded.requires_grad
+
+
+def test_an_operand_that_only_decides_has_no_gradient() -> None:
+    a, b, limit = random(M, K), random(K, N), random(N)
+    ef.gemm(a, b, epilogue=lambda accum, limit: ef.where(accum > limit, accum, 0.0), limit=limit).sum().backward()
+    assert limit.grad is None
+    assert a.grad is not None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_grad_nothing_is_recorded(mode: Callable[[], Any]) -> None:
+    a, b = random(M, K), random(K, N)
+    with mode():
+        assert not ef.gemm(a, b, epilogue=ef.tanh).requires_grad
+    assert not ef.gemm(a.detach(), b.detach(), epilogue=ef.tanh).requires_grad
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "out": (lambda a, b: ef.gemm(a, b, out=torch.empty(M, N, dtype=DOUBLE)), "'D' is given, and an input requires"),
+    "accumulate": (
+        lambda a, b: ef.gemm(a, b, out=torch.empty(M, N, dtype=DOUBLE), accumulate="D"),
+        "'D' is accumulated, and an input requires grad",
+    ),
+    "print": (
+        lambda a, b: ef.gemm(a, b, epilogue='def epi(accum): debug_print("{}", accum); D = accum; return D'),
+        "debug_print in an epilogue whose inputs require grad",
+    ),
+    "save": (lambda a, b: ef.gemm(a, b, save="nothing"), "save must be 'auto' or 'recompute' or 'preactivation'"),
+    "wrong operand": (lambda a, b: ef.gemm(a, b, epilogue=softmax, bias=torch.ones(N + 1)), "bias"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, message = REFUSED[name]
+    for _ in range(2):
+        with pytest.raises(EpifuseError, match=message):
+            call(random(M, K), random(K, N))
+
+
+def test_hooks_and_accumulated_gradients() -> None:
+    weight = torch.nn.Parameter(random(N, K).detach())
+    seen: list[Tensor] = []
+    weight.register_hook(seen.append)
+    x = random(M, K).detach()
+    for _ in range(2):
+        ef.linear(x, weight, epilogue=ef.silu).sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(weight.grad, seen[0] + seen[1])
+
+
+def test_checkpoints() -> None:
+    x, weight = random(M, K), random(N, K)
+
+    def block(x: Tensor) -> Any:
+        return ef.linear(x, weight, epilogue=ef.gelu)
+
+    made: Any = checkpoint(block, x, use_reentrant=False)
+    made.sum().backward()
+    for leaf, want in zip((x, weight), torch.autograd.grad(F.gelu(x @ weight.t()).sum(), (x, weight)), strict=True):
+        torch.testing.assert_close(leaf.grad, want)
+
+
+def test_integers_are_multiplied_and_scales_have_gradients() -> None:
+    a, b = torch.randint(-9, 9, (M, K), dtype=torch.int8), torch.randint(-9, 9, (K, N), dtype=torch.int8)
+    scale = random(N, dtype=torch.float32)
+    D = ef.gemm(a, b, epilogue=lambda accum, scale: ef.tanh(accum * scale * 0.01), scale=scale)
+    D.sum().backward()
+    want = torch.autograd.grad(torch.tanh((a.int() @ b.int()) * scale * 0.01).sum(), scale)[0]
+    torch.testing.assert_close(scale.grad, want)
+
+
+def test_the_size_of_another_batch_has_its_own_mean() -> None:
+    for rows in (M, M + 3):
+        gradchecked("def epi(accum): D = accum * accum - mean(accum, dim=0); return D", random(rows, K))
+
+
+def test_unfused_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epifuse.providers.NAMES", ())
+    a, b = random(M, K + 4), random(K + 4, N)
+    with pytest.warns(UserWarning, match="PyTorch runs it unfused"):
+        y = ef.gemm(a, b, epilogue=ef.tanh, fallback="torch")
+    with pytest.warns(UserWarning, match="unfused"):
+        y.sum().backward()
+    torch.testing.assert_close(a.grad, torch.autograd.grad(torch.tanh(a @ b).sum(), a)[0])
+
+
+def test_fake_tensors_have_no_data() -> None:
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="has no data"):
+        ef.gemm(torch.ones(M, K, requires_grad=True), torch.ones(K, N), epilogue=ef.tanh)
+
+
+# --- how the product comes back ---------------------------------------------------------------------------------------
+
+
+def test_a_derivative_no_kernel_carries_is_run_by_pytorch_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = random(M, K), random(K, N)
+    y = ef.gemm(a, b, epilogue=lambda accum: ef.tanh(accum) * 3.0, save="recompute")
+
+    def refuse(*_: Any) -> Any:
+        raise fail("no_kernel", None, reasons="no kernel today", hint="")
+
+    monkeypatch.setattr(autograd, "_fused", refuse)
+    with pytest.warns(UserWarning, match=r"(?s)unfused, one operation at a time: .*no kernel today"):
+        y.sum().backward()
+    torch.testing.assert_close(a.grad, torch.autograd.grad((torch.tanh(a @ b) * 3.0).sum(), a)[0])
+
+
+@pytest.mark.parametrize(("k", "stored"), [(12, False), (8192, True)])
+def test_a_long_product_is_stored_and_a_short_one_computed_again(k: int, stored: bool) -> None:
+    a, b = torch.zeros(8, k, requires_grad=True), torch.zeros(k, 16)
+    y = ef.gemm(a, b, epilogue=ef.gelu)
+    assert any(value is not None and value.shape == (8, 16) for value in y.grad_fn.saved_tensors) == stored
+
+
+# --- derivatives on a GPU ---------------------------------------------------------------------------------------------
+
+
+def derived(epilogue: Any, m: int, n: int, k: int, **operands: Tensor) -> tuple[Derivative, dict[str, Tensor]]:
+    """The derivative in bfloat16 of all that is a float, and what it is handed."""
+    from epifuse.frontend import parsed
+
+    a, b = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16).t()
+    settled = settle(with_care(Request(a, b, parsed(epilogue), operands, Options(None))))
+    names = tuple(name for name, dtype in settled.problem.dtypes if dtype in autograd.FLOATS)
+    wanted = tuple(name for name, value in operands.items() if value.is_floating_point())
+    made = derive(settled, (autograd.ACCUM, *wanted), names)
+    handed = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in made.inputs}
+    return made, {name: operands.get(name, value) for name, value in handed.items() if name != autograd.ACCUM}
+
+
+def row(n: int) -> Tensor:
+    return torch.empty(n, dtype=torch.bfloat16)
+
+
+ON_HOPPER = {
+    "gelu, bias, residual": (gelu_residual, 512, {"bias": row(512), "residual": torch.empty(512, 512)}),
+    "gate": (silu_gate, 512, {"gate": torch.empty(512, 512, dtype=torch.bfloat16)}),
+    "softmax": (softmax, 256, {"bias": row(256)}),
+    "layer norm": (layer_norm, 256, {"weight": row(256), "bias": row(256)}),
+    "log softmax": (log_softmax, 256, {"scale": torch.empty(1)}),
+    "maxima": ("def epi(accum): D = relu(accum); most = amax(D, dim=-1); return D, most", 256, {}),
+}
+
+
+@pytest.mark.parametrize("name", ON_HOPPER)
+def test_derivatives_are_planned_on_hopper(name: str) -> None:
+    epilogue, n, operands = ON_HOPPER[name]
+    derivative, given = derived(epilogue, 512, n, 256, **operands)
+    assert derivative.parsed is not None, derivative.refused
+    a, b = torch.empty(512, 256, dtype=torch.bfloat16), torch.empty(n, 256, dtype=torch.bfloat16).t()
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(derivative.parsed, given))
+    assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
