@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import epifuse as ef
 from epifuse.base.errors import ArgumentError, EpifuseError
@@ -202,7 +202,6 @@ def test_a_function_of_a_tree_whose_defaults_were_replaced_is_read_again() -> No
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "grad": lambda: ef.gemm(A.clone().requires_grad_(), B, epilogue=epi, C=C, out=torch.empty(6, 8)),
-    "vmap": lambda: torch.vmap(lambda a: ef.gemm(a, B, epilogue=epi, C=C))(A.expand(2, 6, 4)),
     "sparse": lambda: ef.gemm(A.to_sparse(), B, epilogue=epi, C=C),
     "a list": lambda: ef.gemm(A, B, epilogue=epi, C=C.tolist()),
     "None": lambda: ef.gemm(A, B, epilogue=epi, C=None),
@@ -231,8 +230,8 @@ def test_what_a_first_call_refuses_a_later_one_refuses(name: str) -> None:
 
 def test_a_fake_mode_gets_no_memory_to_write() -> None:
     ef.gemm(A, B)
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ArgumentError, match="D has no data"):
-        ef.gemm(A, B)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(ef.gemm(A, B), FakeTensor)
     assert torch.equal(ef.gemm(A, B), A @ B)
 
 

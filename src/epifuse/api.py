@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from epifuse import ir, providers
+from epifuse import providers
 from epifuse.base.autocast import followed
 from epifuse.base.dynamo import outside_graph
-from epifuse.base.errors import fail, kind_of
+from epifuse.base.errors import EpifuseError, fail, kind_of
 from epifuse.base.results import Results
 from epifuse.base.target import TARGETS
-from epifuse.frontend import FrontEnd, Parsed
+from epifuse.frontend import FrontEnd
 from epifuse.frontend import parsed as parse_cached
-from epifuse.frontend.remembered import remembered
-from epifuse.ir import Builder, Graph, Node, rewrite
-from epifuse.ir.graph import keep
+from epifuse.frontend.biased import with_bias
 from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import fold_gemm, fold_linear
+from epifuse.pytorch import dynamo
 from epifuse.pytorch.autograd import differentiated
+from epifuse.pytorch.ops import recorded
 from epifuse.request.checks import check_plain
 from epifuse.request.options import Options, given_by_name
 from epifuse.request.signature import Request, describe
@@ -215,7 +215,10 @@ def gemm(
     request, fold = Request(a, b, parsed, given, options), None
     if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
         request, fold = fold_gemm(request)
-    outputs = run(request)
+    try:
+        outputs = run(request)
+    except EpifuseError:
+        outputs = recorded(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
@@ -247,8 +250,9 @@ def linear(
     ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
     x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
-    check_plain("x", x, None)
-    check_plain("weight", weight, x.device)
+    for name, tensor in (("x", x), ("weight", weight)):
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
+            check_plain(name, tensor, None)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
     by_name = by_name if bias is None else {**by_name, "bias": bias}
@@ -261,7 +265,7 @@ def linear(
         if "bias" not in parsed.parameters:
             if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):
                 raise fail("linear_bias_shape", None, want=(len(weight),), bias=tuple(bias.shape))
-            parsed = _with_bias(parsed)
+            parsed = with_bias(parsed)
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     given = given_by_name(parsed, by_name, operands, out, "linear")
@@ -269,27 +273,13 @@ def linear(
     request, fold = Request(x, weight.t(), parsed, given, options, names=("x", "weight")), None
     if x.dim() != 2:
         request, fold = fold_linear(request)
-    outputs = run(request)
+    try:
+        outputs = run(request)
+    except EpifuseError:
+        outputs = recorded(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
-
-
-def _with_bias(parsed: Parsed) -> Parsed:
-    """The epilogue on accum + bias."""
-    graph = remembered("bias", parsed.key, lambda: _biased(parsed.graph))
-    return parsed.changed(graph=graph, parameters=("bias", *parsed.parameters), key=f"bias {parsed.key}")
-
-
-def _biased(graph: Graph) -> Graph:
-
-    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
-        if old.op != "accum":
-            return keep(old, args, builder)
-        return builder.node("add", builder.node("accum"), builder.node("load", attr=ir.Load("bias")))
-
-    biased = rewrite(graph, rule)
-    return replace(biased, inputs=("bias", *biased.inputs))
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
@@ -304,3 +294,8 @@ def run(request: Request) -> dict[str, torch.Tensor]:
     if (prepared := find(call)) is not None:
         return prepared.launch(call)
     return planned(call) if call.signature is not None else differentiated(request)
+
+
+# Dynamo traces these in their place, where it meets a call; a launch outside of it pays nothing for that.
+gemm._torchdynamo_inline = dynamo.gemm  # type: ignore[attr-defined]
+linear._torchdynamo_inline = dynamo.linear  # type: ignore[attr-defined]

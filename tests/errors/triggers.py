@@ -19,9 +19,11 @@ import epifuse as ef
 from epifuse.base import store
 from epifuse.base.config import Config
 from epifuse.passes.verify import verify
+from epifuse.plan.settle import Settled
 from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
 from epifuse.providers.cutedsl.load import _version
+from epifuse.runtime.run import launch
 from epifuse.runtime.workers import Workers
 from epifuse.tools import debug
 from tests.errors.facade_triggers import FACADES
@@ -255,7 +257,8 @@ def _pinned() -> ef.GemmArguments:
 
 def _no_kernel() -> Any:
     with mock.patch("epifuse.providers.NAMES", ("cpu",)):
-        return ef.gemm(*_on_another_target())
+        args = ef.GemmArguments(*_on_another_target())
+        return launch(args.call, Settled(args.problem, args.structure))
 
 
 def _unwrap(status: ef.Status) -> Any:
@@ -318,7 +321,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "operand_type": lambda: gemm("lambda accum, C: accum + C", C="text"),
     "tensor_type": lambda: gemm("lambda accum: accum", [[1.0]]),
     "tensor_subclass": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).as_subclass(_Tensor)),
-    "transformed": lambda: torch.vmap(lambda a: gemm("lambda accum: accum", a))(torch.ones(2, M, K)),
+    "transformed": lambda: torch.vmap(lambda a: ef.GemmArguments(a, torch.ones(K, N)))(torch.ones(2, M, K)),
     "requires_grad": _in_another_grad_mode,
     "grad_out": lambda: gemm("lambda accum: accum", b=_weight(), out=torch.empty(M, N)),
     "grad_accumulate": lambda: gemm("lambda accum: accum", b=_weight(), accumulate="D"),
@@ -347,7 +350,7 @@ CALLS: dict[str, Callable[[], Any]] = {
         out=torch.ones(M, N), epilogue=ef.EpilogueArguments("def epi(accum): E = accum; return E", E=torch.ones(M, N))
     ),
     "out_shape": lambda: _arguments(out=torch.ones(N, M), epilogue=ef.EpilogueArguments.partial(_DOUBLED, {})),
-    "traced": lambda: make_fx(lambda a: ef.gemm(a, torch.ones(K, N)))(torch.ones(M, K)),
+    "traced": lambda: make_fx(lambda a: ef.GemmArguments(a, torch.ones(K, N)))(torch.ones(M, K)),
     "symbolic_size": _symbolic_size,
     "inference_output": _inference_output,
     "out_single": lambda: gemm("def epi(accum): E = accum; G = accum; return E, G", out=torch.ones(M, N)),
@@ -379,6 +382,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no_compile": _compiling_forbidden,
     "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
+    "operator_spec": lambda: torch.ops.epifuse.gemm(torch.ones(M, K), torch.ones(K, N), [], [], "NOSPEC"),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "kernel_text": lambda: _plain(object),
     "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("cpu", "").result(),

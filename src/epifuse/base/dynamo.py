@@ -1,4 +1,7 @@
-"""Under torch.compile: epifuse plans and launches outside the compiled graph, which breaks around its entry points."""
+"""Under torch.compile: epifuse plans and launches outside the compiled graph, which breaks around its entry points.
+
+Of `gemm` and `linear` Dynamo traces what stands in `pytorch.dynamo` instead.
+"""
 
 from __future__ import annotations
 

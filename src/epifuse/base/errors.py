@@ -119,7 +119,10 @@ CATALOGUE: dict[str, Sentence] = {
     "traced": Sentence(
         _U,
         "torch.jit.trace and make_fx cannot record this call: they would keep its memory and not its computation",
-        "call it outside what is traced, or trace ef.reference(epilogue)(a @ b)",
+        "call ef.gemm or ef.linear, which they record, or call it outside what is traced",
+    ),
+    "operator_spec": Sentence(
+        _A, "this text is no call of epifuse::gemm: {detail}", "let ef.gemm write it, while PyTorch traces it"
     ),
     "symbolic_size": Sentence(
         _A,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, KeysView, Mapping
+from collections.abc import ItemsView, KeysView
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
 
     __named: dict[str, torch.Tensor]
 
-    def __new__(cls, named: Mapping[str, torch.Tensor]) -> Results:
+    def __new__(cls, named: Any) -> Any:
+        if not isinstance(named, dict):  # torch.fx makes a tuple anew by its type, of its proxies alone
+            return tuple(named)
         made = super().__new__(cls, named.values())
         vars(made).update({"names": tuple(named)} | dict(named))
         made.__named = dict(named)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from epifuse.api import explain, get_kernels, run
+from epifuse.api import explain, get_kernels
 from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import fail
 from epifuse.base.results import Results
@@ -35,6 +35,7 @@ from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
 from epifuse.request.signature import Request
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+from epifuse.runtime.run import run
 
 
 class LayoutType(enum.Enum):

@@ -114,7 +114,7 @@ def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
     dtype = torch.get_default_dtype() if widens else like.dtype
     if isinstance(value, int) and not isinstance(value, bool) and like.dtype == torch.bool:
         dtype = torch.int64
-    return torch.tensor(value, dtype=dtype, device=like.device)
+    return torch.full((), value, dtype=dtype, device=like.device)  # which can be traced, as torch.tensor cannot
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def where(condition: Value, x: Value, y: Value) -> Value:
     """x where the mask holds, else y. The branch not taken is dropped, NaN included."""
     if not isinstance(condition, torch.Tensor):
         like = x if isinstance(x, torch.Tensor) else y
-        condition = torch.tensor(bool(condition), device=like.device)
+        condition = torch.full((), bool(condition), device=like.device)
     return torch.where(condition, x, y)
 
 

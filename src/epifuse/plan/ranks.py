@@ -156,7 +156,8 @@ def fold_gemm(request: Request) -> tuple[Request, Fold]:
     """The request with the leading dims of A and B, which broadcast, as L. Raises `EpifuseError` for what does not."""
     a, b = request.a, request.b
     for name, tensor in zip(request.names, (a, b), strict=True):
-        check_plain(name, tensor, None)
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
+            check_plain(name, tensor, None)
     shapes = {"a": tuple(a.shape), "b": tuple(b.shape)}
     try:
         lead = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))  # type: ignore[no-untyped-call]  # untyped

@@ -175,7 +175,8 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     if given is None:
         given = everything_given(request)
     traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    if traced or torch._C._get_tracing_state() is not None:
+    exported = torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0  # type: ignore[no-untyped-call]  # untyped
+    if traced or exported or torch._C._get_tracing_state() is not None:
         raise fail("traced", None)
     if any(isinstance(value, Hint) for value in given.values()):
         return with_care(unhinted(request, given))

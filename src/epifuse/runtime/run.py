@@ -1,4 +1,4 @@
-"""Running a request: found again, or checked, planned, built and remembered."""
+"""From a request to tensors: found again and launched, or described, settled, selected, built and launched."""
 
 from __future__ import annotations
 

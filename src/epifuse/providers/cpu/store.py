@@ -9,16 +9,19 @@ _FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 def store(value: torch.Tensor, destination: torch.Tensor) -> None:
     """Write `value` to `destination`, which may be strided and is written once."""
-    dtype = destination.dtype
+    destination.copy_(storable(value, destination.dtype))
+
+
+def storable(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`value` such that PyTorch's own conversion to `dtype` stores it by the rule."""
     if value.dtype == dtype or dtype == torch.bool:
-        destination.copy_(value)
-    elif dtype in _FP8_MAX:
+        return value
+    if dtype in _FP8_MAX:
         limit = _FP8_MAX[dtype]
-        destination.copy_(value.to(torch.float32).clamp(-limit, limit))
-    elif dtype.is_floating_point or value.dtype == torch.bool:
-        destination.copy_(value)
-    else:
-        destination.copy_(_to_integer(value, dtype))
+        return value.to(torch.float32).clamp(-limit, limit)
+    if dtype.is_floating_point or value.dtype == torch.bool:
+        return value
+    return _to_integer(value, dtype)
 
 
 def _to_integer(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

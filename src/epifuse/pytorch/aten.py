@@ -1,0 +1,129 @@
+"""A request as operations of ATen: what PyTorch sees while it traces, transforms or differentiates.
+
+Checks, dtypes and the store rule are those of the fused road. The product is rounded to the dtype of A where that has
+16 bits, as PyTorch's own is; what comes after it is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from epifuse.base.dtypes import BY_TORCH, Kind
+from epifuse.base.errors import fail, kind_of
+from epifuse.ir import Node
+from epifuse.plan.settle import settle
+from epifuse.providers.cpu.store import storable
+from epifuse.pytorch.interpret import interpret
+from epifuse.request.problem import TensorInfo, dense
+from epifuse.request.signature import Call, Request, everything_given
+
+
+def is_traced(*values: Any) -> bool:
+    """Whether PyTorch is to see operations on these values: in its modes and transforms, and for what its tracers make
+    of tensors. A person's own subclass is none of that."""
+    if (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0  # type: ignore[no-untyped-call]  # untyped
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return True
+    return any(isinstance(value, (FakeTensor, FunctionalTensor)) for value in values)
+
+
+def traced(request: Request) -> dict[str, torch.Tensor]:
+    """The outputs by name, by operations of ATen. Raises what the fused road raises for shapes, dtypes and kinds.
+
+    Outputs that are accumulated are among what is given, and are not written.
+    """
+    request.options.check()
+    given = everything_given(request)
+    problem = settle(_described(request, given)).problem
+    accum = _product(request.a, request.b, problem.accumulator)
+    inputs = {name: value for name, value in given.items() if name not in request.parsed.output_names}
+    values = interpret(request.parsed.graph, accum, inputs)
+    dtypes, accumulated = dict(problem.dtypes), dict(problem.accumulated)
+    seen: set[Node] = set()
+    outputs = {}
+    for name, node, *_ in request.parsed.graph.outputs:
+        value = values[name]
+        if name in accumulated:
+            held = given[name]
+            value = held.to(torch.promote_types(value.dtype, held.dtype)) + value.reshape(held.shape)
+        value = storable(value, dtypes[name]).to(dtypes[name])
+        outputs[name] = value if _is_new(node, seen) else value.clone(memory_format=torch.contiguous_format)
+    return outputs
+
+
+def _is_new(node: Node, seen: set[Node]) -> bool:
+    """Whether an output is memory of its own, and dense: no view of an operand, and not what another one is."""
+    while node.op in _SAME:
+        node = node.args[0]
+    known = node in seen
+    seen.add(node)
+    return not known and node.op not in _VIEWS and node.attr != "mln"
+
+
+_SAME = ("cast", "assume_one_hot", "debug_print", "number", "tensor", "torch")
+_VIEWS = ("load", "access", "permute", "reshape", "unsqueeze", "expand_as", "select")
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    if accumulator == torch.int32:  # float64 holds every sum of products of 8-bit integers
+        return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
+    if a.dtype.itemsize == 1:
+        return torch.matmul(a.to(torch.float32), b.to(torch.float32))
+    return torch.matmul(a, b).to(torch.float64 if accumulator == torch.float64 else torch.float32)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _described(request: Request, given: Mapping[str, Any]) -> Call:
+    """The call as it is planned, of tensors that may only describe some: sizes that are symbols are their hints."""
+    infos = [_info(request.names[0], request.a), _info(request.names[1], request.b)]
+    tensors: dict[str, Any] = {}
+    kinds: dict[str, Kind] = {}
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and (value.dim() or not value.is_cpu or name in request.parsed.output_names):
+            tensors[name] = value
+            infos.append(_info(name, value))
+        else:
+            kinds[name] = _kind(name, value)
+    return Call(request, (), tensors, {}, kinds, [None] * len(infos), tuple(infos))
+
+
+def _info(name: str, tensor: Any) -> TensorInfo:
+    if not isinstance(tensor, torch.Tensor):
+        raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint="")
+    shape = tuple(map(_hint, tensor.shape))
+    return TensorInfo(shape, dense(shape), tensor.dtype, str(tensor.device))
+
+
+def _hint(extent: Any) -> int:
+    """What a size is now. One that only the data will say is any: no rule asks which, but whether it is one."""
+    if not isinstance(extent, torch.SymInt):
+        return int(extent)  # torch.jit shows sizes as tensors
+    hint = extent.node.hint
+    return _ANY if hint is None else int(hint)
+
+
+_ANY = 64
+
+
+def _kind(name: str, value: Any) -> Kind:
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in BY_TORCH:
+            raise fail("operand_dtype", None, name=name, dtype=value.dtype)
+        kind = BY_TORCH[value.dtype].loads_as
+        return "int" if kind in ("int32", "int64") else kind
+    if isinstance(value, (bool, torch.SymBool)):
+        return "mask"
+    return "int" if isinstance(value, (int, torch.SymInt)) else "float"

@@ -1,0 +1,252 @@
+"""What Dynamo traces in place of `ef.gemm` and `ef.linear`: one node, whose spec is computed while it traces.
+
+The epilogue itself is not traced. What it was made of, though, is read here as Python reads it: the cells of its
+closure, globals, defaults, attributes, functions it calls. So Dynamo guards each of them as it guards what it traces
+itself; a captured number is an input or a guard, never a constant that may go stale. Whatever cannot be read so breaks
+the graph, and the call runs outside of it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.results import Results
+from epifuse.frontend import Parsed
+from epifuse.frontend import parsed as parse_cached
+from epifuse.frontend.biased import with_bias
+from epifuse.pytorch.captured import Path, UnreadableError, captures, follow
+from epifuse.pytorch.ops import NAMES, chosen_dtypes, operator
+from epifuse.pytorch.spec import Spec, decoded, encoded
+from epifuse.request.options import Options, given_by_name
+from epifuse.runtime.arguments import plain
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    epilogue: Any = None,
+    out: Any = None,
+    out_dtypes: Any = None,
+    operands: Any = None,
+    accumulate: Any = (),
+    accumulator_type: Any = None,
+    precision: Any = None,
+    fast_math: Any = False,
+    allow_recompute: Any = False,
+    fallback: Any = None,
+    **by_name: Any,
+) -> Any:
+    """See `epifuse.gemm`."""
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    return _traced("gemm", a, b, epilogue, out, operands or {}, by_name, options)
+
+
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    epilogue: Any = None,
+    out: Any = None,
+    out_dtypes: Any = None,
+    operands: Any = None,
+    accumulate: Any = (),
+    accumulator_type: Any = None,
+    precision: Any = None,
+    fast_math: Any = False,
+    allow_recompute: Any = False,
+    fallback: Any = None,
+    **by_name: Any,
+) -> Any:
+    """See `epifuse.linear`."""
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    if bias is not None:
+        by_name["bias"] = bias
+    return _traced("linear", x, weight.t(), epilogue, out, operands or {}, by_name, options)
+
+
+def _traced(
+    form: str, a: Any, b: Any, epilogue: Any, out: Any, operands: Any, by_name: dict[str, Any], options: Any
+) -> Any:
+    function, receiver = _taken_apart(epilogue)
+    nested = isinstance(function, FunctionType) and not _has_globals(function)
+    if isinstance(function, partial) or (nested and _holds_more(function, {**by_name, **operands})):
+        return _break(_UNREADABLE)
+    written = {"": out} if isinstance(out, torch.Tensor) else out or {}
+    dtypes = {name: value.dtype for name, value in written.items()}
+    shown = {name: _shown(value) for name, value in by_name.items()}
+    shown_operands = {name: _shown(value) for name, value in operands.items()}
+    found = _captures(form, function, receiver, shown, shown_operands, nested)
+    if isinstance(found, str):
+        return _break(found)
+    tensors: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    seen = []
+    for name, path, fixed in found:
+        value = follow(function, receiver, path)
+        if name:
+            numbers[name] = value
+        elif fixed is None:
+            seen.append(value)
+        elif value != fixed:
+            return _break(_UNREADABLE)
+    for name, value in (*by_name.items(), *operands.items()):
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, (bool, int, float)):
+            numbers[name] = value
+    spec = _spec(
+        form, function, receiver, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options, *seen
+    )
+    if spec.startswith(_WHY):
+        return _break(spec)
+    names, single, accumulated = _names(spec)
+    to = {single if name == "" else name: value for name, value in written.items()}
+    held = [*tensors.values(), *[to[name] for name in accumulated]]
+    made = operator(a, b, held, list(numbers.values()), spec)
+    outputs = {}
+    for name, value in zip(names, made):  # noqa: B905 - Dynamo traces it without `strict`
+        outputs[name] = to[name].copy_(value.view(to[name].shape)) if name in to else value
+    return outputs[names[0]] if len(names) == 1 else Results(outputs)
+
+
+def _taken_apart(epilogue: Any) -> tuple[Any, Any]:
+    """What is parsed, and the object that it belongs to."""
+    if isinstance(epilogue, MethodType):
+        return epilogue.__func__, epilogue.__self__
+    if epilogue is None or isinstance(epilogue, (str, FunctionType)):
+        return epilogue, None
+    return epilogue, epilogue
+
+
+def _has_globals(function: Any) -> bool:
+    """Whether Dynamo knows where a function came from: it does not of one that was made while it traces."""
+    try:
+        return function.__globals__ is not None
+    except AttributeError:
+        return False
+
+
+def _holds_more(function: Any, handed: dict[str, Any]) -> bool:
+    """Whether a function made while Dynamo traces has cells, or defaults that are used."""
+    code = function.__code__
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return bool(code.co_freevars) or any(name not in handed for name in names)
+
+
+def _shown(value: Any) -> Any:
+    """What a parse sees of an operand: what is decided while parsing as it is, of all else what it is."""
+    if value is None or isinstance(value, str):
+        return value
+    for kind in (torch.Tensor, bool, int, float):
+        if isinstance(value, kind):
+            return _STAND_INS[kind]
+    return ...
+
+
+_STAND_INS: dict[type, Any] = {torch.Tensor: [], bool: True, int: 1, float: 1.0}
+
+
+def _break(why: str) -> Any:
+    """Break the graph: the call of `ef.gemm` or `ef.linear` runs outside of it."""
+    torch._dynamo.graph_break(msg=why)
+    raise UnreadableError(why)  # what breaks inside of what is inlined goes on here
+
+
+# --- run while Dynamo traces, and constant for it ---------------------------------------------------------------------
+
+
+def _constant(function: Any) -> Any:
+    """Mark `function`: Dynamo calls it with the values that its arguments have, and takes the result as constant.
+
+    `torch.compiler.assume_constant_result` says the same, but imports the compiler.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+_UNREADABLE = "epifuse cannot follow what a closure made in the compiled function, or functools.partial, holds: define "
+_UNREADABLE += "the epilogue outside, and hand numbers over by name"
+_WHY = "epifuse plans and launches outside the compiled graph: "
+
+
+@_constant
+def _captures(
+    form: str, function: Any, receiver: Any, shown: dict[str, Any], operands: dict[str, Any], nested: bool
+) -> tuple[tuple[str, Path, Any], ...] | str:
+    """What the epilogue captured and where Dynamo can read it; or why it cannot."""
+    try:
+        parsed = _parsed(function, receiver, shown, operands)
+        found = captures(function, receiver, parsed, {**shown, **operands}, nested)
+        return tuple((name, path, fixed) for name, path, fixed in found)
+    except UnreadableError as error:
+        return f"{_WHY}what compiles a model cannot follow {error}"
+    except EpifuseError as error:
+        return f"{_WHY}{error}"
+
+
+@_constant
+def _spec(
+    form: str,
+    function: Any,
+    receiver: Any,
+    shown: dict[str, Any],
+    operands: dict[str, Any],
+    dtypes: dict[str, torch.dtype],
+    tensors: tuple[str, ...],
+    numbers: tuple[str, ...],
+    options: Any,
+    *seen: Any,
+) -> str:
+    """The operator's spec, or why there is none. Dynamo guards what was `seen`, by asking for its value."""
+    try:
+        parsed = _parsed(function, receiver, shown, operands)
+        cast: tuple[str, ...] = ()
+        if "bias" in shown and form == "linear" and "bias" not in parsed.parameters:
+            parsed, cast = with_bias(parsed), ("bias",)
+        elif form == "linear" and not {"bias"} <= {*parsed.defaults, *shown, *operands} and "bias" in parsed.parameters:
+            raise fail("linear_bias", None)
+        given_by_name(parsed, shown, operands or None, dtypes.get("", dtypes or None), form)
+        chosen = Options(*options)
+        chosen.check()
+        if parsed.graph.effects or parsed.prepare is not None or missing(parsed, tensors, numbers):
+            return f"{_WHY}it prints, or is handed what no operator of PyTorch takes"
+        names = parsed.output_names
+        given = {name or _single(names): dtype for name, dtype in dtypes.items()}
+        chosen = chosen._replace(out_dtypes=chosen_dtypes(chosen.out_dtypes, names) | given)
+        return encoded(Spec(parsed, (*tensors, *chosen.accumulated), numbers, chosen, NAMES[form], cast, form))
+    except EpifuseError as error:
+        return f"{_WHY}{error}"
+
+
+def missing(parsed: Parsed, tensors: tuple[str, ...], numbers: tuple[str, ...]) -> set[str]:
+    """Operands that are neither tensors nor numbers, or not given."""
+    return {*parsed.graph.inputs} - {*tensors, *numbers}
+
+
+@_constant
+def _names(spec: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """The names of the outputs, that of the one written where one is given, and those accumulated."""
+    call = decoded(spec)
+    names = call.parsed.output_names
+    return names, _single(names), call.options.accumulated
+
+
+def _single(names: tuple[str, ...]) -> str:
+    return "D" if "D" in names else names[0]
+
+
+def _parsed(function: Any, receiver: Any, shown: dict[str, Any], operands: dict[str, Any]) -> Parsed:
+    if function is None:
+        return plain()
+    epilogue = function if receiver is None or receiver is function else MethodType(function, receiver)
+    if hasattr(type(epilogue), "__epifuse__"):
+        raise UnreadableError("a visitor tree or a functor")
+    return parse_cached(epilogue, shown, operands)

@@ -1,0 +1,185 @@
+"""A graph as written, as plain operations of PyTorch: what is traced, differentiated and compiled in its place.
+
+Tensors may be of any mode: fake ones, proxies, those of vmap, with sizes that are symbols. Numbers stay numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.errors import fail
+from epifuse.fusion import forms, host
+from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Builder, Graph, Node, rewrite
+from epifuse.ir.graph import keep
+
+
+def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The outputs of `graph` as written, by name, before they are stored: float32, float64 beside a float64 `accum`.
+
+    `accum` is the product, (..., M, N), `operands` are tensors and numbers by name. Effects are not run. Raises
+    `ArgumentError` where Python refuses the arithmetic of numbers.
+    """
+    floating = torch.float64 if accum.dtype == torch.float64 else torch.float32
+    loaded = {name: _loaded(value, floating) for name, value in operands.items()}
+    graph = _unclaimed(graph, loaded)
+    walk = _Walk(graph, accum, loaded)
+    return {output.name: walk.tensor(output.node) for output in graph.outputs}
+
+
+def _loaded(value: Any, floating: torch.dtype) -> Any:
+    """An operand as an epilogue sees it: floats in the dtype of the arithmetic, small integers as int32."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    kind = BY_TORCH[value.dtype].loads_as
+    return value.to({"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, floating))
+
+
+def _unclaimed(graph: Graph, operands: Mapping[str, Any]) -> Graph:
+    """The graph without claims: each stands for its first argument."""
+
+    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        upright = old.op == "access" and isinstance(operands[args[0].attr.name], torch.Tensor)
+        return args[0] if old.op in _CLAIMS and not upright else keep(old, args, builder)
+
+    return rewrite(graph, rule)
+
+
+_CLAIMS = ("access", "assume_one_hot", "debug_print", "tensor", "torch")
+
+
+class _Walk:
+    """The values of nodes that were computed: tensors, and None for numbers, which are computed where they are used."""
+
+    def __init__(self, graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> None:
+        self.graph, self.accum, self.operands = graph, accum, operands
+        self.values: dict[Node, Any] = {}
+        for node in graph.nodes:
+            self.values[node] = self._value(node)
+
+    def tensor(self, node: Node) -> torch.Tensor:
+        """The value of a node that is to leave as a tensor."""
+        found = self.operand(node)
+        return found if isinstance(found, torch.Tensor) else self.accum.new_full((), found)
+
+    def operand(self, node: Node) -> Any:
+        """The value of a node: a tensor, or a number in Python's own arithmetic."""
+        if (value := self.values[node]) is not None:
+            return value
+        try:
+            return host.evaluate(node, lambda load: self.operands[load.attr.name])
+        except host.HostError as error:
+            raise fail("host_arithmetic", self.graph.loc(error.node), detail=str(error)) from None
+
+    def _value(self, node: Node) -> Any:
+        if node.op == "accum":
+            return self.accum if node.attr is None else self.accum.transpose(0, 1)
+        if node.op == "load":
+            value = self.operands[node.attr.name]
+            return _viewed(value, node.attr.views) if isinstance(value, torch.Tensor) else None
+        if all(self.values[arg] is None for arg in node.args):
+            return None
+        args = [self.operand(arg) for arg in node.args]
+        if node.op in PRIMITIVES:
+            return PRIMITIVES[node.op].meaning(*args)
+        return _RULES[node.op](node.attr, *args, accum=self.accum)
+
+
+def _viewed(value: torch.Tensor, views: tuple[tuple[str, Any], ...]) -> torch.Tensor:
+    for step, argument in views:
+        value = getattr(value, step)(argument)
+    return value
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+_BY_TORCH: Mapping[str, Callable[..., torch.Tensor]] = {
+    "elu": F.elu,
+    "expm1": torch.expm1,
+    "gelu_erf": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "hardtanh": F.hardtanh,
+    "leaky_relu": F.leaky_relu,
+    "logsigmoid": F.logsigmoid,
+    "mish": F.mish,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "threshold": F.threshold,
+}
+"""Activations that PyTorch has. It knows their derivatives: that of 1 / (1 + exp(-x)), taken apart, is NaN at -100."""
+
+
+def _activation(name: str, *args: Any, accum: torch.Tensor) -> torch.Tensor:
+    x, *further = args
+    by_torch = _BY_TORCH.get(name)
+    plain = isinstance(x, torch.Tensor) and x.is_floating_point()
+    if by_torch is None or not plain or any(isinstance(value, torch.Tensor) for value in further):
+        return VOCABULARY[name].function(*args)  # type: ignore[no-any-return]  # a tensor of tensors
+    return by_torch(*args)
+
+
+# --- what has a form of its own --------------------------------------------------------------------------------------
+
+
+def _host(attr: Any, *args: Any, accum: torch.Tensor) -> Any:
+    hint = "hand it Python's numbers: a tensor has no value while it is traced"
+    raise fail("host_wanted", None, what=attr, hint=hint)
+
+
+def _select(attr: Any, condition: Any, x: Any, y: Any, *, accum: torch.Tensor) -> Any:
+    if isinstance(condition, torch.Tensor):
+        return PRIMITIVES["where"].meaning(condition != 0, x, y)
+    return x if condition else y
+
+
+def _expanded(attr: Any, x: Any, like: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    return (x if isinstance(x, torch.Tensor) else like.new_full((), x)).expand(like.shape)
+
+
+def _access(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    """An operand of a visitor tree: the vector of a column stands upright."""
+    return x.unsqueeze(1) if attr[0] == "column" and x.dim() == 1 and x.shape[0] != 1 else x
+
+
+def _reduced(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    name, dims, keepdim = attr
+    return REDUCTIONS[name].meaning(x, dims, keepdim)
+
+
+def _reduced_axes(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    """A visitor tree's reduction, of a tile over axes of the product."""
+    name, axes = attr
+    dims = tuple(i for i, axis in enumerate("lmn"[3 - accum.dim() :]) if axis in axes)
+    return REDUCTIONS[name].meaning(x.expand(accum.shape), dims, False)
+
+
+_RULES: Mapping[str, Callable[..., Any]] = {
+    "call": _activation,
+    "cast": lambda dtype, x, accum: x.to(dtype),
+    "permute": lambda dims, x, accum: x.permute(dims),
+    "reshape": lambda shape, x, accum: x.reshape(shape),
+    "unsqueeze": lambda dim, x, accum: x.unsqueeze(dim),
+    "expand_as": _expanded,
+    "coordinate": lambda axis, x, accum: getattr(forms, f"index_{axis}")(x),
+    "number": lambda _, x, accum: x,
+    "access": _access,
+    "reduce_dims": _reduced,
+    "reduce_axes": _reduced_axes,
+    "select": _select,
+    "host": _host,
+}

@@ -1,0 +1,160 @@
+"""`epifuse::gemm`, a product and its epilogue as one operator of PyTorch, composite: what traces it sees ATen.
+
+Dynamo and torch.export keep it as one node; AOTAutograd, make_fx, FakeTensors and vmap see what it is made of; on
+tensors with data the fused road runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from epifuse.base.autocast import followed
+from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.results import Results
+from epifuse.plan.ranks import fold_gemm, fold_linear
+from epifuse.pytorch.aten import is_traced, traced
+from epifuse.pytorch.autograd import differentiated
+from epifuse.pytorch.spec import Spec, decoded, encoded
+from epifuse.request.checks import host_number
+from epifuse.request.signature import Request, everything_given, wants_gradient
+from epifuse.request.transports import without_hints
+from epifuse.runtime.run import run
+
+NAMES = {"gemm": ("A", "B"), "linear": ("x", "weight")}
+"""What errors call A and B."""
+
+SCHEMA = "gemm(Tensor a, Tensor b, Tensor[] operands, Scalar[] numbers, str spec) -> Tensor[]"
+
+
+def operator(a: Any, b: Any, operands: Sequence[Any], numbers: Sequence[Any], spec: str) -> list[torch.Tensor]:
+    """The outputs in the order of the return statement."""
+    if torch._C._get_tracing_state() is not None:  # torch.jit records no list of numbers
+        return _composite(a, b, operands, numbers, spec)
+    return torch.ops.epifuse.gemm.default(a, b, operands, numbers, spec)  # type: ignore[no-any-return]  # by its schema
+
+
+def recorded(request: Request) -> dict[str, torch.Tensor]:
+    """The outputs of a request by name, as one node where PyTorch traces tensors outside of Dynamo.
+
+    Destinations are written. Raises the error at hand where nothing traces: call it where that is handled.
+    """
+    if not is_traced(request.a, request.b, *request.given.values()):
+        raise
+    try:
+        return _recorded(request)
+    except EpifuseError as error:
+        raise error from None
+
+
+def _recorded(request: Request) -> dict[str, torch.Tensor]:
+    given, names, options = everything_given(request), request.parsed.output_names, request.options
+    given, accumulate, _ = without_hints(given, names)
+    options = options._replace(accumulate=tuple(dict.fromkeys((*accumulate, *options.accumulated))))
+    written = {name: given[name] for name in names if given.get(name) is not None}
+    handed = {n: value for n, value in given.items() if n not in names or n in options.accumulate}
+    tensors = {name: value for name, value in handed.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: _number(name, value) for name, value in handed.items() if name not in tensors}
+    dtypes = chosen_dtypes(options.out_dtypes, names) | {name: value.dtype for name, value in written.items()}
+    spec = Spec(request.parsed, tuple(tensors), tuple(numbers), options._replace(out_dtypes=dtypes), request.names)
+    made = operator(request.a, request.b, [*tensors.values()], [*numbers.values()], encoded(spec))
+    return {name: _stored(value, written.get(name)) for name, value in zip(names, made, strict=True)}
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number as an operator takes one. Raises `ArgumentError` for what is none."""
+    symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return value if symbolic else host_number(name, value).value
+
+
+def _stored(value: torch.Tensor, destination: torch.Tensor | None) -> torch.Tensor:
+    return value if destination is None else destination.copy_(value.view(destination.shape))
+
+
+def chosen_dtypes(asked: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Dtypes by output, of one for all or some by name. Raises `ArgumentError` where they are neither."""
+    if not isinstance(asked, (torch.dtype, Mapping, type(None))):
+        raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=asked)
+    return dict.fromkeys(names, asked) if isinstance(asked, torch.dtype) else dict(asked or {})
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _composite(
+    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any], spec: str
+) -> list[torch.Tensor]:
+    call = decoded(spec)
+    given = dict(zip((*call.tensors, *call.numbers), (*operands, *numbers), strict=True))
+    request, fold = Request(a, b, call.parsed, given, call.options, call.names), None
+    if call.form == "linear" and a.dim() != 2:
+        request, fold = fold_linear(request)
+    elif call.form == "gemm" and (a.dim() > 3 or b.dim() > 3):
+        request, fold = fold_gemm(request)
+    if is_traced(a, b, *operands):
+        outputs = traced(request)
+    elif wants_gradient(a, b, *operands):
+        outputs = differentiated(request)
+    else:
+        outputs = run(_with_copies(request))
+    if fold is not None:
+        outputs = fold.restored(outputs, {})
+    return [outputs[name] for name in call.parsed.output_names]
+
+
+def _with_copies(request: Request) -> Request:
+    """The request with a copy of what is accumulated onto: an operator that is no mutation writes nothing it was
+    given."""
+    held = {name: request.given[name].clone() for name in request.options.accumulated}
+    return request._replace(given={**request.given, **held}) if held else request
+
+
+def _autocast(
+    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any], spec: str
+) -> list[torch.Tensor]:
+    """A, B and the bias of a linear layer are cast; what is computed of them is not."""
+    call = decoded(spec)
+    a, b = followed(a, b)
+    held = [
+        followed(value)[0] if name in call.cast else value for name, value in zip(call.tensors, operands, strict=True)
+    ]
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return operator(a, b, held, numbers, spec)
+
+
+_AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def _define() -> Any:
+    library: Any = torch.library.Library("epifuse", "FRAGMENT")  # type: ignore[no-untyped-call]  # untyped
+    library.define(SCHEMA)
+    library.impl("gemm", _composite, "CompositeImplicitAutograd")
+    library.impl("gemm", _composite, "FuncTorchBatchedDecomposition")  # vmap has no rule for an operator of ours
+    for key in _AUTOCAST_KEYS:
+        library.impl("gemm", _autocast, key)
+    return library
+
+
+LIBRARY = _define()
+"""What keeps the operator registered."""
+
+
+def _register_results() -> None:
+    """What returns several outputs may be vmapped and exported."""
+    pytree.register_pytree_node(
+        Results,
+        lambda results: (list(results), list(results.keys())),
+        lambda tensors, names: Results(dict(zip(names, tensors, strict=True))),
+        serialized_type_name="epifuse.Results",
+        to_dumpable_context=lambda names: names,
+        from_dumpable_context=lambda names: names,
+    )
+
+
+_register_results()
