@@ -11,6 +11,7 @@ from epifuse.frontend.hints import absent as _absent
 from epifuse.fusion.vocabulary import VOCABULARY as _VOCABULARY
 from epifuse.kernel import CompiledArtifact, Kernel, Status
 from epifuse.plan import Plan
+from epifuse.pytorch.compiling import compile, report
 from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.runtime.precompile import Precompiled
@@ -81,6 +82,7 @@ __all__ = [
     "Status",
     "Store",
     "TileDescription",
+    "compile",
     "epilogue",
     "errors",
     "evt",
@@ -90,6 +92,7 @@ __all__ = [
     "linear",
     "precompile",
     "reference",
+    "report",
     "thread",
     "trace",
     "utils",

@@ -369,6 +369,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "transport": lambda: ef.Load(torch.ones(2), via="pigeon"),
     "transport_side": lambda: ef.EpilogueArguments("lambda accum, C: accum + C", C=ef.Store(torch.ones(2)), D=None),
     "option": lambda: gemm("lambda accum: accum", precision="sloppy"),
+    "not_compiled": lambda: ef.report(torch.nn.Linear(2, 2)),
+    "leaf_spec": lambda: torch.ops.epifuse.fused1(torch.ones(M, K), torch.ones(K, N), [], "abc"),
     "launch": _failed_launch,
     "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
     "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),

@@ -210,6 +210,10 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "transport": Sentence(_A, "{hint} transport must be 'tma' or None, got {value!r}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
+    "not_compiled": Sentence(
+        _A, "{type} that epifuse.compile did not give has no report", "pass what epifuse.compile(model) returned"
+    ),
+    "leaf_spec": Sentence(_A, "this text describes no fused product: {detail}", "let epifuse.compile write it"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),

@@ -1,0 +1,97 @@
+"""`ef.compile`: PyTorch's compiler, with the pass that gives products their neighbours as epilogues."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from epifuse.base.errors import fail, kind_of
+from epifuse.pytorch import leaves  # registers the operators that a graph in PyTorch's cache may hold
+from epifuse.pytorch.report import Report, Row
+
+if TYPE_CHECKING:
+    from epifuse.pytorch.fuse import Fuse
+
+__all__ = ["backend", "compile", "leaves", "report"]
+
+_REPORT = "__epifuse_report__"
+_HOOK = "post_grad_custom_pre_pass"
+_CHOICES = {"numerics": ("float32", "torch"), "sites": ("predicted", "all", "none")}
+
+
+def compile(  # noqa: A001 - as torch.compile, which it stands for
+    model: Any,
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    options: Mapping[str, Any] | None = None,
+    numerics: str = "float32",
+    sites: str = "predicted",
+    leave: Callable[[Row], bool] | None = None,
+) -> Any:
+    """`torch.compile(model)` in which products take their neighbours in as epilogues, forward and backward.
+
+    `model` is a module or a function; `mode`, `dynamic`, `fullgraph` and `options` are torch.compile's. Between the
+    operations of one epilogue values stay float32; `numerics="torch"` rounds them where PyTorch does. `sites` are the
+    products that are taken: those *predicted* to save time, *all* that can be, or *none*; those whose row of the report
+    `leave` is true of are left alone. `report` tells what became of each product. Raises `ArgumentError` for options.
+    """
+    if not callable(model):
+        raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))
+    for name, value in {"numerics": numerics, "sites": sites}.items():
+        if value not in _CHOICES[name]:
+            want = " or ".join(map(repr, _CHOICES[name]))
+            raise fail("option", None, name=name, want=want, value=value)
+    if not (leave is None or callable(leave)):
+        raise fail("option", None, name="leave", want="a function of a row of the report, or None", value=leave)
+    from epifuse.pytorch.fuse import Fuse  # a second: PyTorch's compiler
+
+    fuse = Fuse(numerics, sites, leave)  # type: ignore[arg-type]  # checked above
+    patches = _patches(fuse, mode, options)
+    compiled: Any = torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=patches)
+    vars(compiled)[_REPORT] = fuse.report
+    return compiled
+
+
+def backend(
+    module: torch.fx.GraphModule, inputs: list[Any], *, mode: str | None = None, options: Any = None
+) -> Callable[..., Any]:
+    """The backend of `torch.compile(model, backend="epifuse")`, which Dynamo finds by its entry point."""
+    from torch._inductor.compile_fx import compile_fx
+
+    from epifuse.pytorch.fuse import Fuse
+
+    made: Any = compile_fx(module, inputs, config_patches=_patches(Fuse(), mode, options))
+    return made  # type: ignore[no-any-return]  # a function, as no option asks for text
+
+
+def report(model: Any) -> Report:
+    """What became of each product of a model that `compile` gave: what its epilogue took in, and why it took no more.
+
+    Empty until the model ran, and where PyTorch found its graphs compiled on disk. Raises `ArgumentError` for a model
+    that comes from elsewhere.
+    """
+    found = getattr(model, "__dict__", {}).get(_REPORT)
+    if not isinstance(found, Report):
+        raise fail("not_compiled", None, type=kind_of(model))
+    return found
+
+
+def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Inductor's options: those of the mode, the given ones, and our pass behind those that stand there already."""
+    from torch._inductor import config, custom_graph_pass, list_mode_options
+
+    given = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    before = given.get(_HOOK, getattr(config, _HOOK, None))
+    several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
+    takes_several = hasattr(custom_graph_pass, "get_custom_graph_passes")  # from PyTorch 2.13 on
+    if not hasattr(config, _HOOK) or (several and not takes_several):
+        why = "has no place for another pass" if several else "has no place for its pass"
+        warnings.warn(f"epifuse fuses nothing: this version of PyTorch's compiler {why}", stacklevel=3)
+        return given
+    # Padding runs before our pass, and hides products in slices.
+    return {"shape_padding": False, **given, _HOOK: [*several, fuse] if several else fuse}

@@ -1,0 +1,303 @@
+"""What one product of a graph of ATen operations takes with it: the values below it, and those computed for them alone.
+
+A cone holds everything that is computed from the product and otherwise only from what does not depend on it. So the
+graph stays free of circles when one node takes the cone's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+
+from epifuse.frontend.fx import refusal
+
+Level = Literal["rows", "sums", "points"]
+"""Which reductions a cone may hold: *rows* all whose result a tile's rows or the end of the launch has, *sums* those
+whose result nothing of the product's size reads, *points* none."""
+
+aten = torch.ops.aten
+
+
+class Product(NamedTuple):
+    """Where a product's node has its operands; `added` is the position of what addmm and baddbmm add."""
+
+    a: int
+    b: int
+    added: int | None = None
+
+
+PRODUCTS: Mapping[Any, Product] = {
+    aten.mm.default: Product(0, 1),
+    aten.bmm.default: Product(0, 1),
+    aten.addmm.default: Product(1, 2, 0),
+    aten.baddbmm.default: Product(1, 2, 0),
+}
+
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "permute", "transpose", "t")
+_ALIASES = ("alias", "detach", "expand")
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "any", "all", "logsumexp", "var", "var_mean", "_softmax", "_log_softmax")
+_CONSTANTS = (
+    *("full", "full_like", "new_full", "scalar_tensor"),
+    *("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
+)
+
+
+def name_of(node: FxNode) -> str:
+    """The operation without its namespace: `add`, `getitem`."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.split("::")[-1]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def is_view(node: FxNode) -> bool:
+    """Whether the node moves no data."""
+    return name_of(node) in _VIEWS or name_of(node) in _ALIASES
+
+
+def is_expand(node: FxNode) -> bool:
+    """Whether the node repeats what it has."""
+    return name_of(node) == "expand"
+
+
+def is_reduction(node: FxNode) -> bool:
+    return name_of(node) in _REDUCTIONS
+
+
+def is_constant(node: FxNode) -> bool:
+    return name_of(node) in _CONSTANTS
+
+
+def is_cast(node: FxNode) -> bool:
+    return name_of(node) in ("convert_element_type", "_to_copy")
+
+
+def is_part(node: FxNode) -> bool:
+    """Whether the node picks one of several results."""
+    return name_of(node) == "getitem"
+
+
+def is_work(node: FxNode) -> bool:
+    """Whether the node computes something."""
+    return not (is_view(node) or is_part(node) or is_constant(node))
+
+
+def tensors_of(node: FxNode) -> list[torch.Tensor]:
+    """What the node gives, as tensors that only describe."""
+    value = node.meta.get("val")
+    return [t for t in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(t, torch.Tensor)]
+
+
+def bytes_of(node: FxNode) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_of(node))
+
+
+def elements_of(node: FxNode) -> int:
+    return sum(t.numel() for t in tensors_of(node))
+
+
+def dims_of(node: FxNode) -> tuple[int, ...]:
+    """The dims that a reduction is over, counted from the front."""
+    rank = tensors_of(node.args[0])[0].dim()  # type: ignore[arg-type]  # the node that is reduced
+    given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    given = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    return tuple(sorted({dim % rank for dim in given})) if given else tuple(range(rank))
+
+
+def inputs_of(node: FxNode) -> list[FxNode]:
+    """What a node computes with: of a product only what it adds, and of a constant nothing."""
+    if (row := PRODUCTS.get(node.target)) is not None:
+        return [] if row.added is None else [node.args[row.added]]  # type: ignore[list-item]  # a node
+    return [] if is_constant(node) else node.all_input_nodes
+
+
+@dataclass
+class Cone:
+    """`inside` are the product and what depends on it, `pulled` what is computed for the cone from older values alone,
+    each in the order of the graph."""
+
+    product: FxNode
+    inside: dict[FxNode, None] = field(default_factory=dict)
+    pulled: dict[FxNode, None] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[FxNode, None]:
+        """All that is computed here, arguments first."""
+        return {**self.pulled, **self.inside}
+
+    @property
+    def factors(self) -> tuple[FxNode, FxNode]:
+        """A and B."""
+        row = PRODUCTS[self.product.target]
+        return self.product.args[row.a], self.product.args[row.b]  # type: ignore[return-value]  # of a product
+
+    @property
+    def operands(self) -> tuple[FxNode, ...]:
+        """What comes from outside, but for A and B."""
+        body, found = self.body, {}
+        for node in body:
+            found.update(dict.fromkeys(each for each in inputs_of(node) if each not in body))
+        return tuple(found)
+
+    @property
+    def kept(self) -> dict[FxNode, None]:
+        """Views that something outside reads: they stay in the graph, of what the cone gives."""
+        found: dict[FxNode, None] = {}
+        for node in reversed(self.inside):
+            if is_view(node) and any(user not in self.inside or user in found for user in node.users):
+                found[node] = None
+        return found
+
+    @property
+    def outputs(self) -> tuple[FxNode, ...]:
+        """What something outside reads, views looked through."""
+        kept = self.kept
+        found = []
+        for node in self.inside:
+            left = any(user not in self.inside or user in kept for user in node.users)
+            if left and node not in kept:
+                found.append(node)
+        return tuple(found)
+
+    @property
+    def work(self) -> int:
+        """How many operations it has besides the product."""
+        return sum(map(is_work, self.inside)) - 1
+
+    def readers(self, node: FxNode) -> Iterator[FxNode]:
+        """Who reads a value of the cone outside it, views looked through."""
+        for user in node.users:
+            if is_view(user):
+                yield from self.readers(user)
+            elif user not in self.inside:
+                yield user
+
+    def drop(self, node: FxNode) -> None:
+        """Give `node` back, and what is left of views that served it alone."""
+        del self.inside[node]
+        self.trim()
+
+    def trim(self) -> None:
+        """Give back views, and parts of several results, that nothing inside computes with."""
+        for node in reversed(list(self.inside)):
+            if (is_view(node) or is_part(node)) and not any(user in self.inside for user in node.users):
+                if is_part(node) and node.users:
+                    continue
+                del self.inside[node]
+
+    def drop_last(self) -> None:
+        """Give back the last value that is computed."""
+        last = next(node for node in reversed(self.inside) if is_work(node))
+        for part in last.users:  # parts of several results go with them
+            self.inside.pop(part, None)
+        self.drop(last)
+
+
+Refusals = dict[FxNode, str | None]
+"""Why the language does not hold a node, by node; None where it does."""
+
+
+def refused(node: FxNode, product: FxNode, known: Refusals) -> str | None:
+    """Why the language does not hold `node` beside `product`."""
+    if node not in known:
+        known[node] = _elsewhere(node, product) or refusal(node, product)
+    return known[node]
+
+
+def _elsewhere(node: FxNode, product: FxNode) -> str | None:
+    """Why tensors of another device than the product's keep `node` out, if there are any."""
+    devices = {value.device for each in (node, *node.all_input_nodes) for value in tensors_of(each)}
+    own = tensors_of(product)[0].device
+    return None if devices <= {own} else f"{name_of(node)} has tensors on another device than {own}"
+
+
+def below(product: FxNode) -> set[FxNode]:
+    """Every node that depends on `product`, and itself."""
+    found, stack = {product}, [product]
+    while stack:
+        for user in stack.pop().users:
+            if user not in found:
+                found.add(user)
+                stack.append(user)
+    return found
+
+
+Order = Mapping[FxNode, int]
+"""Where each node stands in its graph."""
+
+
+def order_of(graph: FxGraph) -> Order:
+    return {node: index for index, node in enumerate(graph.nodes)}
+
+
+def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], order: Order) -> Cone:
+    """The largest cone of `product` that the language holds at this level; `dependent` is what is `below` it."""
+    cone = Cone(product, {product: None})
+    lost: dict[FxNode, frozenset[str]] = {product: frozenset()}
+    seen, waiting = {product}, [(order[user], user) for user in product.users]
+    heapify(waiting)
+    while waiting:  # in the order of the graph
+        _, node = heappop(waiting)
+        if node in seen:
+            continue
+        seen.add(node)
+        if (
+            all(each in cone.inside or each not in dependent for each in node.all_input_nodes)
+            and refused(node, product, known) is None
+            and (gone := _lost(node, lost, product, level)) is not None
+        ):
+            cone.inside[node] = None
+            lost[node] = gone
+            for user in node.users:
+                heappush(waiting, (order[user], user))
+    cone.trim()
+    return cone
+
+
+def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level) -> frozenset[str] | None:
+    """Which axes of the product a value no longer has, or None where a cone of this level does not hold it."""
+    full = elements_of(product)
+    if elements_of(node) > 2 * full:
+        return None
+    gone: frozenset[str] = frozenset().union(*(lost[each] for each in node.all_input_nodes if each in lost))
+    if name_of(node) in ("_softmax", "_log_softmax"):
+        return gone if level == "rows" and not gone else None
+    if is_reduction(node):
+        shape, dims = tensors_of(node.args[0])[0].shape, dims_of(node)  # type: ignore[arg-type]  # what is reduced
+        along_n = dims == (len(shape) - 1,) and shape[-1] == tensors_of(product)[0].shape[-1]
+        return None if gone or level == "points" else frozenset("n" if along_n else "m")
+    if is_expand(node) and elements_of(node) > elements_of(node.all_input_nodes[0]):
+        # In the language everything broadcasts by itself.
+        return gone if all(is_work(user) and not is_reduction(user) for user in node.users) else None
+    if gone and elements_of(node) >= full and not is_view(node):  # of full size again, from something reduced
+        return frozenset() if "m" not in gone and level == "rows" else None
+    return gone
+
+
+def pull(cone: Cone, known: Refusals, order: Order, holds: Callable[[FxNode], bool]) -> None:
+    """Take in what is computed for the cone from older values, where that reads no more than it would hand over.
+
+    `holds` says whether a node is of a sort that is taken. Constants always are.
+    """
+    cone.pulled = {}
+    while found := [node for node in cone.operands if _is_pulled(node, cone, known, holds)]:
+        cone.pulled = {**dict.fromkeys(found), **{n: None for n in cone.pulled if n not in found}}
+    cone.pulled = dict.fromkeys(sorted(cone.pulled, key=order.__getitem__))
+
+
+def _is_pulled(node: FxNode, cone: Cone, known: Refusals, holds: Callable[[FxNode], bool]) -> bool:
+    if node.op != "call_function" or refused(node, cone.product, known) is not None:
+        return False
+    if is_constant(node):
+        return True
+    if not is_work(node) or is_reduction(node) or name_of(node) in ("clone", "lift_fresh_copy") or not holds(node):
+        return False
+    body, own = cone.body, bytes_of(node)
+    read = sum(bytes_of(each) for each in node.all_input_nodes if not is_constant(each) and each not in body)
+    # What is stored for the cone alone is written and read.
+    return read <= (2 * own if all(user in body for user in node.users) else own)

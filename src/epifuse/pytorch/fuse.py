@@ -1,0 +1,105 @@
+"""The pass over the graphs of torch.compile: each product gets its neighbours as an epilogue.
+
+PyTorch differentiates first: at Inductor's `post_grad_custom_pre_pass` the forward and the backward graph consist of
+operations of ATen that the epilogue language holds nearly all of. What it does not hold stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+import torch._inductor.inductor_prims  # registers prims.fma, which graphs hold
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+
+from epifuse.base import store
+from epifuse.frontend.fx import Numerics
+from epifuse.pytorch import sites
+from epifuse.pytorch.cone import PRODUCTS, Refusals, name_of, tensors_of
+from epifuse.pytorch.payoff import seconds_gained
+from epifuse.pytorch.report import Report, Row
+
+Sites = Literal["predicted", "all", "none"]
+
+
+@dataclass
+class Fuse(CustomGraphPass):
+    """The pass. `sites` says which products it takes: those *predicted* to save time, *all* that it can, or *none*.
+    Products whose row `leave` is true of are left alone. `report` is filled by each graph it is called with."""
+
+    numerics: Numerics = "float32"
+    sites: Sites = "predicted"
+    leave: Callable[[Row], bool] | None = None
+    report: Report = field(default_factory=Report)
+
+    def uuid(self) -> str | None:
+        """What the pass depends on, for PyTorch's caches: epifuse's sources, the options and the devices. A function
+        has no such text, so that nothing is kept of what it decides."""
+        if self.leave is not None:
+            return None
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        return store.key_of("fuse", self.numerics, self.sites, device)
+
+    def __call__(self, graph: FxGraph) -> None:
+        """Fuse in place."""
+        where = "backward" if any(_is_tangent(node) for node in graph.nodes) else "forward"
+        products = [node for node in graph.nodes if node.op == "call_function" and node.target in PRODUCTS]
+        mutation = _mutation(graph)
+        known: dict[object, Refusals] = {}
+        rows = []
+        for product in reversed(products):
+            row = _row(where, product)
+            if mutation is not None:
+                row = replace(row, reason=f"{name_of(mutation)} in its graph writes what other nodes may read")
+            else:
+                beside = row.dtype == torch.float64, tensors_of(product)[0].device
+                row = self._visit(graph, product, row, known.setdefault(beside, {}))
+            rows.append(row)
+        self.report.rows += reversed(rows)
+        graph.lint()
+
+    def _visit(self, graph: FxGraph, product: FxNode, row: Row, known: Refusals) -> Row:
+        if (reason := sites.cannot(product)) is not None:
+            return replace(row, reason=reason)
+        if self.sites == "none" or (self.leave is not None and self.leave(row)):
+            return replace(row, reason="as asked")
+        found = sites.find(product, known, self.numerics, predicted=self.sites == "predicted")
+        if isinstance(found, sites.Left):
+            return replace(row, reason=found.reason)
+        row = replace(
+            row,
+            taken=sites.taken(found.cone),
+            left=sites.neighbours(found, known),
+            outputs=len(found.form.outputs),
+            bytes_saved=found.site.bytes_saved,
+            seconds_saved=seconds_gained(found.site),
+            plan=found.plan.spec.name,
+        )
+        if sites.replace(graph, found):
+            stable_topological_sort(graph)
+        return row
+
+
+def _is_tangent(node: FxNode) -> bool:
+    return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def _mutation(graph: FxGraph) -> FxNode | None:
+    """A node that writes an argument which others may read after it: not what the end of a graph copies into inputs."""
+    at_end = True
+    for node in reversed(graph.nodes):
+        if isinstance(node.target, torch._ops.OpOverload):
+            if node.target._schema.is_mutable and not (at_end and name_of(node) == "copy_"):
+                return node  # type: ignore[no-any-return]  # of a graph
+            at_end = at_end and name_of(node) == "copy_"
+    return None
+
+
+def _row(where: str, product: FxNode) -> Row:
+    value, a = tensors_of(product)[0], tensors_of(product.args[PRODUCTS[product.target].a])[0]  # type: ignore[arg-type]
+    return Row(where, product.name, name_of(product), tuple(value.shape), a.shape[-1], value.dtype)

@@ -1,0 +1,73 @@
+"""What the compiler's pass made of each product of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from epifuse.base.dtypes import short
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product: where it stands, what it took in, and why it took no more.
+
+    `graph` is "forward" or "backward", `shape` that of the product, `k` its inner extent. `taken` are the operations in
+    its epilogue, `left` those next to it that are not, with the reason of each. `bytes_saved` is predicted.
+    """
+
+    graph: str
+    name: str
+    operation: str
+    shape: tuple[int, ...]
+    k: int
+    dtype: torch.dtype
+    taken: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    reason: str = ""
+    outputs: int = 0
+    bytes_saved: int = 0
+    seconds_saved: float = 0.0
+    plan: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether it runs with an epilogue."""
+        return bool(self.plan)
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, (*self.shape, self.k)))
+        lines = [f"{self.graph:8} {self.name}: {self.operation} {shape} {short(self.dtype)}"]
+        if self.fused:
+            lines.append(f"  took     {counted(self.taken)}; {self.outputs} outputs, by {self.plan}")
+            lines.append(f"  saves    {self.bytes_saved / 1e6:.3g} MB, {self.seconds_saved * 1e6:.3g} us (predicted)")
+        else:
+            lines.append(f"  left to PyTorch: {self.reason}")
+        lines += [f"  beside   {name}: {reason}" for name, reason in self.left]
+        return "\n".join(lines)
+
+
+def counted(names: tuple[str, ...]) -> str:
+    """`mul (3), add`: each once, with how often it is there."""
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())
+
+
+@dataclass
+class Report:
+    """Every product that the pass met, in the order it met them; `print` it."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def fused(self) -> list[Row]:
+        """The products that run with an epilogue."""
+        return [row for row in self.rows if row.fused]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no product yet: the model has not run, or its graphs came from PyTorch's cache"
+        saved = sum(row.bytes_saved for row in self.fused)
+        head = f"{len(self.fused)} of {len(self.rows)} products run with an epilogue, {saved / 1e6:.3g} MB saved"
+        return "\n".join([head, *map(str, self.rows)])

@@ -1,0 +1,250 @@
+"""One product of a graph: the largest cone that pays and that a kernel takes, and the node that takes its place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+
+from epifuse import providers
+from epifuse.base.errors import EpifuseError
+from epifuse.frontend.fx import Boundary, Numerics, value_of
+from epifuse.plan import Plan, select
+from epifuse.pytorch.cone import (
+    PRODUCTS,
+    Cone,
+    Level,
+    Order,
+    Refusals,
+    below,
+    grow,
+    is_work,
+    name_of,
+    order_of,
+    pull,
+    tensors_of,
+)
+from epifuse.pytorch.flat import Layout, layouts
+from epifuse.pytorch.leaves import MOST_OUTPUTS, encoded, leaf_operator, parsed_of, shape_of
+from epifuse.pytorch.payoff import Site, peel, seconds_gained, site_of
+from epifuse.pytorch.write import Written, written
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+from epifuse.runtime.launch import outputs_of
+
+aten = torch.ops.aten
+LEVELS: tuple[Level, ...] = ("rows", "sums", "points")
+
+
+class Fused(NamedTuple):
+    """A cone that a kernel takes."""
+
+    cone: Cone
+    form: Written
+    plan: Plan
+    site: Site
+
+
+class Left(NamedTuple):
+    """Why a product stays as it is."""
+
+    reason: str
+
+
+def cannot(product: FxNode) -> str | None:
+    """Why nothing is fused into `product`, whatever stands around it."""
+    values = [value for node in (product, *product.all_input_nodes) for value in tensors_of(node)]
+    for value in values:
+        if any(isinstance(extent, torch.SymInt) for extent in (*value.shape, *value.stride())):
+            return "its sizes are symbols"
+        if not value.dtype.is_floating_point:
+            return f"a product of {str(value.dtype).removeprefix('torch.')}"
+    if len({value.device for value in values}) > 1:
+        return "its tensors are on several devices"
+    if any(value.numel() == 0 for value in values):
+        return "it is empty"
+    if any(_is_collective(node) for node in _near(product)):
+        return "it stands beside a collective operation, which PyTorch overlaps with it"
+    return None
+
+
+def _near(product: FxNode) -> Iterator[FxNode]:
+    """What gives the product its operands and what reads it, views looked through."""
+    for node in (*product.all_input_nodes, *product.users):
+        yield node
+        yield from node.all_input_nodes if node in product.args else node.users
+
+
+def _is_collective(node: FxNode) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("_c10d_functional", "c10d")
+
+
+def find(product: FxNode, known: Refusals, numerics: Numerics, *, predicted: bool) -> Fused | Left:
+    """The cone of `product` that saves most and that a kernel takes; with `predicted`, only where it saves time."""
+    found: dict[tuple[FxNode, ...], tuple[float, Cone]] = {}
+    dependent, order = below(product), order_of(product.graph)
+    for level in LEVELS:
+        cone = grow(product, level, known, dependent, order)
+        peel(cone)
+        if cone.work:
+            found.setdefault(tuple(cone.inside), (seconds_gained(site_of(cone)), cone))
+    if not found:
+        return Left("nothing beside it is in the language or saves bytes")
+    reason = ""
+    for gain, cone in sorted(found.values(), key=lambda each: -each[0]):
+        if predicted and gain <= 0:
+            return Left(reason or f"fusing is predicted to lose {-gain * 1e6:.3g} us")
+        answer = _shrunk(cone, known, order, numerics)
+        if isinstance(answer, Left):
+            reason = reason or answer.reason
+        elif not predicted or seconds_gained(answer.site) > 0:
+            return answer
+        else:
+            reason = reason or "what a kernel takes of it is predicted to save no time"
+    return Left(reason)
+
+
+_MOST_ATTEMPTS = 40
+
+
+def _shrunk(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fused | Left:
+    """The cone, less its last values until a kernel takes it."""
+    first = None
+    for _ in range(_MOST_ATTEMPTS):
+        answer = _planned(cone, known, order, numerics)
+        if isinstance(answer, Fused):
+            return answer
+        first = first or answer
+        cone.drop_last()
+        if not cone.work:
+            break
+    return first or Left("it has no neighbour")
+
+
+def _planned(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fused | Left:
+    if len(cone.outputs) > MOST_OUTPUTS:
+        return Left(f"it would have {len(cone.outputs)} outputs")
+    if any(name_of(reader) == "as_strided" for node in cone.outputs for reader in cone.readers(node)):
+        return Left("its memory is read by as_strided")
+    first = None
+    for flat in _forms(cone, known, order):
+        try:
+            form = written(cone, numerics, flat)
+        except Boundary as boundary:
+            first = first or Left(boundary.reason)
+            continue
+        plan = _plan(cone, form)
+        if isinstance(plan, Plan):
+            return Fused(cone, form, plan, site_of(cone, plan))
+        first = first or plan
+    return first or Left("it has no form")
+
+
+def _forms(cone: Cone, known: Refusals, order: Order) -> Iterator[Mapping[FxNode, Layout] | None]:
+    """The ways to write the cone, best first; each leaves in `pulled` what it needs.
+
+    In its own shapes nothing is computed from operands alone: the language aligns that with the product.
+    """
+    pull(cone, known, order, lambda node: True)
+    if (flat := layouts(cone)) is not None:
+        yield flat
+    pull(cone, known, order, lambda node: False)
+    yield layouts(cone) if flat is None else flat
+    if flat is not None or layouts(cone) is not None:
+        yield None
+
+
+def _plan(cone: Cone, form: Written) -> Plan | Left:
+    """The plan of the kernel that would run. Sizes, strides and dtypes are all it reads."""
+    a, b = map(value_of, cone.factors)
+    parsed = parsed_of(form.graph, form.values)
+    try:
+        with torch.no_grad():
+            given = {name: value_of(node).reshape(shape) for node, name, shape in form.operands}
+            args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(parsed, given))
+    except EpifuseError as error:
+        return Left(str(error).partition("\n")[0])
+    selection = select(args.structure, args.problem, providers.candidates())
+    if (best := selection.best) is None:
+        return Left("; ".join(selection.reasons))
+    shapes = {name: shape for name, shape, _ in outputs_of(args.graph, args.problem)}
+    for value in form.values:
+        if shapes[value.name] != shape_of(value, a, b):
+            return Left(f"{value.name} would have the shape {shapes[value.name]}")
+    return best
+
+
+# --- in its place ---------------------------------------------------------------------------------------------------
+
+_TOLD = ("stack_trace", "original_aten", "from_node", "seq_nr", "nn_module_stack", "custom")
+
+
+def replace(graph: FxGraph, fused: Fused) -> bool:
+    """Put one node in the place of the cone; whether the graph is to be sorted then.
+
+    The node stands behind the last of its operands. What reads it may stand before that one.
+    """
+    cone, form, order = fused.cone, fused.form, order_of(graph)
+    last = max((*cone.factors, *cone.operands), key=order.__getitem__)
+    kept = cone.kept
+    readers = [user for old in form.outputs for user in old.users if user not in cone.inside or user in kept]
+    place = cone.product if order[last] < order[cone.product] else last.next
+    with (
+        graph.inserting_before(place),
+        value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
+    ):
+        given = [_reshaped(graph, node, shape, cone.product) for node, _, shape in form.operands]
+        target = leaf_operator(len(form.outputs))
+        leaf = _node(graph, target, (*cone.factors, given, encoded(form.graph, form.values)), cone.product)
+        several = len(form.outputs) > 1
+        parts = [_node(graph, operator.getitem, (leaf, i), cone.product) for i in range(len(form.outputs) * several)]
+        new = [
+            _reshaped(graph, part, tuple(value_of(old).shape), old)
+            for part, old in zip(parts or [leaf], form.outputs, strict=True)
+        ]
+    for old, made in zip(form.outputs, new, strict=True):
+        old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in cone.inside or user in kept)
+    for node in reversed(cone.body):
+        if node not in kept and not node.users:
+            graph.erase_node(node)
+    return any(order[user] < order[last] for user in readers)
+
+
+def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], like: FxNode) -> FxNode:
+    if tuple(value_of(node).shape) == shape:
+        return node
+    return _node(graph, aten.reshape.default, (node, list(shape)), like)
+
+
+def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode) -> FxNode:
+    made = graph.call_function(target, args)
+    made.meta.update({key: like.meta[key] for key in _TOLD if key in like.meta})
+    made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"]))
+    return made
+
+
+def neighbours(fused: Fused, known: Refusals) -> tuple[tuple[str, str], ...]:
+    """What reads the outputs and was not taken in, each with the reason."""
+    found: dict[str, str] = {}
+    for output in fused.cone.outputs:
+        for reader in fused.cone.readers(output):
+            if reader.op == "call_function" and not is_product(reader):
+                why = known.get(reader) or "fusing it would store more than it saves, or it needs what comes later"
+                found.setdefault(name_of(reader), why)
+    return tuple(found.items())
+
+
+def is_product(node: FxNode) -> bool:
+    """Whether it is a product, with an epilogue or without."""
+    return node.target in PRODUCTS or name_of(node) in _LEAVES
+
+
+_LEAVES = {f"fused{count}" for count in range(1, MOST_OUTPUTS + 1)}
+
+
+def taken(cone: Cone) -> tuple[str, ...]:
+    """The operations that a cone has beside its product."""
+    return tuple(name_of(node) for node in cone.body if node is not cone.product and is_work(node))

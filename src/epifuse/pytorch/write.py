@@ -1,0 +1,164 @@
+"""A cone as the graph of an epilogue, and what each of its operands and outputs looks like beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+
+from epifuse.frontend import fx
+from epifuse.frontend.fx import Numerics, value_of
+from epifuse.frontend.fx.rows import arguments
+from epifuse.ir import Graph
+from epifuse.pytorch.cone import PRODUCTS, Cone, dims_of, is_constant, is_reduction, is_view, name_of
+from epifuse.pytorch.flat import Axes, Layout
+from epifuse.pytorch.leaves import Extent, Value
+
+aten = torch.ops.aten
+
+
+class Operand(NamedTuple):
+    """An operand of the epilogue, in the shape that it is handed over in."""
+
+    node: FxNode
+    name: str
+    shape: tuple[int, ...]
+
+
+class Written(NamedTuple):
+    """A cone as an epilogue. `outputs` are the nodes that the values stand for."""
+
+    graph: Graph
+    operands: tuple[Operand, ...]
+    outputs: tuple[FxNode, ...]
+    values: tuple[Value, ...]
+
+
+def written(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> Written:
+    """`cone` as an epilogue, with `flat` layouts or in its own shapes. Raises `Boundary`."""
+    writer = _Writer(cone, flat)
+    for node in cone.body:
+        writer.add(node)
+    outputs = cone.outputs
+    names = [f"o{index}" for index in range(len(outputs))]
+    shown = {name: writer.made[node] for name, node in zip(names, outputs, strict=True)}
+    operands = {writer.made[operand.node]: operand.name for operand in writer.operands}
+    body = tuple(node for node in writer.graph.nodes if node.op == "call_function")
+    graph = fx.read(fx.Cone(writer.accum, body, operands, shown), numerics)
+    values = [
+        Value(name, value_of(node).dtype, writer.extents(node)) for name, node in zip(names, outputs, strict=True)
+    ]
+    return Written(graph, tuple(writer.operands), outputs, tuple(values))
+
+
+class _Writer:
+    """A new fx graph of the cone alone; `made` are its nodes by those of the old one."""
+
+    def __init__(self, cone: Cone, flat: Mapping[FxNode, Layout] | None) -> None:
+        self.cone, self.flat, self.axes = cone, flat, Axes(cone.product)
+        self.graph = FxGraph()
+        self.made: dict[FxNode, FxNode] = {}
+        self.operands: list[Operand] = []
+        value = value_of(cone.product)
+        # What addmm adds is added in float32, before the one rounding of the result.
+        adds = PRODUCTS[cone.product.target].added is not None
+        wide = torch.float32 if adds and value.dtype in (torch.float16, torch.bfloat16) else value.dtype
+        self.accum = self._placed(self.graph.placeholder("accum"), cone.product, tuple(value.shape), wide)
+        for index, node in enumerate(cone.operands):
+            own = value_of(node)
+            shape = tuple(own.shape) if flat is None or not own.shape else self.axes.flat(flat[node])
+            operand = Operand(node, f"x{index}", shape)
+            self.made[node] = self._placed(self.graph.placeholder(operand.name), node, shape, own.dtype)
+            self.operands.append(operand)
+
+    def extents(self, node: FxNode) -> tuple[Extent, ...]:
+        """The shape of an output of the leaf."""
+        if self.flat is None:
+            return tuple(value_of(node).shape)
+        return tuple(axis if axis in self.flat[node] else 1 for axis in self.axes.extents)
+
+    def add(self, node: FxNode) -> None:
+        """Write one node whose inputs were written."""
+        if node is self.cone.product:
+            self.made[node] = self._product(node)
+        elif is_constant(node):
+            self.made[node] = self._call(node, aten.full.default, ([], _number(node)))
+        elif self.flat is not None and is_view(node):
+            self.made[node] = self.made[node.all_input_nodes[0]]
+        elif self.flat is not None and is_reduction(node):
+            self.made[node] = self._reduction(node, self.flat)
+        else:
+            args = torch.fx.map_arg(node.args, self.made.__getitem__)
+            kwargs = torch.fx.map_arg(node.kwargs, self.made.__getitem__)
+            self.made[node] = self._call(node, node.target, args, kwargs)
+
+    def _product(self, node: FxNode) -> FxNode:
+        row = PRODUCTS[node.target]
+        if row.added is None:
+            return self.accum
+        added = self.made[node.args[row.added]]  # type: ignore[index]  # a node
+        alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+        shape, made, wide = self._shape(node), self.accum, value_of(self.accum).dtype
+        if alpha != 1:
+            made = self._placed(self.graph.call_function(aten.mul.Tensor, (made, alpha)), node, shape, wide)
+        # beta = 0 adds nothing, NaN included.
+        made = made if beta == 0 else self.graph.call_function(aten.add.Tensor, (made, added), {"alpha": beta})
+        return made if made is self.accum else self._placed(made, node, shape, value_of(node).dtype)
+
+    def _reduction(self, node: FxNode, flat: Mapping[FxNode, Layout]) -> FxNode:
+        """The same reduction over whole axes, which stay as dims of one."""
+        x, name, given = node.all_input_nodes[0], name_of(node), arguments(node)
+        order = list(self.axes.extents)
+        if name in ("_softmax", "_log_softmax"):
+            dim = order.index(flat[x][given["dim"] % len(flat[x])])
+            return self._call(node, node.target, (self.made[x], dim, given["half_to_float"]))
+        dims = [order.index(axis) for axis in order if axis in {flat[x][dim] for dim in dims_of(node)}]
+        if name in ("var", "var_mean"):
+            correction = given.get("correction")
+            correction = int(given.get("unbiased", True)) if correction is None else correction
+            target = aten.var.correction if name == "var" else aten.var_mean.correction
+            return self._call(node, target, (self.made[x], dims), {"correction": correction, "keepdim": True})
+        if not dims:  # of dims of one
+            return self.made[x]
+        return self._call(node, _OVER_DIMS[name], (self.made[x], dims, True))
+
+    def _call(self, node: FxNode, target: Any, args: Any, kwargs: Any = None) -> FxNode:
+        made = self.graph.call_function(target, args, kwargs or {})
+        value = node.meta["val"]
+        if isinstance(value, (tuple, list)):
+            shape = self._shape(node)
+            made.meta["val"] = tuple(torch.empty(shape, dtype=one.dtype, device="meta") for one in value)
+            return made
+        return self._placed(made, node, () if is_constant(node) else self._shape(node), value.dtype)
+
+    def _shape(self, node: FxNode) -> tuple[int, ...]:
+        value = node.meta["val"]
+        own = value[0] if isinstance(value, (tuple, list)) else value
+        return tuple(own.shape) if self.flat is None else self.axes.flat(self.flat[node])
+
+    def _placed(self, made: FxNode, node: FxNode, shape: tuple[int, ...], dtype: torch.dtype) -> FxNode:
+        made.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+        made.stack_trace = node.stack_trace
+        return made
+
+
+_OVER_DIMS: Mapping[str, Any] = {
+    "sum": aten.sum.dim_IntList,
+    "mean": aten.mean.dim,
+    "amax": aten.amax.default,
+    "amin": aten.amin.default,
+    "any": aten.any.dims,
+    "all": aten.all.dims,
+    "logsumexp": aten.logsumexp.default,
+}
+
+
+def _number(node: FxNode) -> Any:
+    """The constant that a node is."""
+    name, given = name_of(node), arguments(node)
+    if name == "scalar_tensor":
+        return given["s"]
+    return given["fill_value"] if "full" in name else 0 if "zeros" in name else 1
