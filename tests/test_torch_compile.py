@@ -364,10 +364,23 @@ def test_other_calls_run_outside_of_the_graph(function: Call) -> None:
         torch.compile(function, backend="eager", fullgraph=True)(A)
 
 
-def test_an_error_of_ours_passes_through() -> None:
-    compiled = torch.compile(lambda a: ef.gemm(a, B, epilogue=add), backend="eager")
-    with pytest.raises(ef.errors.ArgumentError, match="C is not provided"):
-        compiled(A)
+WRONG: dict[str, tuple[Call, str]] = {
+    "an operand is missing": (lambda a: ef.gemm(a, B, epilogue=add), "C is not provided"),
+    "a name too many": (lambda a: ef.gemm(a, B, epilogue=add, C=C, E=C), "'E'"),
+    "a destination of another shape": (lambda a: ef.gemm(a, B, out=torch.empty(N, M)), "must have the shape"),
+    "nothing to accumulate onto": (lambda a: ef.gemm(a, B, epilogue=add, C=C, accumulate="D"), "D"),
+    "no weight": (lambda a: ef.linear(a, [1.0]), "weight"),
+    "a list": (lambda a: ef.gemm(a, B, epilogue=add, C=[1.0]), "C"),
+    "an option": (lambda a: ef.gemm(a, B, fallback="numpy"), "fallback"),
+    "outside the language": (lambda a: ef.gemm(a, B, epilogue="lambda accum: unknown(accum)"), "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_of_ours_passes_through(name: str) -> None:
+    function, match = WRONG[name]
+    with pytest.raises(ef.errors.EpifuseError, match=match):
+        torch.compile(function, backend="eager")(A)
 
 
 def test_the_compiler_is_not_imported_for_it() -> None:

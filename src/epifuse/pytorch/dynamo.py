@@ -20,9 +20,10 @@ from epifuse.frontend import Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.biased import with_bias
 from epifuse.pytorch.captured import Path, UnreadableError, captures, follow
-from epifuse.pytorch.ops import NAMES, chosen_dtypes, operator
+from epifuse.pytorch.ops import NAMES, chosen_dtypes, operator, same_elements
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.options import Options, given_by_name
+from epifuse.request.problem import tf32_allowed
 from epifuse.runtime.arguments import plain
 
 
@@ -69,12 +70,17 @@ def linear(
     options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate
     if bias is not None:
         by_name["bias"] = bias
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        return _break(_WHY + "the weight is no matrix")
     return _traced("linear", x, weight.t(), epilogue, out, operands or {}, by_name, options)
 
 
 def _traced(
     form: str, a: Any, b: Any, epilogue: Any, out: Any, operands: Any, by_name: dict[str, Any], options: Any
 ) -> Any:
+    plain_out = out is None or isinstance(out, (torch.Tensor, dict))
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and plain_out and isinstance(operands, dict)):
+        return _break(_WHY + "it is handed what no operator of PyTorch takes")
     function, receiver = _taken_apart(epilogue)
     nested = isinstance(function, FunctionType) and not _has_globals(function)
     if isinstance(function, partial) or (nested and _holds_more(function, {**by_name, **operands})):
@@ -112,7 +118,9 @@ def _traced(
     held = [*tensors.values(), *[to[name] for name in accumulated]]
     made = operator(a, b, held, list(numbers.values()), spec)
     outputs = {}
-    for name, value in zip(names, made):  # noqa: B905 - Dynamo traces it without `strict`
+    for name, value in zip(names, made, strict=True):
+        if name in to and not same_elements(value, to[name]):
+            return _break(_WHY + "a destination has another shape")
         outputs[name] = to[name].copy_(value.view(to[name].shape)) if name in to else value
     return outputs[names[0]] if len(names) == 1 else Results(outputs)
 
@@ -216,10 +224,14 @@ def _spec(
         given_by_name(parsed, shown, operands or None, dtypes.get("", dtypes or None), form)
         chosen = Options(*options)
         chosen.check()
-        if parsed.graph.effects or parsed.prepare is not None or missing(parsed, tensors, numbers):
-            return f"{_WHY}it prints, or is handed what no operator of PyTorch takes"
         names = parsed.output_names
         given = {name or _single(names): dtype for name, dtype in dtypes.items()}
+        if not {*chosen.accumulated} <= {*given}:
+            return f"{_WHY}it accumulates onto what is not given"
+        if chosen.precision == "ieee" and tf32_allowed():
+            return f"{_WHY}PyTorch may run its product in tf32"
+        if parsed.graph.effects or parsed.prepare is not None or missing(parsed, tensors, numbers):
+            return f"{_WHY}it prints, or is handed what no operator of PyTorch takes"
         chosen = chosen._replace(out_dtypes=chosen_dtypes(chosen.out_dtypes, names) | given)
         return encoded(Spec(parsed, (*tensors, *chosen.accumulated), numbers, chosen, NAMES[form], cast, form))
     except EpifuseError as error:

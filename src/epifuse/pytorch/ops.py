@@ -61,7 +61,7 @@ def _recorded(request: Request) -> dict[str, torch.Tensor]:
     dtypes = chosen_dtypes(options.out_dtypes, names) | {name: value.dtype for name, value in written.items()}
     spec = Spec(request.parsed, tuple(tensors), tuple(numbers), options._replace(out_dtypes=dtypes), request.names)
     made = operator(request.a, request.b, [*tensors.values()], [*numbers.values()], encoded(spec))
-    return {name: _stored(value, written.get(name)) for name, value in zip(names, made, strict=True)}
+    return {name: _stored(name, value, written.get(name)) for name, value in zip(names, made, strict=True)}
 
 
 def _number(name: str, value: Any) -> Any:
@@ -70,8 +70,17 @@ def _number(name: str, value: Any) -> Any:
     return value if symbolic else host_number(name, value).value
 
 
-def _stored(value: torch.Tensor, destination: torch.Tensor | None) -> torch.Tensor:
-    return value if destination is None else destination.copy_(value.view(destination.shape))
+def _stored(name: str, value: torch.Tensor, destination: torch.Tensor | None) -> torch.Tensor:
+    if destination is None:
+        return value
+    if not same_elements(value, destination):
+        raise fail("output_shape", None, name=name, want=tuple(value.shape), shape=tuple(destination.shape))
+    return destination.copy_(value.view(destination.shape))
+
+
+def same_elements(value: torch.Tensor, destination: torch.Tensor) -> bool:
+    """Whether the two shapes are one but for dims of a single element."""
+    return [extent for extent in value.shape if extent != 1] == [extent for extent in destination.shape if extent != 1]
 
 
 def chosen_dtypes(asked: Any, names: Sequence[str]) -> dict[str, Any]:
