@@ -184,7 +184,7 @@ def measured(name: str, amp: bool, sites: str, device: str) -> dict[str, Any]:
         "worst": {kind: max(each.values()) for kind, each in found.items()},
         "median": {kind: statistics.median(each.values()) for kind, each in found.items()},
         "highest_ratio": max(ratios.values()),
-        "tensors_above_1.1": sorted(each for each, ratio in ratios.items() if ratio > 1.1),
+        "tensors_above_1.1": sorted(each for each, ratio in ratios.items() if not ratio <= 1.1),  # NaN too
         "tensors": len(exact),
     }
 

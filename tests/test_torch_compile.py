@@ -1,6 +1,7 @@
 """Under torch.compile a call of ours is one node, and nothing that an epilogue captured goes stale."""
 
 import functools
+import inspect
 import math
 import subprocess
 import sys
@@ -387,3 +388,10 @@ def test_the_compiler_is_not_imported_for_it() -> None:
     program = "import sys, epifuse; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["gemm", "linear"])
+def test_what_dynamo_traces_takes_the_same_arguments(name: str) -> None:
+    traced = getattr(ef, name)._torchdynamo_inline
+    declared = {key: (each.kind, each.default) for key, each in inspect.signature(getattr(ef, name)).parameters.items()}
+    assert {key: (each.kind, each.default) for key, each in inspect.signature(traced).parameters.items()} == declared

@@ -42,10 +42,11 @@ def gemm(
     fast_math: Any = False,
     allow_recompute: Any = False,
     fallback: Any = None,
+    save: Any = "auto",
     **by_name: Any,
 ) -> Any:
     """See `epifuse.gemm`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     return _traced("gemm", a, b, epilogue, out, operands or {}, by_name, options)
 
 
@@ -64,10 +65,11 @@ def linear(
     fast_math: Any = False,
     allow_recompute: Any = False,
     fallback: Any = None,
+    save: Any = "auto",
     **by_name: Any,
 ) -> Any:
     """See `epifuse.linear`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     if bias is not None:
         by_name["bias"] = bias
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
