@@ -456,7 +456,8 @@ def test_unfused_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fake_tensors_are_differentiable() -> None:
     with FakeTensorMode():
         y = ef.gemm(torch.ones(M, K, requires_grad=True), torch.ones(K, N), epilogue=ef.tanh)
-    assert y.shape == (M, N) and y.requires_grad
+    assert y.shape == (M, N)
+    assert y.requires_grad
 
 
 # --- how the product comes back ---------------------------------------------------------------------------------------
