@@ -180,14 +180,16 @@ _FLUSH_BYTES = 1 << 30
 _CPU = torch.device("cpu")
 
 
-def interleaved(runs: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run in each round, after one that does not count. Prints how far it is once a second.
+def interleaved(
+    runs: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each run in each round, after `warmup` rounds that do not count. Prints how far it is once a second.
 
     On a GPU these are seconds of the device, by CUDA events, from an empty L2 cache; on the CPU those of the clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     said = time.perf_counter()
-    for round_ in range(rounds + 1):
+    for round_ in range(1 - warmup, rounds + 1):
         for name, run in runs.items():
             taken = _device_seconds(run, device) if device.type == "cuda" else _clock_seconds(run)
             if round_ > 0:
