@@ -339,7 +339,6 @@ ARGUMENTS = {
     "a complex operand": lambda: ef.gemm(A, B, epilogue=good, C=C + 1j),
     "a sparse operand": lambda: ef.gemm(A, B, epilogue=good, C=C.to_sparse()),
     "an operand on another device": lambda: ef.gemm(A, B, epilogue=good, C=C.to("meta")),
-    "a parameter": lambda: ef.gemm(A, B, epilogue=good, C=LAYER.bias),
     "operands twice": lambda: ef.gemm(A, B, epilogue=good, C=C, operands={"C": 2 * C}),
     "inner extents": lambda: ef.gemm(A, B.T, epilogue=good, C=C),
     "vectors": lambda: ef.gemm(A[0], B, epilogue=good, C=C),

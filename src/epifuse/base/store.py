@@ -17,6 +17,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,7 +37,17 @@ _STALE = 3600.0  # seconds after which a file that is still incomplete was left 
 _PATIENCE = 120.0  # seconds to wait for another process that makes the same file, then it is made here too
 
 _private: tuple[int, Path] | None = None  # the temporary folder and the process that made it
+_guard = threading.Lock()  # of it
 _warned: dict[Path, str] = {}  # what was told of a folder, once
+
+
+def _renew_guard() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
+    os.register_at_fork(after_in_child=_renew_guard)
 
 
 def key_of(*parts: str) -> str:
@@ -247,15 +258,13 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _private_folder() -> Path:
-    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away.
-
-    Two threads at once may each make one. A kernel in the one that is forgotten is compiled again.
-    """
+    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away."""
     global _private
-    if (folder := _existing_private_folder()) is None:
-        folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
-        _private = os.getpid(), folder
-        atexit.register(_remove_private, *_private)
+    with _guard:
+        if (folder := _existing_private_folder()) is None:
+            folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
+            _private = os.getpid(), folder
+            atexit.register(_remove_private, *_private)
     return folder
 
 

@@ -132,7 +132,8 @@ def is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
-class Guard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Guard:
     """A captured object that shaped the graph."""
 
     reader: Reader
@@ -141,10 +142,10 @@ class Guard(NamedTuple):
 
     def holds(self, root: Root) -> bool:
         """Whether it is still there, or for a plain value one like it."""
-        value = self.reader.read(root)
+        read, seen = self.reader.read, self.seen  # a function that is an attribute is called at half the cost so
+        value = read(root)
         if self.weak:
-            return value is self.seen()
-        seen = self.seen
+            return value is seen()
         return value is seen or (type(value) is type(seen) and isinstance(seen, _PLAIN) and bool(value == seen))
 
 
@@ -172,8 +173,8 @@ class Scope:
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
         """`module.name`."""
         spelled = f"{base.spelled}.{name}"
-        holder = base.reader
-        reader = Reader((*_tuple(holder.place), name), lambda root: _named(holder.read(root), name))
+        holder = base.reader.read
+        reader = Reader((*_tuple(base.reader.place), name), lambda root: _named(holder(root), name))
         value = reader.read(self.root)
         if value is _MISSING:
             raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
@@ -254,6 +255,8 @@ class Scope:
 
     def guard(self, reader: Reader, value: Any) -> None:
         """Parse again once `reader` reads something else than `value`, which is not kept alive."""
+        if any(guard.reader == reader for guard in self.guards):
+            return
         try:
             self.guards.append(Guard(reader, weakref.ref(value), weak=True))
         except TypeError:
@@ -292,9 +295,8 @@ def is_called(value: object) -> bool:
 
 def _named(module: Any, name: str) -> Any:
     """What `module.name` is, without the module's own `__getattr__`, which may run anything; ours imports a form."""
-    if module is sys.modules.get("epifuse"):
-        return getattr(module, name, _MISSING)
-    return vars(module).get(name, _MISSING)
+    found = vars(module).get(name, _MISSING)
+    return getattr(module, name, _MISSING) if found is _MISSING and module is sys.modules.get("epifuse") else found
 
 
 def _member(holder: Any, name: str) -> Any:

@@ -29,13 +29,13 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
     `handed` are the mappings by name of what a call hands over: a parameter whose default is None or a string is
     decided while parsing, by what is handed for it. Raises `EpilogueSyntaxError` for what the language does not hold.
     """
+    if (seen := _seen(epilogue)) is not None:
+        return seen
     if isinstance(epilogue, Parsed):
         return epilogue
     # A visitor tree or a functor is its own front end: it says itself what it parses to.
     if (own := getattr(type(epilogue), "__epifuse__", None)) is not None:
         return own(epilogue)  # type: ignore[no-any-return]  # declared by the class
-    if (seen := _seen(epilogue)) is not None:
-        return seen
     if isinstance(epilogue, GraphModule):
         return remembered("fx", epilogue, lambda: parsed_module(epilogue), epilogue.code)
     function, root = _taken_apart(epilogue)
