@@ -96,9 +96,9 @@ class Parsed:
         object.__setattr__(made, "__dict__", {**vars(self), **fields})
         return made
 
-    def named(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Operands and outputs by the names of `parameters` and of the graph's outputs."""
-        named = given if self.prepare is None else self.prepare(given)
+        named = dict(given if self.prepare is None else self.prepare(given))
         return {name: value for name, value in named.items() if name not in self.fixed} if self.fixed else named
 
     def is_current(self, root: Root | None = None) -> bool:
