@@ -348,7 +348,7 @@ class Gemm:
                 raise fail("parameter_twice", None, function="Gemm.run", name=name)
         unless = {name: value for name, value in _UNLESS_GIVEN.items() if name not in parsed.defaults}
         given = unless | {name: value for name, value in known.items() if value is not None}
-        return parsed, dict(parsed.named({k: v for k, v in given.items() if k in names} | dict(visitor_args)))
+        return parsed, parsed.named({k: v for k, v in given.items() if k in names} | dict(visitor_args))
 
 
 _ATTRIBUTES = ("activation", "epilogue_visitor", "tile_description", "alpha", "beta", "cc")
