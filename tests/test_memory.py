@@ -21,13 +21,13 @@ def first_touches(tensor):
 
 @pytest.mark.skipif("[never]" in _MODE, reason="this machine has no huge pages")
 def test_a_large_result_lies_on_huge_pages():
-    made = memory.empty((4096, 4096), torch.float32, torch.device("cpu"))
+    made = memory.empty((4096, 4096), (4096, 1), torch.float32, torch.device("cpu"))
     assert first_touches(made) < made.nbytes // resource.getpagesize() // 10
 
 
 def test_what_is_not_large_or_not_here_is_as_torch_makes_it(monkeypatch):
     monkeypatch.setattr(memory, "_madvise", None)  # calling it would fail
-    assert memory.empty((2, 3), torch.int8, torch.device("cpu")).shape == (2, 3)
-    assert memory.empty((1 << 15, 1 << 15), torch.float32, torch.device("meta")).is_meta
+    assert memory.empty((2, 3), (3, 1), torch.int8, torch.device("cpu")).shape == (2, 3)
+    assert memory.empty((1 << 15, 1 << 15), (1 << 15, 1), torch.float32, torch.device("meta")).is_meta
     monkeypatch.setattr(memory, "_HUGE_PAGES", None)
-    assert memory.empty((4096, 4096), torch.float32, torch.device("cpu")).shape == (4096, 4096)
+    assert memory.empty((4096, 4096), (4096, 1), torch.float32, torch.device("cpu")).shape == (4096, 4096)

@@ -219,7 +219,7 @@ def _launcher(
 ) -> Callable[[], dict[str, torch.Tensor]]:
     """Launches onto the destinations given, or each time onto new ones where some are not."""
     call = args.call
-    if any(name not in call.tensors for name, *_ in prepared.outputs):
+    if any(output.name not in call.tensors for output in prepared.outputs):
 
         def launch() -> dict[str, torch.Tensor]:
             outputs = args.allocate()

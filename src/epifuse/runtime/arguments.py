@@ -20,7 +20,7 @@ from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
 from epifuse.request.signature import Request, with_care
 from epifuse.request.transports import Load, Store, without_hints
-from epifuse.runtime.launch import destinations, outputs_of
+from epifuse.runtime.launch import destinations, outputs_of, require_data
 
 __all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
 
@@ -167,4 +167,5 @@ class GemmArguments:
 
     def allocate(self) -> dict[str, torch.Tensor]:
         """Destinations by name: those given, and new ones for the others."""
-        return destinations(outputs_of(self.graph, self.problem), self.call)
+        require_data(self.call)
+        return destinations(outputs_of(self.graph, self.problem), self.call.tensors)

@@ -5,7 +5,7 @@ A prepared call is all of it that neither addresses nor numbers change. It is fo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,7 +24,7 @@ from epifuse.plan import Plan
 from epifuse.plan.destinations import reach
 from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.providers import WORKSPACE, Runner, Step
-from epifuse.request.problem import HostNumber, Problem
+from epifuse.request.problem import HostNumber, Problem, dense
 from epifuse.request.signature import Call
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
@@ -90,17 +90,28 @@ def _converted(value: Any, kind: str) -> Any:
     return int(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What an output is that is not given."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """All that launching needs and that neither addresses nor numbers change: one serves every call of a signature.
 
-    `outputs` are names, shapes and dtypes in the order of the return statement.
+    `outputs` are in the order of the return statement.
     """
 
     plan: Plan
     runner: Runner
     kinds: Mapping[str, Kind]
-    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    outputs: tuple[Allocated, ...]
     accumulates: bool
 
     @staticmethod
@@ -134,17 +145,21 @@ class Prepared:
         if self.kinds or workspace is not None:
             further = {} if workspace is None else {WORKSPACE: workspace}
             operands = {**operands, **_numbers(self.plan.graph, self.kinds, call.numbers), **further}
-        a, b, runner = call.request.a, call.request.b, self.runner
-        if not self.accumulates:
-            return runner(a, b, operands, outputs)
+        bind = self._onto_old if self.accumulates else self.runner
+        return bind(call.request.a, call.request.b, operands, outputs)
+
+    def _onto_old(
+        self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
+    ) -> Step:
+        """The runner's step, which adds to what the outputs hold."""
         graph, problem = self.plan.graph, self.plan.problem
 
-        def onto_old() -> Step:
-            return runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
+        def bound() -> Step:
+            return self.runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
 
         if self._copies_old:
-            return lambda: onto_old()()  # each launch copies what it is to be added onto
-        return onto_old()
+            return lambda: bound()()  # each launch copies what it is to be added onto
+        return bound()
 
     @cached_property
     def _copies_old(self) -> bool:
@@ -154,7 +169,7 @@ class Prepared:
 
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
-        outputs = destinations(self.outputs, call)
+        outputs = destinations(self.outputs, call.tensors)
         try:
             self._step(call, outputs)()
         except _OURS:
@@ -164,23 +179,23 @@ class Prepared:
         return outputs
 
 
-def outputs_of(graph: Graph, problem: Problem) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-    """Names, shapes and dtypes of the outputs, in the order of the return statement."""
-    dtypes = dict(problem.dtypes)
-    return tuple((o.name, shape_of(o.dims or (), problem.extents), dtypes[o.name]) for o in graph.outputs)
+def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
+    """What each output is, in the order of the return statement."""
+    dtypes, device = dict(problem.dtypes), torch.device(problem.a.device)
+    shapes = {output.name: shape_of(output.dims or (), problem.extents) for output in graph.outputs}
+    return tuple(Allocated(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes.items())
 
 
-def destinations(outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...], call: Call) -> dict[str, torch.Tensor]:
-    """The outputs by name: those given, and new ones for the others. Raises `ArgumentError` for what has no data."""
-    require_data(call)
-    given, device, found = call.tensors, call.request.a.device, {}
-    for name, shape, dtype in outputs:
-        tensor = given.get(name)
+def destinations(outputs: Iterable[Allocated], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The outputs by name: those given, and new ones for the others."""
+    found = {}
+    for new in outputs:
+        tensor = given.get(new.name)
         if tensor is None:
-            tensor = empty(shape, dtype, device)
+            tensor = empty(new.shape, new.strides, new.dtype, new.device)
             if type(tensor) is not torch.Tensor:  # in a mode of torch whose tensors only describe
-                raise fail("no_data", None, name=name)
-        found[name] = tensor
+                raise fail("no_data", None, name=new.name)
+        found[new.name] = tensor
     return found
 
 
@@ -216,7 +231,7 @@ def find(call: Call) -> Prepared | None:
 
 def remember(call: Call, prepared: Prepared, until: Future[Any] | None = None) -> None:
     """Keep what serves a call that was checked and planned, for good or `until` something is done."""
-    names = {name for name, *_ in prepared.outputs}
+    names = {output.name for output in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
     sizes = tuple(map(reach, call.infos)) if written else ()
     entry, keys = (prepared, written, sizes), [call.signature]

@@ -65,6 +65,6 @@ def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | 
         raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
     warnings.warn(f"no kernel can run this, so PyTorch runs it unfused:\n{listed}", stacklevel=6)
     require_data(call)
-    outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call)
+    outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call.tensors)
     unfused(call, settled, outputs)
     return outputs

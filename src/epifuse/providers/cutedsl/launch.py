@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,8 @@ from epifuse.providers.cutedsl.program import Access, Program
 from epifuse.request.problem import Problem, TensorInfo
 
 
-class View(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class View:
     """Shape and strides under which the kernel sees a tensor; where it starts is the tensor's own.
 
     `same` where these are the tensor's own as well: a view costs the host a microsecond.
@@ -36,8 +38,8 @@ class View(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so; a mask as the bytes 0 and 1 that the kernel reads and writes."""
-        if self.same:  # a parameter is handed over as its data
-            return tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach()
+        if self.same:  # whether it wants a gradient, tvm-ffi does not ask
+            return tensor
         seen = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
         return seen.as_strided(self.shape, self.strides)
 
@@ -58,11 +60,16 @@ class GpuKernel:
             return
         program, design = found.program, found.design
         self.function = function(found.text, plan.spec.name)
+        import tvm_ffi  # there by now
+
+        self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
+        self.index = torch.device(given.a.device).index
         self.views = _views(given, filled(given), program)
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
+        self.clusters = 0
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
 
@@ -72,49 +79,83 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
-        views, index = self.views, a.get_device()
+        views, none = self.views, self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
             printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in views.printed}
             outputs = {**outputs, **printed}
-        product = None if self.zeros else (views.a.of(a), views.b.of(b))
-        arguments = (
-            [view.of(operands[name]) for name, view in views.operands] if views.operands else [],
-            [operands[name] for name in self.numbers] if self.numbers else [],
-            [view.of(outputs[name]) for name, view in views.outputs],
+        further = (
+            _seen(views.operands, operands) if views.operands else none,
+            [operands[name] for name in self.numbers] if self.numbers else none,
+            _seen(views.outputs, outputs),
         )
-        function, clusters, band = self.function, resident_clusters(index, self.cluster_size), self.band
-        workspaces = self._workspaces(a.device, operands) if self.workspace_bytes else list
-        if self.workspace_bytes:
-            clusters = min(clusters, MOST_CTAS // self.cluster_size)
+        clusters = self.clusters or self._count_clusters()
+        if self.zeros or self.workspace_bytes:
+            step = self._with_memory(a, b, further, clusters, operands.get(WORKSPACE))
+        else:
+            product = (a, b) if views.a.same and views.b.same else (views.a.of(a), views.b.of(b))
+            step = self._launch((*product, *further, none, clusters, self.band))
+        return _printing(step, self.prints, printed) if self.prints else step
+
+    def _count_clusters(self) -> int:
+        """How many run at once; asked of the GPU by the first call, for a kernel may be built without one."""
+        clusters = resident_clusters(self.index, self.cluster_size)
+        self.clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
+        return self.clusters
+
+    def _launch(self, arguments: tuple[Any, ...]) -> Step:
+        """A step of the function with these arguments."""
+        function, index = self.function, self.index
 
         def step() -> None:
-            matrices = product or self._nothing(a)
             # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
             # CUDA is initialised, which torch.cuda.current_device() would ask.
             if torch._C._cuda_getDevice() == index:
-                function(*matrices, *arguments, workspaces(), clusters, band)
+                function(*arguments)
             else:
                 with torch.cuda.device(index):
-                    function(*matrices, *arguments, workspaces(), clusters, band)
+                    function(*arguments)
 
-        return _printing(step, self.prints, printed) if self.prints else step
+        return step
+
+    def _with_memory(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        further: tuple[Any, ...],
+        clusters: int,
+        workspace: torch.Tensor | None,
+    ) -> Step:
+        """A step each launch of which makes zeros where K = 0, and a workspace where the caller has none.
+
+        Two streams may run the same step at once, and a captured graph keeps its own.
+        """
+        product = None if self.zeros else (self.views.a.of(a), self.views.b.of(b))
+        device, elements, given = a.device, self.workspace_bytes // 4, self.none
+        if elements and workspace is not None:
+            given = [workspace.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)]
+
+        def step() -> None:
+            matrices = product or self._nothing(a)
+            makes = elements and workspace is None
+            workspaces = [torch.empty(elements, dtype=torch.float32, device=device)] if makes else given
+            self._launch((*matrices, *further, workspaces, clusters, self.band))()
+
+        return step
 
     def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
         return self.views.a.of(zeros), self.views.b.of(zeros)
 
-    def _workspaces(self, device: torch.device, operands: Mapping[str, Any]) -> Callable[[], list[torch.Tensor]]:
-        """A function of the workspace a launch is given: the caller's, or one of its own.
 
-        Two streams may run the same step at once, and a captured graph keeps its own.
-        """
-        elements, given = self.workspace_bytes // 4, operands.get(WORKSPACE)
-        if given is None:
-            return lambda: [torch.empty(elements, dtype=torch.float32, device=device)]
-        own = given.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)
-        return lambda: [own]
+def _seen(views: Iterable[tuple[str, View]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors by name as the kernel sees them."""
+    found = []
+    for name, view in views:
+        tensor = tensors[name]
+        found.append(tensor if view.same else view.of(tensor))
+    return found
 
 
 def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.Tensor]) -> Step:

@@ -1,0 +1,126 @@
+"""What a launch hands to Hopper's kernel, on the CPU: a function stands in that records its arguments."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hopper import BF16, hopper_kernel
+
+import epifuse as ef
+from epifuse.providers.base import WORKSPACE
+from epifuse.providers.cutedsl import launch
+from epifuse.providers.cutedsl.partials import MOST_CTAS
+from epifuse.runtime.launch import Prepared
+
+CLUSTERS = 1000
+
+
+@dataclass
+class Kernel:
+    """A kernel that launches nothing."""
+
+    prepared: Prepared
+    launched: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Builds a kernel for arguments on the CPU, whose device has no index."""
+    kernels: list[Kernel] = []
+    monkeypatch.setattr(launch, "function", lambda text, name: lambda *given: kernels[-1].launched.append(given))
+    monkeypatch.setattr(launch, "resident_clusters", lambda index, size: CLUSTERS)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+
+    def build(args: ef.GemmArguments) -> Kernel:
+        kernels.append(Kernel(Prepared.of(hopper_kernel(args).plan)))
+        return kernels[-1]
+
+    return build
+
+
+def arguments(epilogue: Any, k: int = 64, **given: Any) -> ef.GemmArguments:
+    a, b = torch.empty(128, k, dtype=BF16), torch.empty(k, 256, dtype=BF16)
+    return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(epilogue, **given))
+
+
+def scaled(accum: Any, C: Any, bias: Any, alpha: Any) -> Any:
+    D = accum * alpha + bias + C
+    positive = accum > 0
+    return D, positive
+
+
+def sums(accum: Any) -> Any:
+    total = ef.sum(accum, dim=0)
+    return total
+
+
+def test_tensors_are_handed_over_as_they_are_or_as_views_of_their_memory(built: Any) -> None:
+    bias, C, D = torch.empty(256), torch.nn.Parameter(torch.empty(128, 256, dtype=BF16)), torch.empty(128, 256)
+    positive = torch.empty(128, 256, dtype=torch.bool)
+    with torch.no_grad():
+        args = arguments(scaled, C=C, bias=bias, alpha=2.0, D=D, positive=positive)
+        kernel = built(args)
+        kernel.prepared.launch(args.call)
+    ((a, b, operands, numbers, outputs, workspaces, clusters, _),) = kernel.launched
+    assert (a is args.A, b is args.B, outputs[0] is D) == (True, True, True)
+    assert any(tensor is C for tensor in operands)
+    seen = next(tensor for tensor in operands if tensor is not C)
+    assert (seen.data_ptr(), seen.shape[:2], seen.stride()[0]) == (bias.data_ptr(), (128, 256), 0)
+    assert (outputs[1].data_ptr(), outputs[1].dtype) == (positive.data_ptr(), torch.uint8)
+    assert (list(numbers), len(workspaces), clusters) == ([2.0], 0, CLUSTERS)
+
+
+def test_a_tensor_that_wants_a_gradient_is_taken_as_it_is() -> None:
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    given = torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))
+    assert len(tvm_ffi.get_global_func("ffi.Array")(*given, [*given])) == 3
+
+
+def test_each_launch_has_a_workspace_of_its_own_unless_the_caller_has_one(built: Any) -> None:
+    args = arguments(sums, total=torch.empty(256))
+    kernel = built(args)
+    size = kernel.prepared.plan.allocation.workspace_bytes
+    step = kernel.prepared.bind(args.call, args.allocate())
+    step()
+    step()
+    own = torch.empty(size, dtype=torch.uint8)
+    kernel.prepared.bind(args.call, args.allocate(), own)()
+    (first,), (second,), (third,) = (workspaces for *_, workspaces, _, _ in kernel.launched)
+    assert {first.nbytes, second.nbytes, third.nbytes} == {size}
+    assert len({first.data_ptr(), second.data_ptr(), own.data_ptr()}) == 3
+    assert third.data_ptr() == own.data_ptr()
+    assert all(clusters <= MOST_CTAS for *_, clusters, _ in kernel.launched)
+
+
+def test_zeros_stand_in_where_there_is_nothing_to_multiply(built: Any) -> None:
+    args = arguments("def plain(accum): D = accum; return D", k=0, D=torch.empty(128, 256))
+    kernel = built(args)
+    kernel.prepared.launch(args.call)
+    ((a, b, *_),) = kernel.launched
+    assert (a.shape[0], b.shape[1], a.shape[1]) == (128, 256, b.shape[0])
+    assert not a.any()
+    assert not b.any()
+
+
+def test_what_is_printed_is_an_output_of_the_launch(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(accum: Any) -> Any:
+        ef.debug_print("product {}", accum)
+        D = accum + 1.0
+        return D
+
+    args = arguments(printed, D=torch.empty(128, 256))
+    kernel = built(args)
+    kernel.prepared.launch(args.call)
+    ((*_, outputs, _, _, _),) = kernel.launched
+    assert (len(outputs), any(tensor is args.epilogue.tensors["D"] for tensor in outputs)) == (2, True)
+    assert "product" in capsys.readouterr().out
+
+
+def test_a_workspace_is_ignored_where_none_is_needed(built: Any) -> None:
+    args = arguments("def plain(accum): D = accum; return D", D=torch.empty(128, 256))
+    kernel = built(args)
+    kernel.prepared.bind(args.call, args.allocate(), torch.empty(64))()
+    ((*_, workspaces, _, _),) = kernel.launched
+    assert WORKSPACE not in args.call.tensors
+    assert len(workspaces) == 0
