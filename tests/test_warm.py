@@ -151,6 +151,13 @@ def two_outputs(accum: Any) -> Any:
     return D, E
 
 
+@pytest.mark.parametrize("name", ["fast_math", "allow_recompute"])
+def test_an_option_that_only_equals_the_usual_one_is_refused_after_it(name: str) -> None:
+    ef.gemm(A, B)
+    with pytest.raises(ArgumentError, match=f"{name} must be True or False, got 0"):
+        ef.gemm(A, B, **{name: 0})
+
+
 def test_which_output_is_none_is_part_of_the_call() -> None:
     half = torch.empty(6, 8, dtype=torch.float16)
     first = ef.gemm(A, B, epilogue=two_outputs, out={"D": half, "E": None})
@@ -188,6 +195,11 @@ def test_a_helper_whose_code_or_defaults_were_replaced_is_read_again() -> None:
         assert torch.equal(found, product * defaults[0])
     helper.__code__ = reloaded.__code__
     assert torch.equal(ef.gemm(whole, other, epilogue=through), product - 3.0)
+
+
+def test_a_name_that_is_used_twice_is_looked_at_once() -> None:
+    places = [guard.reader.place for guard in parsed(lambda accum: ef.relu(accum) + ef.relu(-accum)).guards]
+    assert sorted(map(str, places)) == sorted(set(map(str, places)))
 
 
 def test_a_function_of_a_tree_whose_defaults_were_replaced_is_read_again() -> None:

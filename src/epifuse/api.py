@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._C import _is_any_autocast_enabled
 
 from epifuse import providers
 from epifuse.base.autocast import followed
@@ -25,9 +26,9 @@ from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
 from epifuse.pytorch.autograd import differentiated
 from epifuse.pytorch.ops import recorded
-from epifuse.request.checks import check_plain
+from epifuse.request.checks import shape_of
 from epifuse.request.options import Options, given_by_name
-from epifuse.request.signature import Request, describe
+from epifuse.request.signature import Request, describe, new
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import note
 from epifuse.runtime.launch import find
@@ -207,12 +208,14 @@ def gemm(
     ("recompute"), or chooses what takes less time ("auto"). Raises `EpilogueSyntaxError`, `EpilogueTypeError`,
     `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
-    if torch._C._is_any_autocast_enabled():
+    if _is_any_autocast_enabled():
         a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     given = given_by_name(parsed, by_name, operands, out)
-    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save)
-    request, fold = Request(a, b, parsed, given, options), None
+    options = Options.of(
+        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+    )
+    request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"))), None
     if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
         request, fold = fold_gemm(request)
     try:
@@ -250,28 +253,28 @@ def linear(
     ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
     x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
-            check_plain(name, tensor, None)
-    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
-        raise fail("linear_shapes", None, x=tuple(x.shape), weight=tuple(weight.shape))
+    shape, matrix = shape_of("x", x), shape_of("weight", weight)
+    if len(matrix) != 2 or not shape or shape[-1] != matrix[1]:
+        raise fail("linear_shapes", None, x=tuple(shape), weight=tuple(matrix))
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
-    if torch._C._is_any_autocast_enabled():
+    if _is_any_autocast_enabled():
         x, weight = followed(x, weight)
         if bias is not None and "bias" not in parsed.parameters:
             (by_name["bias"],) = followed(bias)
     if bias is not None:
         if "bias" not in parsed.parameters:
-            if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, len(weight)):
-                raise fail("linear_bias_shape", None, want=(len(weight),), bias=tuple(bias.shape))
+            if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, matrix[0]):
+                raise fail("linear_bias_shape", None, want=(matrix[0],), bias=tuple(bias.shape))
             parsed = with_bias(parsed)
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     given = given_by_name(parsed, by_name, operands, out, "linear")
-    options = Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save)
-    request, fold = Request(x, weight.t(), parsed, given, options, names=("x", "weight")), None
-    if x.dim() != 2:
+    options = Options.of(
+        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+    )
+    request, fold = new(Request, (x, weight.t(), parsed, given, options, ("x", "weight"))), None
+    if len(shape) != 2:
         request, fold = fold_linear(request)
     try:
         outputs = run(request)

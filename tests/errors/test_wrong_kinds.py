@@ -23,6 +23,10 @@ def quantised() -> torch.Tensor:
     return torch.quantize_per_tensor(A, 0.1, 0, torch.qint8)
 
 
+def quantised_by_rows() -> torch.Tensor:
+    return torch.quantize_per_channel(A, torch.ones(4), torch.zeros(4), 0, torch.qint8)
+
+
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "explain": (lambda: ef.explain(A), "explain takes GemmArguments, not a Tensor"),
     "explain None": (lambda: ef.explain(None), "explain takes GemmArguments, not None"),
@@ -64,6 +68,11 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ef.linear(A, B.to_sparse()),
         "weight is not a plain dense tensor: it is torch.sparse_coo",
     ),
+    "sparse weight by rows": (
+        lambda: ef.linear(A, B.to_sparse_csr()),
+        "weight is not a plain dense tensor: it is torch.sparse_csr",
+    ),
+    "quantised weight": (lambda: ef.linear(A, quantised_by_rows()), "weight is not a plain dense tensor: .* quantised"),
     "sparse operand": (
         lambda: ef.linear(torch.ones(2, 4, 4), B, epilogue=ADD, C=C.to_sparse()),
         "operand 'C' is not a plain dense tensor",
@@ -80,7 +89,11 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning", "ignore:.*nested tensors:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_:UserWarning",
+    "ignore:.*nested tensors:UserWarning",
+    "ignore:.*Sparse:UserWarning",
+)
 @pytest.mark.parametrize(("call", "match"), CALLS.values(), ids=CALLS)
 def test_a_wrong_kind_is_refused(call: Callable[[], Any], match: str) -> None:
     with pytest.raises(ef.errors.EpifuseError, match=match):

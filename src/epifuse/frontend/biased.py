@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from epifuse.frontend.python_function import Parsed
 from epifuse.frontend.remembered import remembered
-from epifuse.ir import Builder, Graph, Load, Node, rewrite
+from epifuse.ir import Builder, Load, Node, rewrite
 from epifuse.ir.graph import keep
 
 
 def with_bias(parsed: Parsed) -> Parsed:
     """The epilogue on accum + bias."""
-    graph = remembered("bias", parsed.key, lambda: _biased(parsed.graph))
-    return parsed.changed(graph=graph, parameters=("bias", *parsed.parameters), key=f"bias {parsed.key}")
+    return parsed.changed(**remembered("bias", parsed.key, lambda: _biased(parsed)))
 
 
-def _biased(graph: Graph) -> Graph:
+def _biased(parsed: Parsed) -> dict[str, Any]:
+    """The fields that differ, the key among them: a string made anew would be hashed anew."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "accum":
             return keep(old, args, builder)
         return builder.node("add", builder.node("accum"), builder.node("load", attr=Load("bias")))
 
-    biased = rewrite(graph, rule)
-    return replace(biased, inputs=("bias", *biased.inputs))
+    graph = rewrite(parsed.graph, rule)
+    parameters, key = ("bias", *parsed.parameters), f"bias {parsed.key}"
+    return {"graph": replace(graph, inputs=("bias", *graph.inputs)), "parameters": parameters, "key": key}

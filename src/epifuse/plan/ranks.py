@@ -20,7 +20,7 @@ from epifuse.ir import Builder, Graph, Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError, normalise, permuted
 from epifuse.request.checks import check_plain
-from epifuse.request.signature import Request
+from epifuse.request.signature import Request, new
 from epifuse.request.transports import Hint
 
 Shape = tuple[int, ...]
@@ -67,13 +67,13 @@ class Fold(NamedTuple):
         found = {}
         for name, form in self.forms.items():
             given, made = handed.get(name), outputs[name]
-            if isinstance(given, Hint):
-                given = given.tensor
-            if given is None and form.leading is not None:
+            if given is not None:
+                made = given.tensor if isinstance(given, Hint) else given
+            elif form.leading is not None:
                 first, *rest = made.shape
                 whole = form.leading == len(self.lead) and first == math.prod(self.lead)
-                given = made.view(*(self.lead if whole else (1,) * form.leading), *rest)
-            found[name] = made if given is None else given
+                made = made.view(*(self.lead if whole else (1,) * form.leading), *rest)
+            found[name] = made
         return found
 
 
@@ -97,14 +97,15 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
     if found.unfit is not None:
         raise Unfit(found.unfit.key, found.unfit.node, **found.unfit.values)
     for name in written:
-        value = given.get(name)
+        if (value := given.get(name)) is None:
+            continue
         tensor = value.tensor if isinstance(value, Hint) else value
         if isinstance(tensor, torch.Tensor):
             folded = _destination(name, tensor, lead, kept, found.forms[name])
             given[name] = replace(value, tensor=folded) if isinstance(value, Hint) else folded
     if found.graph is not None:
         parsed = parsed.changed(graph=found.graph, key=found.key)
-    return Fold(lead, parsed, given, found.forms)
+    return new(Fold, (lead, parsed, given, found.forms))
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -126,8 +127,7 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
         except Unfit as error:
             unfit = error
         else:
-            # `_replace` takes twice the time.
-            return Request(seen, request.b, made.parsed, made.given, request.options, request.names), made
+            return new(Request, (seen, request.b, made.parsed, made.given, request.options, request.names)), made
     raise unfit.error(request.parsed)
 
 

@@ -97,7 +97,7 @@ def _described(request: Request, given: Mapping[str, Any]) -> Call:
             infos.append(_info(name, value))
         else:
             kinds[name] = _kind(name, value)
-    return Call(request, (), tensors, {}, kinds, [None] * len(infos), tuple(infos))
+    return Call(request, (), tensors, {}, [None] * len(infos), kinds, tuple(infos))
 
 
 def _info(name: str, tensor: Any) -> TensorInfo:

@@ -170,7 +170,7 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
     selection = select(args.structure, args.problem, providers.candidates())
     if (best := selection.best) is None:
         return Left("; ".join(selection.reasons))
-    shapes = {name: shape for name, shape, _ in outputs_of(args.graph, args.problem)}
+    shapes = {each.name: each.shape for each in outputs_of(args.graph, args.problem)}
     for value in form.values:
         if shapes[value.name] != shape_of(value, a, b):
             return Left(f"{value.name} would have the shape {shapes[value.name]}")

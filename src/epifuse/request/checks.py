@@ -15,6 +15,9 @@ from epifuse.frontend import Parsed
 from epifuse.ir import Kind
 from epifuse.request.problem import TensorInfo
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that hide nothing."""
+
 
 class Number(NamedTuple):
     """A run-time number and its kind."""
@@ -54,14 +57,22 @@ def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
     """A plain dense tensor on `device`."""
     if not isinstance(tensor, torch.Tensor):
         raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_wrapped(tensor):
+    if type(tensor) in PLAIN and _is_wrapped(tensor):
         raise fail("transformed", None, name=name)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
+    if type(tensor) not in (*PLAIN, FakeTensor):
         raise fail("tensor_subclass", None, name=name, type=kind_of(tensor))
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
         raise fail("tensor_layout", None, name=name, **_layout(tensor))
     if device is not None and tensor.device != device:
         raise fail("device", None, name=name, device=tensor.device, expected=device)
+
+
+def shape_of(name: str, tensor: torch.Tensor) -> torch.Size:
+    """The shape of a tensor that can be viewed otherwise. Raises `ArgumentError` for what is no dense tensor."""
+    dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    if not dense or tensor.is_quantized or tensor.is_nested:
+        check_plain(name, tensor, None)
+    return tensor.shape
 
 
 def _conversion(value: object) -> str:
