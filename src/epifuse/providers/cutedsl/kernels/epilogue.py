@@ -20,6 +20,7 @@ from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
+from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
 from epifuse.providers.cutedsl.kernels.spare import Spare, own_start, shifted, wait_either
 from epifuse.providers.cutedsl.partials import WARPS, reduction, reductions_of
@@ -91,18 +92,19 @@ class Spot(NamedTuple):
 
     down: Any
     right: Any
-    rows: tuple
-    columns: tuple
+    rows: list
+    columns: list
 
 
 class Epilogue:
     """The epilogue of `program` in `design`; what it holds is known while tracing."""
 
-    def __init__(self, design: Design, program: Program) -> None:
-        self.design, self.program = design, program
+    def __init__(self, design: Design, program: Program, fragment: Fragment) -> None:
+        self.design, self.program, self.fragment = design, program, fragment
         self.groups = budget.sharing(design)
         self.across = design.tile[1] // SUBTILE[1]
         self.down = design.tile[0] // (SUBTILE[0] * self.groups)
+        self.slots = self.down * len(fragment.by_row)  # a thread's rows of a tile
         self.subtiles = self.across * self.down
         self.tensors = [access for _, access in program.tensors]
         self.tiles = [i for i, access in enumerate(self.tensors) if access.way == "tile"]
@@ -117,8 +119,8 @@ class Epilogue:
         self.walks = walks(program.graph)
         self.read_lines = read_lines(program.graph)
         self.bringing = [i for i, walk in enumerate(self.walks) if self._reads_tiles(walk)]
-        self.partials = Partials(design, program, reductions_of(program.graph))
-        self.exchange = Exchange(design)
+        self.partials = Partials(design, program, fragment, reductions_of(program.graph))
+        self.exchange = Exchange(design, fragment)
         self.spare = Spare(design, program)
         self.loads = {node: i for i, (node, _) in enumerate(program.tensors)}
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
@@ -302,7 +304,7 @@ class Epilogue:
         shape = given.shape
         for number, walk_ in enumerate(self.walks[:-1]):
             reductions = tuple(reduction(node, self.program.graph) for node in walk_.reductions)
-            partials = Partials(self.design, self.program, reductions)
+            partials = Partials(self.design, self.program, self.fragment, reductions)
             kept = partials.begin(self.down)
             arrived = team.arrived(number, 0)
             # As a number of its own, lest comparisons with it are kept for the next walk.
@@ -311,7 +313,7 @@ class Epilogue:
                 coming = team.arrived(number, s + 1)
                 spot = self._spot(s, tile.place, team)
                 found = self._compute(number, spot, values, arrived, tile, team, given)
-                partials.add(kept, found, spot.down, spot.rows, spot.columns, (shape[0], columns, shape[2]))
+                partials.add(kept, found, spot, (shape[0], columns, shape[2]))
                 held = self.walks[number + 1].held
                 if held is not walk_.held:
                     self._replace(values, spot, found[held], team)
@@ -325,19 +327,18 @@ class Epilogue:
         found = self._compute(len(self.walks) - 1, spot, values, arrived, tile, team, given)
         results = [self._stored(i, found) for i in range(len(self.program.stores))]
         team.store_direct(results, spot.rows, spot.columns, place, given)
-        self.partials.add(tile.kept, found, spot.down, spot.rows, spot.columns, given.shape)
+        self.partials.add(tile.kept, found, spot, given.shape)
         if spot.down + 1 == self.down:
             self.partials.leave_columns(tile.kept, spot.columns, place, self._part(place, team), given)
         return [results[i] for i in self.staged]
 
     def _spot(self, s, place, team):
         down, right = self._walked(s)
-        # Values i and i ^ 2 share a column, equal bit 1 shares a row.
-        two = [self._row(down, team.places[half][0], place) for half in (0, 2)]
+        by_row, by_column = self.fragment.by_row, self.fragment.by_column
+        rows = [self._row(down, row, place) for row in team.rows]
         start = place.n * self.design.tile[1] + right * SUBTILE[1]
-        eight = {i: start + team.places[i][1] for i in range(team.count) if i & 2 == 0}
-        rows, columns = zip(*((two[(i & 2) // 2], eight[i & ~2]) for i in range(team.count)), strict=True)
-        return Spot(down, right, rows, columns)
+        columns = [start + column for column in team.columns]
+        return Spot(down, right, spread(rows, by_row), spread(columns, by_column))
 
     def _first(self, spot, team):
         """Where a subtile's values begin in the accumulator."""
@@ -382,16 +383,17 @@ class Epilogue:
         value = cute.full_like(like, tile.held[i], self._held(i)) if scalar else widened(loaded(i), self._held(i))
         return value != 0 if kind == "mask" else value
 
-    # Rows. A thread holds two rows of each subtile down: slot 2 * down + half.
+    # Rows. A slot is one of a thread's rows of a tile: those of its first subtile down come first.
 
     def _complete(self, number, partials, kept, tile, team, given):
         """What is computed once a row after walk `number`, its reductions complete."""
-        slots = range(2 * self.down)
+        slots = range(self.slots)
+        along = self.fragment.along_row
         partial = [
-            [across(row, each.take(slot), (1, 2)) for row, each in zip(partials.rows, kept, strict=True)]
+            [across(row, each.take(slot), along) for row, each in zip(partials.rows, kept, strict=True)]
             for slot in slots
         ]
-        at = (team.executed * (len(self.walks) - 1) + number, tile.place.n, [team.line(slot) for slot in slots])
+        at = (team.executed * (len(self.walks) - 1) + number, tile.place.n, team.lines())
         whole = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
         walk_ = self.walks[number]
         shape = (len(slots),)
@@ -413,17 +415,17 @@ class Epilogue:
 
     def _line_rows(self, place, team):
         """Rows of the result, a slot each."""
-        return [self._row(slot // 2, team.places[2 * (slot % 2)][0], place) for slot in range(2 * self.down)]
+        return [self._row(down, row, place) for down in range(self.down) for row in team.rows]
 
     def _store_lines(self, tile, team, given):
         """Outputs that are one value a row: the CTA at the row's start stores them."""
         for i in self.lines:
             node, access = self.program.graph.outputs[i].node, self.program.stores[i]
             value = stored(tile.lines[node], self.program.graph.types[node].kind, access.dtype)
-            fragment = cute.make_rmem_tensor((1, 2 * self.down), value.element_type)
-            fragment.store(value.reshape((1, 2 * self.down)))
-            # One lane of the four that share the row.
-            start = tile.place.n + cute.arch.lane_idx() % 4
+            fragment = cute.make_rmem_tensor((1, self.slots), value.element_type)
+            fragment.store(value.reshape((1, self.slots)))
+            # One lane of those that share the row.
+            start = tile.place.n + self.fragment.rank(cute.arch.lane_idx())
             for slot, row in enumerate(self._line_rows(tile.place, team)):
                 to = _at(given.outputs[i], access, row, 0, tile.place.l)
                 limits = [given.shape[0], 1, given.shape[2]]
@@ -475,7 +477,9 @@ class Team:
         self.shape = mma.partition_shape_C(SUBTILE)
         self.count = cute.size(self.shape)
         places = own.partition_C(cute.make_identity_tensor(SUBTILE))
-        self.places = [places[i] for i in range(self.count)]
+        fragment = epilogue.fragment
+        self.rows = [places[registers[0]][0] for registers in fragment.by_row]
+        self.columns = [places[registers[0]][1] for registers in fragment.by_column]
         self.from_shared = [
             self._reader(mma, given.tensors[i], b) for i, b in zip(epilogue.tiles, shared.loads, strict=True)
         ]
@@ -576,38 +580,33 @@ class Team:
         return found
 
     def vector(self, i, down, right):
-        """This thread's values of a vector: value i and i ^ 2 share a column, equal bit 1 shares a row."""
+        """This thread's values of a vector."""
         epilogue = self.epilogue
         buffer = self.shared.vectors[epilogue.vectors.index(i)]
-        row_vector = epilogue.tensors[i].way == "row"
-        values: list = []
-        for v in range(self.count):
-            first = v & ~2 if row_vector else v & 2
-            if first != v:
-                values.append(values[first])
-            elif row_vector:
-                values.append(buffer[right * SUBTILE[1] + self.places[v][1], self.group])
-            else:
-                values.append(buffer[down * SUBTILE[0] + self.places[v][0], self.group])
-        return dm.fragment(values, self.shape, buffer.element_type)
+        if epilogue.tensors[i].way == "row":
+            slots, places = epilogue.fragment.by_column, [right * SUBTILE[1] + column for column in self.columns]
+        else:
+            slots, places = epilogue.fragment.by_row, [down * SUBTILE[0] + row for row in self.rows]
+        found = [buffer[place, self.group] for place in places]
+        return dm.fragment(spread(found, slots), self.shape, buffer.element_type)
 
-    def line(self, slot):
-        """Which of the warp group's rows a slot is."""
-        return slot // 2 * SUBTILE[0] + self.places[2 * (slot % 2)][0]
+    def lines(self):
+        """Which of the warp group's rows each slot is."""
+        return [down * SUBTILE[0] + row for down in range(self.epilogue.down) for row in self.rows]
 
     def column(self, i):
         """A column vector's values, a slot each."""
         buffer = self.shared.vectors[self.epilogue.vectors.index(i)]
-        slots = 2 * self.epilogue.down
-        values = [buffer[self.line(slot), self.group] for slot in range(slots)]
-        return dm.fragment(values, (slots,), buffer.element_type)
+        found = [buffer[line, self.group] for line in self.lines()]
+        return dm.fragment(found, (len(found),), buffer.element_type)
 
     def along(self, value, down):
-        """A value of each slot as a fragment of a subtile: equal bit 1 shares a row."""
+        """A value of each slot as a fragment of a subtile."""
         is_mask = value.element_type is Boolean
         source = as_kind(value, "mask", "int32") if is_mask else value
-        rows = dm.numbers(source)[2 * down : 2 * down + 2]
-        found = dm.fragment([rows[(v & 2) // 2] for v in range(self.count)], self.shape, source.element_type)
+        by_row = self.epilogue.fragment.by_row
+        own = dm.numbers(source)[down * len(by_row) :][: len(by_row)]
+        found = dm.fragment(spread(own, by_row), self.shape, source.element_type)
         return found != 0 if is_mask else found
 
     def stage(self, s, fragments):

@@ -13,11 +13,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
 from epifuse.providers.cutedsl.program import Design
 
 WARPS = 4  # of a warp group; each says how many bytes are to come for its rows
-QUAD = 4  # lanes that share a row
 
 
 class Heard(NamedTuple):
@@ -28,9 +28,10 @@ class Heard(NamedTuple):
 
 
 class Exchange:
-    """The exchange between the CTAs of a cluster of `design`; in a cluster of one the quads of lanes are enough."""
+    """The exchange between the CTAs of a cluster of `design`. In a cluster of one the lanes of a row are enough."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, fragment: Fragment) -> None:
+        self.fragment = fragment
         self.ranks = design.cluster[1]
         self.rows = budget.rows(design)
         self.words = design.exchanged
@@ -62,12 +63,12 @@ class Exchange:
         count = len(_words(partial[0]))
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * self.rows * count * self.ranks // WARPS)
-        lane = cute.arch.lane_idx() % QUAD
+        sharing, own = self.fragment.sharing_row, self.fragment.rank(cute.arch.lane_idx())
         for row, values in zip(rows, partial, strict=True):
             for number_, word in enumerate(_words(values)):
                 place = self._place(heard, (row, number_, rank, team.group, slot))
-                for first in range(0, self.ranks, QUAD):
-                    _tell(place, word, full, first + lane, self.ranks)
+                for first in range(0, self.ranks, sharing):
+                    _tell(place, word, full, first + own, self.ranks)
         cute.arch.mbarrier_wait(full, (number // budget.EXCHANGES) & 1)
         return [
             self._merged(merges, row, values, team.group, slot, heard)

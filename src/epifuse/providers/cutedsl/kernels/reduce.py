@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, Int64
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.device_types import HELD
+from epifuse.providers.cutedsl.kernels.fragment import ALL_LANES, Fragment
 from epifuse.providers.cutedsl.program import Design, Program
 from epifuse.providers.cutedsl.store_math import as_kind
 
@@ -160,20 +161,18 @@ def joined(held, parts: list) -> Any:
     return (Int64(parts[1]) << 32) | (Int64(parts[0]) & 0xFFFFFFFF) if held is Int64 else parts[0]
 
 
-def _scattered(row: Row, values: list) -> Any:
-    """Eight values of each lane merged over the lanes that differ in bits 4, 3 and 2; each lane ends with one of them.
+def _halved(row: Row, values: list, offset: int) -> list:
+    """Values merged with those of the lane whose number differs in this bit: the lower lane ends with the first half.
 
-    Seven exchanges a plane: at each step a lane sends the half that it will not keep. Eight butterflies take 24.
+    A lane sends the half that it will not keep. For eight values and three bits that is seven exchanges a plane; eight
+    butterflies take 24.
     """
-    lane = cute.arch.lane_idx()
-    for offset in (16, 8, 4):
-        high = (lane // offset) % 2 == 1
-        half = len(values) // 2
-        kept = [_select(high, values[half + i], values[i]) for i in range(half)]
-        sent = [_select(high, values[i], values[half + i]) for i in range(half)]
-        came = [_exchanged(value, offset) for value in sent]
-        values = [row.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
-    return values[0]
+    high = (cute.arch.lane_idx() // offset) % 2 == 1
+    half = len(values) // 2
+    kept = [_select(high, values[half + i], values[i]) for i in range(half)]
+    sent = [_select(high, values[i], values[half + i]) for i in range(half)]
+    came = [_exchanged(value, offset) for value in sent]
+    return [row.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
 
 
 def _select(condition, x: tuple, y: tuple) -> tuple:
@@ -222,8 +221,10 @@ def finished(node, values: tuple, shape):
 class Partials:
     """What the main kernel does for `reductions`: it holds partial results, merges them, and leaves them."""
 
-    def __init__(self, design: Design, program: Program, reductions: tuple[partials.Reduction, ...]) -> None:
-        self.design, self.program, self.reductions = design, program, reductions
+    def __init__(
+        self, design: Design, program: Program, fragment: Fragment, reductions: tuple[partials.Reduction, ...]
+    ) -> None:
+        self.design, self.program, self.fragment, self.reductions = design, program, fragment, reductions
         self.rows = [ROWS[reduction.name] for reduction in self.reductions]
 
     def carry(self):
@@ -239,7 +240,7 @@ class Partials:
 
     def begin(self, down):
         """Partial results of a tile: a number, one for each of a thread's rows, or one for each of its columns."""
-        counts = {"": 1, "m": 2 * down, "n": 8}
+        counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column)}
         kinds = zip(self.reductions, self.rows, strict=True)
         return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
 
@@ -248,37 +249,40 @@ class Partials:
         """Whether some reduction runs down columns."""
         return any(reduction.axis == "n" for reduction in self.reductions)
 
-    def add(self, held, found, step, rows, columns, shape):
-        """Merge a subtile, the `step`-th down. Values i and i ^ 2 share a column."""
+    def add(self, held, found, spot, shape):
+        """Merge a subtile."""
+        by_row, by_column = self.fragment.by_row, self.fragment.by_column
+        slots = {"": {0: range(len(spot.rows))}, "m": _numbered(by_row, spot.down), "n": _numbered(by_column, 0)}
         for reduction, kept in zip(self.reductions, held, strict=True):
-            bounds = self._bounds(reduction.axis, rows, columns, shape)
+            bounds = self._bounds(reduction.axis, spot.rows, spot.columns, shape)
             xs = self._values(reduction, found[reduction.source], bounds)
-            if reduction.axis == "":
-                parts = {0: xs}
-            elif reduction.axis == "m":
-                parts = {2 * step + half: [x for v, x in enumerate(xs) if v & 2 == 2 * half] for half in (0, 1)}
-            else:
-                firsts = [v for v in range(len(xs)) if v & 2 == 0]
-                parts = {place: [xs[v], xs[v | 2]] for place, v in enumerate(firsts)}
             inside = [places[0] < end for places, end, edge in bounds if edge == "subtiles"]
-            for slot, values in parts.items():
-                kept.add(slot, values, inside)
+            for slot, registers in slots[reduction.axis].items():
+                kept.add(slot, [xs[register] for register in registers], inside)
 
     def leave_columns(self, held, columns, place, warp_part, given):
         """After the last rows of a column of subtiles: its partial results go to the workspace."""
         for reduction, row, kept, base in self._with_bases(held, given.shape):
             if reduction.axis == "n":
-                value = _scattered(row, [kept.take(slot) for slot in range(8)])
-                lane = cute.arch.lane_idx()
-                # Slot p is column 8 (p / 2) + p % 2 of the thread's first: p's bits are the lane's 4, 3 and 2.
-                at = columns[0] + (lane // 16) * 16 + (lane // 8 % 2) * 8 + lane // 4 % 2
-                self._put(given, base, reduction, value, warp_part, at, True, place.l, given.shape[1])
+                mine = [kept.take(slot) for slot in range(len(self.fragment.by_column))]
+                lane, at, wanted = cute.arch.lane_idx(), columns[0], True
+                for bit, left in self.fragment.merging_columns:
+                    high = lane // bit % 2
+                    if left < len(mine):
+                        at = at + high * self.fragment.columns[left]
+                        mine = _halved(row, mine, bit)
+                    else:
+                        wanted = wanted & (high == 0)
+                        mine = [across(row, value, (bit,)) for value in mine]
+                for slot, value in enumerate(mine):
+                    column = at + self.fragment.columns[slot]
+                    self._put(given, base, reduction, value, warp_part, column, wanted, place.l, given.shape[1])
 
     def leave_carried(self, carried, part, given):
         """After the last tile: one partial result a warp."""
         for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
             if number in carried:
-                value = across(row, as_tuple(carried[number]), (1, 2, 4, 8, 16))
+                value = across(row, as_tuple(carried[number]), ALL_LANES)
                 first = cute.arch.lane_idx() == 0
                 self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
@@ -290,12 +294,12 @@ class Partials:
                 for i, value in enumerate(row.merge(as_tuple(carried[number]), kept.take(0))):
                     carried[number][i] = value
             elif reduction.axis == "m":
-                for slot in range(len(row_numbers)):
-                    value = across(row, kept.take(slot), (1, 2))
-                    at = row_numbers[slot]
-                    self._put(given, base, reduction, value, place.n, at, lane % 4 == 0, place.l, shape[0])
+                first = self.fragment.rank(lane) == 0
+                for slot, at in enumerate(row_numbers):
+                    value = across(row, kept.take(slot), self.fragment.along_row)
+                    self._put(given, base, reduction, value, place.n, at, first, place.l, shape[0])
             elif reduction.axis == "":
-                value = across(row, kept.take(0), (1, 2, 4, 8, 16))
+                value = across(row, kept.take(0), ALL_LANES)
                 step = self.design.tile[1] * self.design.cluster[1]
                 tiles_n = (shape[1] + (step - 1)) // step * self.design.cluster[1]
                 part = warp_part * tiles_n + place.n
@@ -371,6 +375,11 @@ class Held:
     def _merge(self, slot, value):
         known = self.slots[slot]
         self.slots[slot] = value if known is None else self.row.merge(known, value)
+
+
+def _numbered(slots, repeat) -> dict:
+    """Registers by slot, of the `repeat`-th subtile down."""
+    return {repeat * len(slots) + i: registers for i, registers in enumerate(slots)}
 
 
 def _where(conditions, value: tuple, otherwise: tuple) -> tuple:

@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.epilogue import WARP_GROUP, Epilogue, Given, Place, Team, Tile, with_batches
+from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
@@ -57,7 +58,7 @@ class Sm90Gemm:
         self.ahead = budget.ahead(design, program)
         self.rests = budget.rests(design, program)
         self.producer_registers = budget.producer_registers(program)
-        self.epilogue = Epilogue(design, program)
+        self.program = program
         self.merging = merging_kernels(design, program)
 
     @cute.jit
@@ -75,7 +76,6 @@ class Sm90Gemm:
     ):
         a, b = with_batches(a), with_batches(b)
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
-        tensors, outputs = self.epilogue.whole(tensors, outputs)
         bm, bn = self.design.tile
         bk = 8 * self.design.spans * budget.K_SPAN // a.element_type.width
         self.tile = bm, bn, bk
@@ -85,6 +85,8 @@ class Sm90Gemm:
         mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
+        self.epilogue = Epilogue(self.design, self.program, Fragment.of_accumulators(atom, SUBTILE))
+        tensors, outputs = self.epilogue.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
         first = (None, None, 0)
