@@ -9,11 +9,10 @@ from itertools import product
 from epifuse.ir import Graph, Node
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
-from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
+from epifuse.providers.cutedsl.program import SUBTILE, WARP_GROUP, Access, Design, Program
 
 MATH_GROUPS = 2
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
-_WARP_GROUP = 128
 _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
 _LEAST_BYTES = 144 << 10  # of A and B where K is long
 _MOST_STAGES = 12
@@ -63,7 +62,7 @@ def rests(design: Design, program: Program) -> bool:
     gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and "direct" not in ways
     calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
     long = is_heavy(graph, ("longest",)) or has_row_stage(graph) or calls > 1
-    return design.pingpong and _accumulators(design) == _WARP_GROUP and gains and not long
+    return design.pingpong and _accumulators(design) == WARP_GROUP and gains and not long
 
 
 def subtiles(design: Design) -> int:
@@ -114,7 +113,7 @@ def producer_registers(program: Program) -> int:
     return 40 if program.loads_by("tile") else 24
 
 
-_REGISTERS = 65_536 // _WARP_GROUP  # of a thread of each of the three warp groups, together
+_REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
 _FEW_REGISTERS = 48  # beside those of the accumulator
 
 
@@ -138,7 +137,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
     reductions, heavy = _reductions(program.graph), is_heavy(program.graph)
     accumulators = _accumulators(design)
-    hidden = design.pingpong and accumulators >= _WARP_GROUP and not waited_for
+    hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
     direct = any(a.way == "direct" for a in (*program.stores, *(access for _, access in program.loads)))
     spills = len(reductions) > _FEW or "values" in program.edges or direct or "many" in _taken(program.graph)
@@ -208,12 +207,12 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
     15 and 16, 128 x 128 takes 19 and 2 % less.
     """
     room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_128
-    return _accumulators(design) >= _WARP_GROUP and _fragments(program) > room
+    return _accumulators(design) >= WARP_GROUP and _fragments(program) > room
 
 
 def _accumulators(design: Design) -> int:
     """Registers of a thread that hold its part of the product."""
-    return rows(design) * design.tile[1] // _WARP_GROUP
+    return rows(design) * design.tile[1] // WARP_GROUP
 
 
 def least_stages(design: Design) -> int:
@@ -243,7 +242,7 @@ def spare(design: Design, program: Program, *, short: bool) -> int:
     accumulator of more than 128 registers leaves none for it, and what is not heavy gains nothing beside it
     (benchmarks/results/kernel_variants.json).
     """
-    if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > _WARP_GROUP:
+    if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > WARP_GROUP:
         return 0
     return 1 + max((stage for stage, _, _ in spare_places(design, program).values()), default=-1)
 
@@ -273,7 +272,7 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
 
 def vector_slots(design: Design, way: str) -> int:
     """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
-    return round_up(design.tile[1] if way == "row" else rows(design), _WARP_GROUP)
+    return round_up(design.tile[1] if way == "row" else rows(design), WARP_GROUP)
 
 
 EXCHANGES = 2

@@ -16,11 +16,10 @@ from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.log_sums import APART
-from epifuse.providers.cutedsl.program import SUBTILE, Design, Edge
+from epifuse.providers.cutedsl.program import SUBTILE, WARPS, Design, Edge
 from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, written
 from epifuse.request.problem import Problem
 
-WARPS = 4  # of a warp group: each leaves a partial of its 16 rows of every 64
 MATH_WARPS = 8  # of a CTA
 MOST_CTAS = 132  # at once: an H100 or H200 has so many multiprocessors
 

@@ -26,6 +26,8 @@ reductions.
 
 SUBTILE = (64, 32)
 """What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
+WARP_GROUP, WARPS = 128, 4
+"""Threads and warps of a warp group. Each warp has 16 rows of a subtile."""
 Edge = Literal["nothing", "subtiles", "values"]
 """What of the last tiles lies outside the result. Whole subtiles are left out at the cost of one choice for each."""
 NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")

@@ -21,10 +21,11 @@ from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
+from epifuse.providers.cutedsl.kernels.place import Division, Place
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
 from epifuse.providers.cutedsl.kernels.spare import Spare, own_start, shifted, wait_either
-from epifuse.providers.cutedsl.partials import WARPS, reduction, reductions_of
-from epifuse.providers.cutedsl.program import SUBTILE, Access, Design, Program
+from epifuse.providers.cutedsl.partials import reduction, reductions_of
+from epifuse.providers.cutedsl.program import SUBTILE, WARP_GROUP, WARPS, Access, Design, Program
 from epifuse.providers.cutedsl.rows import Walk, read_lines, walks
 from epifuse.providers.cutedsl.store_math import as_kind, stored, widened
 
@@ -33,7 +34,6 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum
 
-WARP_GROUP = 128
 _EARLY, _EARLY_BYTES = 2, 2  # subtiles of operands, and bytes a value
 _KEPT_IN_L2 = 32 << 20  # bytes, of an H200's 50 MB
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90. Where the stores of gelu and its argument displace A and
@@ -57,15 +57,6 @@ class Shared(NamedTuple):
     vectors: list
     barriers: Any
     heard: Any
-
-
-class Place(NamedTuple):
-    """Which tile, and for which rows of it: everything that places a warp group's values in the result."""
-
-    m: Any
-    n: Any
-    l: Any
-    within: Any
 
 
 class Given(NamedTuple):
@@ -101,11 +92,9 @@ class Epilogue:
 
     def __init__(self, design: Design, program: Program, fragment: Fragment) -> None:
         self.design, self.program, self.fragment = design, program, fragment
-        self.groups = budget.sharing(design)
-        self.across = design.tile[1] // SUBTILE[1]
-        self.down = design.tile[0] // (SUBTILE[0] * self.groups)
+        self.division = Division(design)
+        self.across, self.down, self.subtiles = self.division.across, self.division.down, self.division.subtiles
         self.slots = self.down * len(fragment.by_row)  # a thread's rows of a tile
-        self.subtiles = self.across * self.down
         self.tensors = [access for _, access in program.tensors]
         self.tiles = [i for i, access in enumerate(self.tensors) if access.way == "tile"]
         self.vectors = [i for i, access in enumerate(self.tensors) if access.way in ("row", "column")]
@@ -182,7 +171,7 @@ class Epilogue:
         """One thread: barriers that say a stage is full (one arrival and its bytes) and empty (one a warp)."""
         for i in range(budget.MATH_GROUPS * self.design.load_stages):
             cute.arch.mbarrier_init(shared.barriers + 2 * i, 1)
-            cute.arch.mbarrier_init(shared.barriers + 2 * i + 1, WARP_GROUP // 32)
+            cute.arch.mbarrier_init(shared.barriers + 2 * i + 1, WARPS)
         for i in range(self.spare.barriers):
             cute.arch.mbarrier_init(shared.barriers + (self.spare.first + i), 1)
         self.exchange.initialise(shared.heard)
@@ -231,19 +220,12 @@ class Epilogue:
             cute.arch.mbarrier_arrive_and_expect_tx(full, subtiles * bytes_each)
 
     def _copy(self, s, place, slots, full, carriers, partitions):
-        i, j = self._subtile(s, place)
+        down, right = self._walked(s)
+        i, j = self.division.subtile(down, right, place)
         for index, carrier, to, (_, from_) in zip(self.tiles, carriers[0], slots, partitions, strict=True):
             l = place.l if "l" in self.tensors[index].axes else 0
             # Nothing reads them again soon, and A and B are: at K = 4096 what adds a C takes 0.5 % less so.
             cute.copy(carrier.atom, from_[None, i, j, l], to, tma_bar_ptr=full, cache_policy=Int64(_EVICT_FIRST))
-
-    def _subtile(self, s, place):
-        """Coordinates of subtile `s` of a warp group, in subtiles of the whole result."""
-        down, right = self._walked(s)
-        return (
-            place.m * (self.down * self.groups) + down * self.groups + place.within,
-            place.n * self.across + right,
-        )
 
     @property
     def brought(self):
@@ -278,17 +260,13 @@ class Epilogue:
             for j in range(rounds):
                 at = j * WARP_GROUP + thread
                 if way == "row":
-                    column = cutlass.min(place.n * self.design.tile[1] + at, shape[1] - 1)
+                    column = cutlass.min(self.division.column(0, at, place), shape[1] - 1)
                     values[j] = tensors[i][0, column, place.l].to(self._held(i))
                 else:
-                    row = cutlass.min(self._row(at // SUBTILE[0], at % SUBTILE[0], place), shape[0] - 1)
+                    row = cutlass.min(self.division.row(at // SUBTILE[0], at % SUBTILE[0], place), shape[0] - 1)
                     values[j] = tensors[i][row, 0, place.l].to(self._held(i))
             held[i] = values
         return held
-
-    def _row(self, repeat, row, place):
-        """Row of the result: row `row` of the `repeat`-th subtile down of this warp group."""
-        return place.m * self.design.tile[0] + (repeat * self.groups + place.within) * SUBTILE[0] + row
 
     def deposit(self, held, shared, group, thread):
         """Vectors from registers to shared memory."""
@@ -329,15 +307,14 @@ class Epilogue:
         team.store_direct(results, spot.rows, spot.columns, place, given)
         self.partials.add(tile.kept, found, spot, given.shape)
         if spot.down + 1 == self.down:
-            self.partials.leave_columns(tile.kept, spot.columns, place, self._part(place, team), given)
+            self.partials.leave_columns(tile.kept, spot.columns, place, team.part(place), given)
         return [results[i] for i in self.staged]
 
     def _spot(self, s, place, team):
         down, right = self._walked(s)
         by_row, by_column = self.fragment.by_row, self.fragment.by_column
-        rows = [self._row(down, row, place) for row in team.rows]
-        start = place.n * self.design.tile[1] + right * SUBTILE[1]
-        columns = [start + column for column in team.columns]
+        rows = [self.division.row(down, row, place) for row in team.rows]
+        columns = [self.division.column(right, column, place) for column in team.columns]
         return Spot(down, right, spread(rows, by_row), spread(columns, by_column))
 
     def _first(self, spot, team):
@@ -415,7 +392,7 @@ class Epilogue:
 
     def _line_rows(self, place, team):
         """Rows of the result, a slot each."""
-        return [self._row(down, row, place) for down in range(self.down) for row in team.rows]
+        return [self.division.row(down, row, place) for down in range(self.down) for row in team.rows]
 
     def _store_lines(self, tile, team, given):
         """Outputs that are one value a row: the CTA at the row's start stores them."""
@@ -445,16 +422,13 @@ class Epilogue:
         """After a tile: what its reductions left."""
         place = tile.place
         rows = self._line_rows(place, team)
-        self.partials.leave(tile.kept, carried, rows, place, self._part(place, team), given)
-
-    def _part(self, place, team):
-        """Which warp of the whole result's rows this is."""
-        return (place.m * self.groups + place.within) * (WARP_GROUP // 32) + team.thread // 32
+        self.partials.leave(tile.kept, carried, rows, place, team.part(place), given)
 
     def send(self, s, place, group, sender, policy, carriers, partitions):
         """One of the warps that send: TMA stores of its rows of subtile `s`."""
         slot = group * self.design.store_stages + s % self.design.store_stages
-        i, j = self._subtile(s, place)
+        down, right = self._walked(s)
+        i, j = self.division.subtile(down, right, place)
         for carrier, (from_, to) in zip(carriers[1], partitions, strict=True):
             box = to[None, i * self.senders + sender, j, place.l]
             cute.copy(carrier.atom, from_[None, sender, 0, slot], box, cache_policy=policy)
@@ -589,6 +563,10 @@ class Team:
             slots, places = epilogue.fragment.by_row, [down * SUBTILE[0] + row for row in self.rows]
         found = [buffer[place, self.group] for place in places]
         return dm.fragment(spread(found, slots), self.shape, buffer.element_type)
+
+    def part(self, place):
+        """Number of this warp among those that have different rows of the result."""
+        return self.epilogue.division.warp_of_rows(place, self.thread // 32)
 
     def lines(self):
         """Which of the warp group's rows each slot is."""

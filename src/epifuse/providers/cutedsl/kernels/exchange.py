@@ -15,9 +15,7 @@ from cutlass import Float32, Int32, Int64
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
-from epifuse.providers.cutedsl.program import Design
-
-WARPS = 4  # of a warp group; each says how many bytes are to come for its rows
+from epifuse.providers.cutedsl.program import WARPS, Design
 
 
 class Heard(NamedTuple):
@@ -61,7 +59,7 @@ class Exchange:
         slot = number % budget.EXCHANGES
         full = heard.barriers + slot * budget.MATH_GROUPS + team.group
         count = len(_words(partial[0]))
-        with cute.arch.elect_one():
+        with cute.arch.elect_one():  # each warp says how many bytes are to come for its rows
             cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * self.rows * count * self.ranks // WARPS)
         sharing, own = self.fragment.sharing_row, self.fragment.rank(cute.arch.lane_idx())
         for row, values in zip(rows, partial, strict=True):

@@ -16,7 +16,7 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.kernels.epilogue import WARP_GROUP, Epilogue, Given, Place, Team, Tile, with_batches
+from epifuse.providers.cutedsl.kernels.epilogue import Epilogue, Given, Team, Tile, with_batches
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -26,8 +26,9 @@ from epifuse.providers.cutedsl.kernels.multiply import (
     sums,
     tiled_multiplication,
 )
+from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
-from epifuse.providers.cutedsl.program import SUBTILE, Design, Program
+from epifuse.providers.cutedsl.program import SUBTILE, WARP_GROUP, Design, Program
 
 try:
     from cutlass.memory import SmemAllocator
@@ -221,7 +222,7 @@ class Sm90Gemm:
             if const_expr(len(self.epilogue.tiles) > 0):
                 if warp == 1 or warp == 2:
                     served = warp - 1
-                    team, within, stride = self.share(served, step)
+                    team, within, stride = self.epilogue.division.turns(served, step)
                     turn += team * step
                     partitions = self.epilogue.load_partitions(shared, carriers)
                     arrivals = Int32(0)
@@ -255,7 +256,7 @@ class Sm90Gemm:
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
             served = group - 1
-            team, within, stride = self.share(served, step)
+            team, within, stride = self.epilogue.division.turns(served, step)
             own = thread % WARP_GROUP
             uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
             fragment_a = mma.make_fragment_A(uniform.partition_A(buffer_a))
@@ -357,7 +358,9 @@ class Sm90Gemm:
                 executed += 1
                 turn += stride
             if const_expr(len(carried) > 0):
-                self.epilogue.partials.leave_carried(carried, self.warp_of_all(served, own), given)
+                self.epilogue.partials.leave_carried(
+                    carried, self.epilogue.division.warp_of_all(served, own // 32), given
+                )
             if const_expr(len(self.merging) > 0):
                 cute.arch.griddepcontrol_launch_dependents()
             if sends:
@@ -367,18 +370,6 @@ class Sm90Gemm:
         """Nanoseconds of one rest of a warp group."""
         blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
         return cutlass.min(blocks * budget.REST_NANOSECONDS, budget.LONGEST_REST)
-
-    def warp_of_all(self, served, own):
-        """Number of a warp among those of the launch that multiply."""
-        x, y, z = cute.arch.block_idx()
-        cta = (z * self.cluster[1] + y) * self.cluster[0] + x
-        return (cta * MATH_GROUPS + served) * (WARP_GROUP // 32) + own // 32
-
-    def share(self, served, step):
-        """Of a warp group: which tiles it starts with, which rows of a tile it has, and its distance between tiles."""
-        if self.pingpong:
-            return served, Int32(0), step * MATH_GROUPS
-        return Int32(0), served, step
 
 
 def _after(state, steps):

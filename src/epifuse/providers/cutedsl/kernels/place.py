@@ -1,0 +1,60 @@
+"""Which rows and columns of a tile a warp group has, and which of them each of its warps."""
+
+from typing import Any, NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.program import SUBTILE, WARPS, Design
+
+
+class Place(NamedTuple):
+    """A tile of the result, and which of the warp groups that share it has the rows."""
+
+    m: Any
+    n: Any
+    l: Any
+    within: Any
+
+
+class Division:
+    """How warp groups divide the tiles of `design`: they share each, with subtiles in turn, or have a tile each."""
+
+    def __init__(self, design: Design) -> None:
+        self.design = design
+        self.groups = budget.sharing(design)
+        self.across = design.tile[1] // SUBTILE[1]
+        self.down = design.tile[0] // (SUBTILE[0] * self.groups)
+        self.subtiles = self.across * self.down
+
+    def row(self, down, row, place):
+        """Row of the result: row `row` of a warp group's `down`-th subtile from above."""
+        return place.m * self.design.tile[0] + (down * self.groups + place.within) * SUBTILE[0] + row
+
+    def column(self, right, column, place):
+        """Column of the result: column `column` of the `right`-th subtile from the left."""
+        return place.n * self.design.tile[1] + right * SUBTILE[1] + column
+
+    def subtile(self, down, right, place):
+        """Coordinates of a warp group's subtile, in subtiles of the whole result."""
+        return (
+            place.m * (self.down * self.groups) + down * self.groups + place.within,
+            place.n * self.across + right,
+        )
+
+    def warp_of_rows(self, place, warp):
+        """Number of a warp among those that have different rows of the result."""
+        return (place.m * self.groups + place.within) * WARPS + warp
+
+    def warp_of_all(self, served, warp):
+        """Number of a warp among those of the launch that multiply."""
+        x, y, z = cute.arch.block_idx()
+        cta = (z * self.design.cluster[1] + y) * self.design.cluster[0] + x
+        return (cta * budget.MATH_GROUPS + served) * WARPS + warp
+
+    def turns(self, served, step):
+        """Of a warp group: which tile it starts with, `within` of its places, and its distance between tiles."""
+        if self.design.pingpong:
+            return served, Int32(0), step * budget.MATH_GROUPS
+        return Int32(0), served, step
