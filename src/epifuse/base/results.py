@@ -23,7 +23,8 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
         if not isinstance(named, dict):  # torch.fx makes a tuple anew by its type, of its proxies alone
             return tuple(named)
         made = super().__new__(cls, named.values())
-        vars(made).update({"names": tuple(named)} | dict(named))
+        for name, value in ({"names": tuple(named)} | named).items():
+            setattr(made, name, value)  # Dynamo of PyTorch 2.11 does not trace `vars(made).update`
         made.__named = dict(named)
         return made
 

@@ -83,15 +83,14 @@ def report(model: Any) -> Report:
 
 def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Inductor's options: those of the mode, the given ones, and our pass behind those that stand there already."""
-    from torch._inductor import config, custom_graph_pass, list_mode_options
+    from torch._inductor import config, list_mode_options
 
     given = {**(list_mode_options(mode) if mode else {}), **(options or {})}
-    before = given.get(_HOOK, getattr(config, _HOOK, None))
-    several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
-    takes_several = hasattr(custom_graph_pass, "get_custom_graph_passes")  # from PyTorch 2.13 on
-    if not hasattr(config, _HOOK) or (several and not takes_several):
-        why = "has no place for another pass" if several else "has no place for its pass"
-        warnings.warn(f"epifuse fuses nothing: this version of PyTorch's compiler {why}", stacklevel=3)
+    if not hasattr(config, _HOOK):
+        why = "this version of PyTorch's compiler has no place for its pass"
+        warnings.warn(f"epifuse fuses nothing: {why}", stacklevel=3)
         return given
+    before = given.get(_HOOK, getattr(config, _HOOK))
+    several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
     # Padding runs before our pass, and hides products in slices.
-    return {"shape_padding": False, **given, _HOOK: [*several, fuse] if several else fuse}
+    return {"shape_padding": False, **given, _HOOK: fuse.behind(several)}

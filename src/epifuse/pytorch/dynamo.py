@@ -8,8 +8,10 @@ the graph, and the call runs outside of it.
 
 from __future__ import annotations
 
+import ctypes
+from enum import Enum
 from functools import partial
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from epifuse.base.results import Results
 from epifuse.frontend import Parsed
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.biased import with_bias
-from epifuse.pytorch.captured import Path, UnreadableError, captures, follow
+from epifuse.pytorch.captured import Capture, Path, UnreadableError, captures, follow
 from epifuse.pytorch.ops import NAMES, chosen_dtypes, operator, same_elements
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.options import Options, given_by_name
@@ -84,25 +86,28 @@ def _traced(
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and plain_out and isinstance(operands, dict)):
         return _break(_WHY + "it is handed what no operator of PyTorch takes")
     function, receiver = _taken_apart(epilogue)
-    nested = isinstance(function, FunctionType) and not _has_globals(function)
-    if isinstance(function, partial) or (nested and _holds_more(function, {**by_name, **operands})):
+    nested = isinstance(function, FunctionType) and _is_nested(function)
+    if isinstance(receiver, partial):
         return _break(_UNREADABLE)
+    if nested and (_holds_more(function, {**by_name, **operands}) or not _converts_functions()):
+        return _break(_UNREADABLE)
+    identity = None if receiver is None else id(receiver)
     written = {"": out} if isinstance(out, torch.Tensor) else out or {}
     dtypes = {name: value.dtype for name, value in written.items()}
     shown = {name: _shown(value) for name, value in by_name.items()}
     shown_operands = {name: _shown(value) for name, value in operands.items()}
-    found = _captures(form, function, receiver, shown, shown_operands, nested)
+    found = _captures(function, identity, shown, shown_operands, nested)
     if isinstance(found, str):
         return _break(found)
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     seen = []
-    for name, path, fixed in found:
+    for name, path, fixed, is_object in found:
         value = follow(function, receiver, path)
         if name:
             numbers[name] = value
         elif fixed is None:
-            seen.append(value)
+            seen.append(id(value) if is_object else value)
         elif value != fixed:
             return _break(_UNREADABLE)
     for name, value in (*by_name.items(), *operands.items()):
@@ -110,9 +115,9 @@ def _traced(
             tensors[name] = value
         elif isinstance(value, (bool, int, float)):
             numbers[name] = value
-    spec = _spec(
-        form, function, receiver, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options, *seen
-    )
+    if not _are_read(function, identity, shown, shown_operands, nested, *seen):
+        return _break(_CHANGED)
+    spec = _spec(form, function, identity, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options)
     if spec.startswith(_WHY):
         return _break(spec)
     names, single, accumulated = _names(spec)
@@ -128,27 +133,35 @@ def _traced(
 
 
 def _taken_apart(epilogue: Any) -> tuple[Any, Any]:
-    """What is parsed, and the object that it belongs to."""
+    """The function or text that is parsed, and the object that it is a method of; an object alone has no function."""
     if isinstance(epilogue, MethodType):
         return epilogue.__func__, epilogue.__self__
-    if epilogue is None or isinstance(epilogue, (str, FunctionType)):
+    if epilogue is None or isinstance(epilogue, _WITHOUT_OBJECT):
         return epilogue, None
-    return epilogue, epilogue
+    return None, epilogue
 
 
-def _has_globals(function: Any) -> bool:
-    """Whether Dynamo knows where a function came from: it does not of one that was made while it traces."""
+_WITHOUT_OBJECT = (str, bool, int, float, type, FunctionType, BuiltinFunctionType)
+
+
+def _is_nested(function: Any) -> bool:
+    """Whether a function was made while Dynamo traces: nobody reads its cells then, and its globals have no guard."""
+    has_cells = len(function.__code__.co_freevars) > 0
+    if has_cells and not hasattr(function, "__closure__"):  # PyTorch before 2.13, where it holds tensors
+        return True
     try:
-        return function.__globals__ is not None
-    except AttributeError:
-        return False
+        is_none = function.__closure__ is None
+    except AttributeError:  # PyTorch 2.13
+        return True
+    # Before, a closure that Dynamo does not know is something that is not None.
+    return not _are_one(function, function) if has_cells else not is_none
 
 
 def _holds_more(function: Any, handed: dict[str, Any]) -> bool:
     """Whether a function made while Dynamo traces has cells, or defaults that are used."""
     code = function.__code__
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-    return bool(code.co_freevars) or any(name not in handed for name in names)
+    return len(code.co_freevars) > 0 or any(name not in handed for name in names)
 
 
 def _shown(value: Any) -> Any:
@@ -184,18 +197,32 @@ def _constant(function: Any) -> Any:
 
 _UNREADABLE = "epifuse cannot follow what a closure made in the compiled function, or functools.partial, holds: define "
 _UNREADABLE += "the epilogue outside, and hand numbers over by name"
+_CHANGED = "epifuse cannot follow what the compiled function changes of its epilogue: change it outside"
 _WHY = "epifuse plans and launches outside the compiled graph: "
 
 
 @_constant
+def _converts_functions() -> bool:
+    """Whether a function that was made while Dynamo traces can be handed to a constant function; not in PyTorch 2.8."""
+    from torch._dynamo.variables.functions import NestedUserFunctionVariable
+
+    return "as_python_constant" in vars(NestedUserFunctionVariable)
+
+
+@_constant
+def _are_one(first: Any, second: Any) -> bool:
+    """Of a function that was made while Dynamo traces another is made for each argument."""
+    return first is second
+
+
+@_constant
 def _captures(
-    form: str, function: Any, receiver: Any, shown: dict[str, Any], operands: dict[str, Any], nested: bool
-) -> tuple[tuple[str, Path, Any], ...] | str:
-    """What the epilogue captured and where Dynamo can read it; or why it cannot."""
+    function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any], nested: bool
+) -> tuple[tuple[str, Path, Any, bool], ...] | str:
+    """What the epilogue captured, where Dynamo can read it and whether it is an object; or why it cannot."""
     try:
-        parsed = _parsed(function, receiver, shown, operands)
-        found = captures(function, receiver, parsed, {**shown, **operands}, nested)
-        return tuple((name, path, fixed) for name, path, fixed in found)
+        found = _captured(function, identity, shown, operands, nested)
+        return tuple((name, path, fixed, _is_object(value)) for (name, path, fixed), value in found)
     except UnreadableError as error:
         return f"{_WHY}what compiles a model cannot follow {error}"
     except EpifuseError as error:
@@ -203,21 +230,57 @@ def _captures(
 
 
 @_constant
+def _are_read(
+    function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any], nested: bool, *seen: Any
+) -> bool:
+    """Whether what was read here is what Dynamo has `seen`, and guards since it was asked for the value.
+
+    What the compiled function changed, or made itself, Dynamo alone knows: the change comes when the graph has run.
+    """
+    found = _captured(function, identity, shown, operands, nested)
+    shaped = [value for (name, _, fixed), value in found if not name and fixed is None]
+    return all(
+        (id(value) if _is_object(value) else value) is other or (isinstance(value, (str, tuple)) and value == other)
+        for value, other in zip(shaped, seen, strict=True)
+    )
+
+
+def _captured(
+    function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any], nested: bool
+) -> list[tuple[Capture, Any]]:
+    parsed = _parsed(function, identity, shown, operands)
+    receiver = _object(identity)
+    found = captures(receiver if function is None else function, receiver, parsed, {**shown, **operands}, nested)
+    return [(capture, follow(function, receiver, capture.path)) for capture in found]
+
+
+def _object(identity: int | None) -> Any:
+    """What has this identity. Dynamo holds it while it traces, and guards it since it was asked for the identity.
+
+    PyTorch before 2.13 hands no objects to constant functions, but numbers.
+    """
+    return None if identity is None else ctypes.cast(identity, ctypes.py_object).value
+
+
+def _is_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (*_WITHOUT_OBJECT, ModuleType, Enum))
+
+
+@_constant
 def _spec(
     form: str,
     function: Any,
-    receiver: Any,
+    identity: int | None,
     shown: dict[str, Any],
     operands: dict[str, Any],
     dtypes: dict[str, torch.dtype],
     tensors: tuple[str, ...],
     numbers: tuple[str, ...],
     options: Any,
-    *seen: Any,
 ) -> str:
-    """The operator's spec, or why there is none. Dynamo guards what was `seen`, by asking for its value."""
+    """The operator's spec, or why there is none."""
     try:
-        parsed = _parsed(function, receiver, shown, operands)
+        parsed = _parsed(function, identity, shown, operands)
         cast: tuple[str, ...] = ()
         if "bias" in shown and form == "linear" and "bias" not in parsed.parameters:
             parsed, cast = with_bias(parsed), ("bias",)
@@ -257,10 +320,11 @@ def _single(names: tuple[str, ...]) -> str:
     return "D" if "D" in names else names[0]
 
 
-def _parsed(function: Any, receiver: Any, shown: dict[str, Any], operands: dict[str, Any]) -> Parsed:
-    if function is None:
+def _parsed(function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any]) -> Parsed:
+    receiver = _object(identity)
+    if function is None and receiver is None:
         return plain()
-    epilogue = function if receiver is None or receiver is function else MethodType(function, receiver)
+    epilogue = function if receiver is None else receiver if function is None else MethodType(function, receiver)
     if hasattr(type(epilogue), "__epifuse__"):
         raise UnreadableError("a visitor tree or a functor")
     return parse_cached(epilogue, shown, operands)

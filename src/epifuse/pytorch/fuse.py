@@ -6,7 +6,7 @@ operations of ATen that the epilogue language holds nearly all of. What it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -44,6 +44,10 @@ class Fuse(CustomGraphPass):
             return None
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         return store.key_of("fuse", self.numerics, self.sites, device)
+
+    def behind(self, passes: Sequence[Callable[[FxGraph], None]]) -> CustomGraphPass:
+        """This pass behind others."""
+        return Passes((*passes, self)) if passes else self
 
     def __call__(self, graph: FxGraph) -> None:
         """Fuse in place."""
@@ -83,6 +87,23 @@ class Fuse(CustomGraphPass):
         if sites.replace(graph, found):
             stable_topological_sort(graph)
         return row
+
+
+@dataclass
+class Passes(CustomGraphPass):
+    """Several passes as one: PyTorch's compiler takes a list of them from 2.13 on only."""
+
+    passes: tuple[Callable[[FxGraph], None], ...]
+
+    def uuid(self) -> str | None:
+        """What all of them depend on; unknown where one of them does not say."""
+        known = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.passes]
+        return None if None in known else repr(known)
+
+    def __call__(self, graph: FxGraph) -> None:
+        """One after another."""
+        for each in self.passes:
+            each(graph)
 
 
 def _is_tangent(node: FxNode) -> bool:

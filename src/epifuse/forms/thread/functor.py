@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.forms.thread import formulas
 from epifuse.forms.thread.options import FloatRoundStyle, Options, ScaleType
@@ -67,6 +68,7 @@ class Functor:
             if value is not None:
                 setattr(cls, name, staticmethod(value) if callable(value) else value)
 
+    @outside_graph
     def __init__(
         self,
         element_output: torch.dtype | None = None,
