@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import epifuse as ef
+from epifuse.pytorch import compiling
 from epifuse.pytorch.compiling import backend
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.leaves import decoded
@@ -401,6 +402,15 @@ def test_other_passes_stay() -> None:
     torch.testing.assert_close(compiled(A, B), torch.relu(A @ B), atol=1e-4, rtol=1e-4)
     assert len(before) == 1
     assert len(ef.report(compiled).fused) == 1
+
+
+def test_without_the_hook_it_is_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_HOOK", "a_hook_of_another_version")
+    with pytest.warns(UserWarning, match="epifuse fuses nothing") as said:
+        compiled = ef.compile(lambda a, b: a @ b, sites="all", options={"shape_padding": False})
+        torch.testing.assert_close(compiled(A, B), A @ B)
+    assert len(said) == 1
+    assert not ef.report(compiled).rows
 
 
 # --- the prediction ---------------------------------------------------------------------------------------------------

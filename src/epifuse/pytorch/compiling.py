@@ -10,6 +10,7 @@ import torch
 
 from epifuse.base.errors import fail, kind_of
 from epifuse.pytorch import leaves  # registers the operators that a graph in PyTorch's cache may hold
+from epifuse.pytorch.direct import register
 from epifuse.pytorch.report import Report, Row
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         why = "this version of PyTorch's compiler has no place for its pass"
         warnings.warn(f"epifuse fuses nothing: {why}", stacklevel=3)
         return given
+    register()
     before = given.get(_HOOK, getattr(config, _HOOK))
     several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
     # Padding runs before our pass, and hides products in slices.

@@ -1,6 +1,6 @@
 """The operators that the compiler's pass puts into a graph: `epifuse::fused1` to `fused8`, a product with its epilogue.
 
-One for each number of outputs, since Inductor allocates what an operator of fixed arity returns and calls its `.out`.
+One for each number of outputs, since an operator that returns a list has no `.out`.
 What is computed travels as text: a graph that PyTorch has on disk runs in a process that never saw the pass. The text
 is base32 of a compressed value of JSON, because generated C++ escapes nothing.
 """
@@ -100,9 +100,16 @@ def _launched(
     leaf: Leaf, a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], out: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The outputs by name, in the order of the spec."""
-    given = dict(zip(leaf.parsed.parameters, operands, strict=True))
     with torch.no_grad():  # the graph around it has its backward already
-        return run(Request(a, b, leaf.parsed, {**given, **out}, _OPTIONS))
+        return run(request(leaf, a, b, operands, out))
+
+
+def request(
+    leaf: Leaf, a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], out: dict[str, torch.Tensor]
+) -> Request:
+    """What a leaf asks for."""
+    given = dict(zip(leaf.parsed.parameters, operands, strict=True))
+    return Request(a, b, leaf.parsed, {**given, **out}, _OPTIONS)
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], spec: str) -> Any:
@@ -135,8 +142,7 @@ def _define() -> torch.library.Library:
         library.define(f"{name}({inputs}) -> {f'({plain})' if several else plain}", tags=tags)
         library.define(
             f"{name}.out({inputs}, *, {out}) -> {f'({written})' if several else written}",
-            # Of an operator with one result PyTorch 2.13 hands `.out` a list of tensors as so many arguments.
-            tags=(*tags, *_tags("out")) if several else tags,
+            tags=tags,  # without `out`, by which PyTorch 2.13 would call this through the dispatcher: see direct.py
         )
         library.impl(name, _run, "CompositeExplicitAutograd")
         library.impl(f"{name}.out", _run_out, "CompositeExplicitAutograd")

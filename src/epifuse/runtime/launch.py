@@ -101,11 +101,14 @@ class Allocated:
     device: torch.device
 
 
+_NONE: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """All that launching needs and that neither addresses nor numbers change: one serves every call of a signature.
 
-    `outputs` are in the order of the return statement.
+    `outputs` are in the order of the return statement. Where it `is_final`, no better kernel is being compiled.
     """
 
     plan: Plan
@@ -113,9 +116,10 @@ class Prepared:
     kinds: Mapping[str, Kind]
     outputs: tuple[Allocated, ...]
     accumulates: bool
+    is_final: bool = True
 
     @staticmethod
-    def of(plan: Plan) -> Prepared:
+    def of(plan: Plan, *, is_final: bool = True) -> Prepared:
         """Built. Raises `UnsupportedError` where what builds it is missing."""
         graph, problem = plan.graph, plan.problem
         return Prepared(
@@ -124,11 +128,13 @@ class Prepared:
             _kinds(graph, problem),
             outputs_of(graph, problem),
             bool(problem.accumulated),
+            is_final,
         )
 
     def bind(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
         """A function that only launches. Nothing is written yet."""
-        step, plan = self._step(call, outputs, workspace), self.plan
+        plan, further = self.plan, {} if workspace is None else {WORKSPACE: workspace}
+        step = self._step(call.request.a, call.request.b, {**call.tensors, **further}, call.numbers, outputs)
 
         def run() -> None:
             try:
@@ -140,13 +146,18 @@ class Prepared:
 
         return run
 
-    def _step(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
-        operands: Mapping[str, Any] = call.tensors
-        if self.kinds or workspace is not None:
-            further = {} if workspace is None else {WORKSPACE: workspace}
-            operands = {**operands, **_numbers(self.plan.graph, self.kinds, call.numbers), **further}
+    def _step(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        operands: Mapping[str, Any],
+        numbers: Mapping[str, Any],
+        outputs: Mapping[str, torch.Tensor],
+    ) -> Step:
+        if self.kinds:
+            operands = {**operands, **_numbers(self.plan.graph, self.kinds, numbers)}
         bind = self._onto_old if self.accumulates else self.runner
-        return bind(call.request.a, call.request.b, operands, outputs)
+        return bind(a, b, operands, outputs)
 
     def _onto_old(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
@@ -169,9 +180,15 @@ class Prepared:
 
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
         """Run; the outputs by name."""
-        outputs = destinations(self.outputs, call.tensors)
+        return self.run(call.request.a, call.request.b, call.tensors, call.numbers)
+
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any] = _NONE
+    ) -> dict[str, torch.Tensor]:
+        """Run for values that are laid out as those of the call it was prepared for; the outputs by name."""
+        outputs = destinations(self.outputs, tensors)
         try:
-            self._step(call, outputs)()
+            self._step(a, b, tensors, numbers, outputs)()
         except _OURS:
             raise
         except Exception as error:

@@ -47,7 +47,7 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     require_data(call)
     try:
         plan, until = choose(selection.best, selection)
-        prepared = Prepared.of(plan)
+        prepared = Prepared.of(plan, is_final=until is None)
     except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
         if call.request.options.fallback is None:
             raise

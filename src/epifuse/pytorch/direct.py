@@ -1,0 +1,106 @@
+"""What Inductor's generated code calls for a leaf: a function that knows what it launches, in place of an operator.
+
+The dispatcher, the spec and the description of a call cost the host more than a launch does. At one place of generated
+code all tensors have the sizes, strides and dtypes that they had before, so there a call is known by what may still
+change: whether the tensors start at multiples of 16 bytes, and whether tf32 is allowed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import float32, is_grad_enabled
+from torch._C import _len_torch_dispatch_stack
+from torch.autograd import profiler
+
+from epifuse.pytorch import leaves
+from epifuse.request.problem import tf32_allowed
+from epifuse.request.signature import describe
+from epifuse.runtime.launch import Prepared, find
+
+Launch = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], Any]
+
+
+def place(spec: str) -> Launch:
+    """The function of one place in generated code, where tensors differ from call to call in nothing but addresses."""
+    leaf = leaves.decoded(spec)
+    known: dict[bool, Prepared] = {}
+    parameters, names = leaf.parsed.parameters, [value.name for value in leaf.values]
+    operator, single = leaves.leaf_operator(len(names)), names[0] if len(names) == 1 else None
+
+    def launch(a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -> Any:
+        addresses, grad = a.data_ptr() | b.data_ptr(), is_grad_enabled()
+        for operand in operands:
+            addresses |= operand.data_ptr()
+        tf32 = a.dtype is float32 and tf32_allowed()
+        prepared = known.get(tf32)
+        if prepared is None or addresses % 16 or (grad and _wants(a, b, operands)) or _len_torch_dispatch_stack():
+            made = operator(a, b, operands, spec)
+            if prepared is None and addresses % 16 == 0 and (found := _prepared(leaf, a, b, operands)) is not None:
+                known[tf32] = found
+            return made
+        given = dict(zip(parameters, operands, strict=True))
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(operator.name()):
+                outputs = prepared.run(a, b, given)
+        else:
+            outputs = prepared.run(a, b, given)
+        return outputs[single] if single is not None else tuple(outputs.values())
+
+    return launch
+
+
+def _wants(a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in (a, b, *operands))
+
+
+def _prepared(leaf: leaves.Leaf, a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -> Prepared | None:
+    """The prepared call of one that has just run, where every such call from now on is that one."""
+    if _len_torch_dispatch_stack():
+        return None
+    with torch.no_grad():
+        call = describe(leaves.request(leaf, a, b, operands, {}))
+    found = find(call)
+    return found if found is not None and found.is_final and not found.kinds else None
+
+
+# --- in Inductor ------------------------------------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Have Inductor write calls of such functions, where all sizes are numbers; else it writes calls of operators.
+
+    The hook is private to PyTorch, 2.11 to 2.13. Without it each leaf costs the host several microseconds more.
+    """
+    try:
+        from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
+        from torch._inductor.codegen.wrapper import ExternKernelAllocLine
+    except ImportError:
+        why = "this version of PyTorch's compiler has no place for its code"
+        warnings.warn(f"epifuse's fused products are called through PyTorch's dispatcher: {why}", stacklevel=4)
+        return
+
+    def written(node: Any, writeline: Callable[[Any], None]) -> None:
+        from torch._inductor.virtualized import V
+
+        if V.graph.cpp_wrapper or V.graph.aot_mode or _has_symbols(node):
+            writeline(ExternKernelAllocLine(V.graph.wrapper_code, node))
+            return
+        a, b, operands, spec = node.codegen_args()
+        name = node.get_name()
+        V.graph.wrapper_code.add_import_once("from epifuse.pytorch.direct import place as epifuse_place")
+        V.graph.wrapper_code.add_import_once(f"epifuse_{name} = epifuse_place({spec})")
+        writeline(f"{name} = epifuse_{name}({a}, {b}, {operands})")
+
+    for count in range(1, leaves.MOST_OUTPUTS + 1):
+        CUSTOM_EXTERN_KERNEL_CODEGEN.setdefault(
+            f"torch.ops.epifuse.fused{count}.default", CustomCodegen(python=written)
+        )
+
+
+def _has_symbols(node: Any) -> bool:
+    extents = [extent for value in node.inputs for extent in (*value.get_size(), *value.get_stride())]
+    return any(getattr(extent, "free_symbols", ()) for extent in extents)
