@@ -106,6 +106,34 @@ def test_the_first_call_of_all_waits(kernels: Compiling) -> None:
     assert kernels.submitted == []
 
 
+def best_plan() -> Plan:
+    a, b = torch.empty(4, 3), torch.empty(3, 5)
+    epilogue = ef.EpilogueArguments.partial("lambda accum: relu(accum)", {})
+    plan = ef.explain(ef.GemmArguments(a, b, epilogue=epilogue)).selection.best
+    assert plan is not None
+    return plan
+
+
+def test_what_is_submitted_ahead_is_awaited(kernels: Compiling) -> None:
+    """As by the pass over a compiled model: no call of it runs on a stand-in, and no kernel is compiled twice."""
+    kernels.loaded.add(GOOD)
+    background.submit(best_plan())
+    background.submit(best_plan())
+    assert kernels.submitted == [BEST]
+    threading.Timer(0.05, kernels.finish, [BEST]).start()
+    call()
+    assert kernels.ran == [BEST]
+
+
+@pytest.mark.parametrize("option", [{"background": False}, {"no_compile": True}])
+def test_nothing_is_submitted_ahead_where_that_is_forbidden(
+    kernels: Compiling, option: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "CONFIG", replace(background.CONFIG, **option))
+    background.submit(best_plan())
+    assert kernels.submitted == []
+
+
 @pytest.mark.parametrize("place", ["loaded", "stored"])
 def test_a_stand_in_serves_until_the_better_kernel_is_there(kernels: Compiling, place: str) -> None:
     getattr(kernels, place).update({GOOD, POOR})

@@ -408,8 +408,8 @@ def test_without_the_hook_it_is_torch_compile(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compiling, "_HOOK", "a_hook_of_another_version")
     with pytest.warns(UserWarning, match="epifuse fuses nothing") as said:
         compiled = ef.compile(lambda a, b: a @ b, sites="all", options={"shape_padding": False})
-        torch.testing.assert_close(compiled(A, B), A @ B)
     assert len(said) == 1
+    torch.testing.assert_close(compiled(A, B), A @ B)
     assert not ef.report(compiled).rows
 
 

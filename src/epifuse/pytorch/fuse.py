@@ -23,6 +23,7 @@ from epifuse.pytorch import sites
 from epifuse.pytorch.cone import PRODUCTS, Refusals, name_of, tensors_of
 from epifuse.pytorch.payoff import seconds_gained
 from epifuse.pytorch.report import Report, Row
+from epifuse.runtime import background
 
 Sites = Literal["predicted", "all", "none"]
 
@@ -84,6 +85,7 @@ class Fuse(CustomGraphPass):
             seconds_saved=seconds_gained(found.site),
             plan=found.plan.spec.name,
         )
+        background.submit(found.plan)
         if sites.replace(graph, found):
             stable_topological_sort(graph)
         return row

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -17,11 +18,19 @@ import torch
 from epifuse import providers
 from epifuse.base.cache import LRU
 from epifuse.base.config import CONFIG
+from epifuse.base.errors import UnsupportedError
 from epifuse.plan import Plan, Selection
 from epifuse.runtime.workers import WORKERS, failure
 
-Outcome = Future[str | None]
-"""Of a kernel that a worker compiles: None once that is over, or why it failed."""
+
+class Outcome(Future[str | None]):
+    """Of a kernel that a worker compiles: None once that is over, or why it failed.
+
+    One that `is_awaited` was submitted before any call came: calls wait for it, and run on no stand-in.
+    """
+
+    is_awaited = False
+
 
 _SUBMITTED: LRU[tuple[str, str, int], Outcome] = LRU(512)
 """By provider, text and process: a forked child has workers of its own. Those that are over stay: a kernel that failed
@@ -45,6 +54,9 @@ def choose(best: Plan, selection: Selection) -> Choice:
     missing = [text for text in _kernels(best) if not _is_loaded(best, text)]
     if not missing:
         return Choice(best)
+    for text in missing:
+        if (outcome := _SUBMITTED.get(_key(best, text))) is not None and outcome.is_awaited:
+            outcome.result()
     is_ready = _is_loaded if _is_capturing(best) else _is_loaded_or_stored
     # What a worker compiles just now is not looked for on disk, which costs as much as all of planning.
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
@@ -61,6 +73,19 @@ def choose(best: Plan, selection: Selection) -> Choice:
         _warn_of(best, over)
         return Choice(best)
     return Choice(stand_in, outcomes[-1])
+
+
+def submit(plan: Plan) -> None:
+    """Have workers compile the kernels of a plan that calls will run on, where they are neither loaded nor stored.
+
+    Side by side, and beside what else goes on until the first call, which waits for them.
+    """
+    if plan.allocation.bits is None or not CONFIG.background or CONFIG.no_compile:
+        return
+    with suppress(UnsupportedError):  # what finds compiled kernels is not installed: the call will say so
+        for text in _kernels(plan):
+            if not _is_loaded_or_stored(plan, text):
+                _outcome(plan, text, is_awaited=True)
 
 
 def note(best: Plan | None, selection: Selection) -> str | None:
@@ -110,9 +135,10 @@ def _is_pending(plan: Plan, text: str) -> bool:
     return outcome is not None and not outcome.done()
 
 
-def _outcome(plan: Plan, text: str) -> Outcome:
+def _outcome(plan: Plan, text: str, *, is_awaited: bool = False) -> Outcome:
     """Of all threads that ask, one submits the kernel, once."""
     mine = Outcome()
+    mine.is_awaited = is_awaited
     found = _SUBMITTED.put(_key(plan, text), mine)
     if found is mine:
         try:
