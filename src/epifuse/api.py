@@ -24,16 +24,14 @@ from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
-from epifuse.pytorch.autograd import differentiated
+from epifuse.pytorch.autograd import run
 from epifuse.pytorch.ops import recorded
 from epifuse.request.checks import shape_of
 from epifuse.request.options import Options, given_by_name
-from epifuse.request.signature import Request, describe, new
+from epifuse.request.signature import Request, new
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import note
-from epifuse.runtime.launch import find
 from epifuse.runtime.precompile import Precompiled, compile_ahead
-from epifuse.runtime.run import planned
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
@@ -283,20 +281,6 @@ def linear(
     if fold is not None:
         outputs = fold.restored(outputs, given)
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
-
-
-# --- shared ------------------------------------------------------------------------------------------------------
-
-
-def run(request: Request) -> dict[str, torch.Tensor]:
-    """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
-
-    Raises `UnsupportedError` where no kernel can run it, before anything is written.
-    """
-    call = describe(request)
-    if (prepared := find(call)) is not None:
-        return prepared.launch(call)
-    return planned(call) if call.signature is not None else differentiated(request)
 
 
 # Dynamo traces these in their place, where it meets a call; a launch outside of it pays nothing for that.

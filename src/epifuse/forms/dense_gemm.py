@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from epifuse.api import run
 from epifuse.base.dtypes import ACCUMULATORS, is_storable
 from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import fail
 from epifuse.base.results import Results
 from epifuse.frontend import Parsed, parsed_method
 from epifuse.plan.settle import Settled
+from epifuse.pytorch.autograd import run
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
 from epifuse.request.signature import Request

@@ -22,6 +22,7 @@ from epifuse.frontend import Parsed
 from epifuse.frontend.apply import placed
 from epifuse.frontend.fx import Boundary, Cone, place_of, read, value_of
 from epifuse.frontend.fx.rows import ROWS
+from epifuse.frontend.remembered import remembered
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
@@ -79,6 +80,13 @@ class Derivative:
         graph = self.module.graph
         holders = [node for node in graph.nodes if node.op == "placeholder" and node.target != ACCUM]
         return sum(map(_bytes, (*holders, *_returned(self.module))))
+
+
+def derivative_of(parsed: Parsed, settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
+    """As `derive` gives it, which is asked once."""
+    problem = settled.problem
+    key = wanted, inputs_of(settled, arriving), problem.a.dtype, problem.a.device, problem.constraints
+    return remembered("derivative", parsed.key, lambda: derive(settled, wanted, arriving), key)
 
 
 def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:

@@ -17,12 +17,11 @@ from epifuse.base.errors import EpifuseError, fail
 from epifuse.base.results import Results
 from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.pytorch.aten import is_traced, traced
-from epifuse.pytorch.autograd import differentiated
+from epifuse.pytorch.autograd import run
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.checks import host_number
 from epifuse.request.signature import Request, everything_given, wants_gradient
 from epifuse.request.transports import without_hints
-from epifuse.runtime.run import run
 
 NAMES = {"gemm": ("A", "B"), "linear": ("x", "weight")}
 """What errors call A and B."""
@@ -105,10 +104,8 @@ def _composite(
         request, fold = fold_gemm(request)
     if is_traced(a, b, *operands):
         outputs = traced(request)
-    elif wants_gradient(a, b, *operands):
-        outputs = differentiated(request)
     else:
-        outputs = run(_with_copies(request))
+        outputs = run(request if wants_gradient(a, b, *operands) else _with_copies(request))
     if fold is not None:
         outputs = fold.restored(outputs, {})
     return [outputs[name] for name in call.parsed.output_names]

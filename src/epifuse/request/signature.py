@@ -40,15 +40,18 @@ class Request(NamedTuple):
 
 class Call(NamedTuple):
     """A request as the library sees it. `addresses` are those of A, B and `tensors`, None where one only describes a
-    tensor; `kinds` of the numbers and `infos` of the tensors are known where they were looked at with care."""
+    tensor; `kinds` of the numbers and `infos` of the tensors are known where they were looked at with care. `recorded`
+    are the positions of those of A, B and `tensors` that require grad, where autograd is to record the call; they are
+    the signature's last item then."""
 
     request: Request
-    signature: Hashable
+    signature: tuple[Hashable, ...]
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
     addresses: list[int | None]
     kinds: Mapping[str, Kind]
     infos: tuple[TensorInfo, ...]
+    recorded: tuple[int, ...] = ()
 
 
 new = tuple.__new__
@@ -58,47 +61,51 @@ new = tuple.__new__
 def describe(request: Request) -> Call:
     """The call of a request, as quickly as can be: what is no plain dense tensor may show `with_care` only.
 
-    Without a signature where an input requires grad, which is all it says then. Raises `ArgumentError` for a value that
-    is neither a tensor nor a number.
+    Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
     a, b, parsed, given, options, _ = request
     if parsed.defaults or parsed.readers:
         given = everything_given(request)
     if type(a) not in PLAIN or type(b) not in PLAIN or _needs_care():
-        return _with_care_or_gradient(request, given)
+        return _with_care_or_grad(request, given)
     outputs, grad, written = parsed.output_names, is_grad_enabled(), False
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     names: list[str | None] = []
     facts: list[_Facts] = []
     addresses: list[int | None] = []
+    recorded: tuple[int, ...] = ()
     try:
         for name, value in given.items():
             kind = None
             if name in outputs:
                 if type(value) not in PLAIN or value.is_inference():
-                    return _with_care_or_gradient(request, given)
+                    return _with_care_or_grad(request, given)
                 tensors[name], written = value, True
             elif type(value) is float:
                 numbers[name], kind = value, "float"
             elif type(value) in PLAIN and (value.dim() or not value.is_cpu):
                 tensors[name] = value
             elif isinstance(value, (Hint, torch.Tensor)):
-                return _with_care_or_gradient(request, given)
+                return _with_care_or_grad(request, given)
             else:
                 numbers[name], kind = host_number(name, value)
             names += name, kind
         # With few calls: this is what a launch costs the host.
         for value in (a, b, *tensors.values()) if tensors else (a, b):
             address = value.data_ptr()
-            if not address or value.is_neg() or (grad and value.requires_grad):
-                return _with_care_or_gradient(request, given)
+            if not address or value.is_neg():
+                return _with_care_or_grad(request, given)
+            if grad and value.requires_grad:
+                recorded += (len(addresses),)
             facts.append((value.dtype, value.shape, value.stride(), value.get_device(), address % 16 == 0))
             addresses.append(address)
     except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
-        return _with_care_or_gradient(request, given)
+        return _with_care_or_grad(request, given)
     signature = _signature(parsed, options, names, facts, addresses if written else ())
-    return new(Call, (request, signature, tensors, numbers, addresses, {}, ()))
+    if recorded:
+        signature = (*signature, recorded)
+    return new(Call, (request, signature, tensors, numbers, addresses, {}, (), recorded))
 
 
 def everything_given(request: Request) -> Mapping[str, Any]:
@@ -117,7 +124,7 @@ def _signature(
     names: Iterable[str | None],
     facts: Sequence[_Facts],
     addresses: Sequence[int | None],
-) -> Hashable:
+) -> tuple[Hashable, ...]:
     """Of each value given the name and, of a number, the kind; the facts of A, B and the other tensors.
 
     Inputs may share memory; an output only where `addresses`, which are told where there is one, let a plan.
@@ -128,11 +135,25 @@ def _signature(
     return parsed.key, asked, tf32, *names, *facts, *shared
 
 
-def _with_care_or_gradient(request: Request, given: Mapping[str, Any]) -> Call:
-    """Without a signature where autograd is to record it."""
-    if wants_gradient(request.a, request.b, *given.values()):
-        return Call(request, None, {}, {}, [], {}, ())
-    return with_care(request, given)
+def _with_care_or_grad(request: Request, given: Mapping[str, Any]) -> Call:
+    """The call of a request with every check, and with what autograd is to record of it."""
+    if any(isinstance(value, Hint) for value in given.values()):
+        return describe(unhinted(request, given))
+    if not wants_gradient(request.a, request.b, *given.values()):
+        return with_care(request, given)
+    loaded = {name: _loaded(value, request.a) for name, value in given.items()}
+    with torch.no_grad():  # or it would refuse what requires grad
+        call = with_care(request._replace(given=loaded), loaded)
+    inputs = (request.a, request.b, *call.tensors.values())
+    recorded = tuple(index for index, value in enumerate(inputs) if value.requires_grad)
+    return call._replace(recorded=recorded, signature=(*call.signature, recorded))
+
+
+def _loaded(value: Any, a: torch.Tensor) -> Any:
+    """A number that requires grad as a tensor that the kernel loads, since no gradient flows through the host."""
+    if not (isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu and value.requires_grad):
+        return value
+    return value.reshape(1).to(a.device, torch.float64 if a.dtype == torch.float64 else torch.float32)
 
 
 def wants_gradient(*values: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -227,7 +227,20 @@ def require_data(call: Call) -> None:
 # --- calls seen before ------------------------------------------------------------------------------------------------
 
 
-_Entry = tuple[Prepared, tuple[int, ...], tuple[int, ...]]
+class Ready(Protocol):
+    """What serves every call of one signature."""
+
+    @property
+    def outputs(self) -> tuple[Allocated, ...]:
+        """What it writes, among it what a call hands over."""
+        ...
+
+    def launch(self, call: Call) -> dict[str, torch.Tensor]:
+        """Run; the outputs by name."""
+        ...
+
+
+_Entry = tuple[Ready, tuple[int, ...], tuple[int, ...]]
 _PREPARED: LRU[Hashable, _Entry] = LRU(1024)
 """By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
 
@@ -235,8 +248,8 @@ Where an output given and another tensor lie within each other's reach, their di
 """
 
 
-def find(call: Call) -> Prepared | None:
-    """The prepared call for an earlier one that was checked and planned, and that this one equals."""
+def find(call: Call) -> Ready | None:
+    """What was prepared for an earlier one that was checked and planned, and that this one equals."""
     try:
         known = _PREPARED.get(call.signature)
     except TypeError:  # an option of a type that cannot be right
@@ -246,7 +259,7 @@ def find(call: Call) -> Prepared | None:
     return None if known is None else known[0]
 
 
-def remember(call: Call, prepared: Prepared, until: Future[Any] | None = None) -> None:
+def remember(call: Call, prepared: Ready, until: Future[Any] | None = None) -> None:
     """Keep what serves a call that was checked and planned, for good or `until` something is done."""
     names = {output.name for output in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)

@@ -1,0 +1,173 @@
+"""The backward of a fused product, prepared once: what the derivative reads, where it runs, and whose gradients it
+gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.frontend import Parsed
+from epifuse.plan.settle import Settled
+from epifuse.pytorch.derivative import Derivative, Input, gradient_of
+from epifuse.pytorch.evaluate import ACCUM, coordinate
+from epifuse.request.options import USUAL, Options
+from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.signature import Request, new
+from epifuse.runtime.arguments import plain
+from epifuse.runtime.run import run
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What has a gradient."""
+
+Saved = Sequence[Any]
+"""Accum, A, B and the operands that are tensors; None where the backward does not read one."""
+Gradients = list[torch.Tensor | None]
+Result = tuple[str, torch.dtype]
+"""The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
+
+
+class Backward(NamedTuple):
+    """How the gradients of a recorded call are computed where those of certain outputs arrive.
+
+    `epilogue` is the derivative as that of the product, where it has such a form; `options` compute the same accum,
+    `product` gives it as it was computed.
+    `reads` says where each tensor that the derivative reads stands among what was saved, followed by the gradients that
+    arrive; it reads `numbers` and `coordinates` too. `results` are gradients of operands by position among the inputs,
+    `above` is that of accum, from which come those of A and B that `needs` asks for.
+    """
+
+    problem: Problem
+    derivative: Derivative
+    epilogue: Parsed | None
+    options: Options
+    product: Options
+    reads: tuple[tuple[str, int], ...]
+    numbers: tuple[str, ...]
+    coordinates: tuple[Input, ...]
+    results: tuple[tuple[int, Result], ...]
+    above: Result | None
+    needs: tuple[bool, bool]
+
+    @staticmethod
+    def of(
+        derivative: Derivative, settled: Settled, tensors: tuple[str, ...], needs: tuple[bool, bool], options: Options
+    ) -> Backward:
+        """Of calls with these operands and options."""
+        problem, graph = settled.problem, settled.structure.graph
+        outputs = [gradient_of(output.name) for output in graph.outputs]
+        places = {
+            name: place for place, name in enumerate((ACCUM, "A", "B", *tensors, *outputs)) if place not in (1, 2)
+        }
+        indices = {coordinate(node) for node in graph.nodes if node.op == "index"}
+        inputs = [each for each in (*derivative.inputs, *derivative.handed) if each.name != ACCUM]
+        found = dict(_results(derivative, problem))
+        above = found.pop(ACCUM, None)
+        alike = Options(options.accumulator_type, options.precision, options.fast_math, options.allow_recompute)
+        wide = problem.float_dtype if problem.accumulator in FLOATS else None
+        return Backward(
+            problem,
+            derivative,
+            derivative.parsed and _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])]),
+            USUAL if alike == USUAL else alike,
+            alike._replace(out_dtypes=wide, fallback=options.fallback),
+            tuple((each.name, places[each.name]) for each in inputs if each.name in places),
+            tuple(each.name for each in inputs if each.name not in places and each.name not in indices),
+            tuple(each for each in inputs if each.name in indices),
+            tuple((places[name] - 1, result) for name, result in found.items()),
+            above,
+            needs,
+        )
+
+    def fuses(self, saved: Saved) -> bool:
+        """Whether the product can be computed again, with the derivative as its epilogue."""
+        return self.epilogue is not None and saved[0] is None
+
+    def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
+        """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
+        values = (*saved, *[None if gradient is None else _dense(gradient) for gradient in arriving])
+        given = {name: values[place] for name, place in self.reads}
+        for name in self.numbers:
+            given[name] = numbers[name]
+        for name, (count,), dtype in self.coordinates:
+            given[name] = torch.arange(count, dtype=dtype, device=self.problem.a.device)
+        made: Mapping[str, torch.Tensor] = {}
+        if fused:
+            made = run(new(Request, (saved[1], saved[2], self.epilogue, given, self.options, ("A", "B"))))
+        elif self.derivative.computed:
+            made = self._by_pytorch(saved, given)
+        found: Gradients = [None] * (len(saved) - 1)
+        for position, (name, dtype) in self.results:
+            value = made[name] if name in made else given[name]
+            found[position] = value if value.dtype is dtype else value.to(dtype)
+        if self.above is not None:
+            name, dtype = self.above
+            above = made[name] if name in made else given[name]
+            found[:2] = self._of_product(above if above.dtype is dtype else above.to(dtype), saved)
+        return found
+
+    def _by_pytorch(self, saved: Saved, given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """What the derivative computes, one operation at a time."""
+        derivative, problem = self.derivative, self.problem
+        accum = saved[0]
+        if accum is None and derivative.needs_product:
+            (accum,) = run(Request(saved[1], saved[2], plain(), {}, self.product)).values()
+        values = [
+            _as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in derivative.inputs
+        ]
+        return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
+
+    def _of_product(self, above: torch.Tensor, saved: Saved) -> Gradients:
+        """The gradients of A and B from accum's, which lie as A and B do, so that nobody copies them to match."""
+        (needs_a, needs_b), (_, a, b, *_), problem = self.needs, saved, self.problem
+        if problem.batched:
+            of_a = _times(above, b.mT, problem.a.shape) if needs_a else None
+            return [of_a, _times(a.mT, above, problem.b.shape) if needs_b else None]
+        of_a = of_b = None
+        if needs_a:
+            of_a = b.mm(above.t()).t() if _is_upright(problem.a) else above.mm(b.t())
+        if needs_b:
+            of_b = above.t().mm(a).t() if _is_upright(problem.b) else a.t().mm(above)
+        return [of_a, of_b]
+
+
+def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Result]]:
+    """For each input with a gradient, in the derivative's order."""
+    dtypes = {name: info.dtype for name, info in problem.operands if isinstance(info, TensorInfo)}
+    for name, result in derivative.results.items():
+        if result is not None:
+            yield name, (result, problem.a.dtype if name == ACCUM else dtypes[name])
+
+
+def _stored_as(parsed: Parsed, results: Iterable[Result]) -> Parsed:
+    """The derivative whose results are stored in these dtypes, the widest where one is several gradients."""
+    dtypes: dict[str, torch.dtype] = {}
+    for name, dtype in results:
+        if name in parsed.output_names and dtypes.get(name, dtype).itemsize <= dtype.itemsize:
+            dtypes[name] = dtype
+    return parsed.changed(dtypes=dtypes, key=f"{parsed.key} {dtypes}")
+
+
+def _is_upright(info: TensorInfo) -> bool:
+    """Whether a matrix is stored by columns, as the transposed weight of a linear layer is."""
+    return info.strides[0] == 1 and info.strides[1] == info.shape[0]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as kernels read it: that of a sum is one number in the shape of many."""
+    strides = gradient.stride()
+    return gradient if 1 in strides and 0 not in strides else gradient.contiguous()
+
+
+def _as_tensor(value: Any, each: Input, problem: Problem) -> torch.Tensor:
+    """An argument of the module: numbers are tensors there, and a stored accum is as wide as it was computed."""
+    if not isinstance(value, torch.Tensor):
+        return torch.full((), value, dtype=each.dtype, device=problem.a.device)
+    return value.to(each.dtype) if each.name == ACCUM else value
+
+
+def _times(x: torch.Tensor, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """x @ y in this shape: summed over the batches where it has none, or one, and they have several."""
+    lead = (x if x.dim() > y.dim() else y).shape[:-2]
+    return x @ y if lead == shape[:-2] else torch.einsum("lij,ljk->ik", x, y).reshape(shape)
