@@ -18,8 +18,8 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.plan.settle import settle
-from epifuse.pytorch import autograd, backward
-from epifuse.pytorch.derivative import Derivative, derive
+from epifuse.pytorch import autograd, backward, derivative
+from epifuse.pytorch.derivative import Derivative, derive, inputs_of
 from epifuse.request.options import Options
 from epifuse.request.signature import Request, with_care
 
@@ -438,9 +438,37 @@ def test_integers_are_multiplied_and_scales_have_gradients() -> None:
     torch.testing.assert_close(scale.grad, want)
 
 
-def test_the_size_of_another_batch_has_its_own_mean() -> None:
-    for rows in (M, M + 3):
-        gradchecked("def epi(accum): D = accum * accum - mean(accum, dim=0); return D", random(rows, K))
+SIZED = {
+    "mean of a column": "def epi(accum): D = accum * accum - mean(accum, dim=0); return D",
+    "mean of all": "def epi(accum): D = mean(silu(accum)) + mean(accum * accum, dim=-1, keepdim=True); return D",
+    "softmax of columns": "def epi(accum): D = softmax(accum, dim=0); return D",
+    "coordinates": "def epi(accum): D = accum * accum * index_m(accum) + index_n(accum); return D",
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("save", ["recompute", "preactivation"])
+def test_other_extents_have_the_derivative_that_was_traced(
+    name: str, save: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradchecked(SIZED[name], random(9, K), random(K, 5), save=save)
+    monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
+    for rows, columns in ((10, 5), (3, 8), (12, 7)):
+        gradchecked(SIZED[name], random(rows, K), random(K, columns), save=save)
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (6, 6), (6, 1), (0, 6), (2, 12)])
+def test_extents_that_are_one_or_equal_have_their_own(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    for name in ("mean of a column", "mean of all", "coordinates"):
+        gradchecked(SIZED[name], random(7, K), random(K, 6))
+        gradchecked(SIZED[name], random(rows, K), random(K, columns))
+
+
+def test_a_reshape_has_the_derivative_of_its_extents() -> None:
+    text = "def epi(accum): D = permute(reshape(tanh(accum), (-1, 2, 3)), (1, 0, 2)); return D"
+    for rows in (4, 6, 4):
+        gradchecked(text, random(rows, K))
 
 
 def test_unfused_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,8 +527,10 @@ def derived(epilogue: Any, m: int, n: int, k: int, **operands: Tensor) -> tuple[
     names = tuple(name for name, dtype in settled.problem.dtypes if dtype in autograd.FLOATS)
     wanted = tuple(name for name, value in operands.items() if value.is_floating_point())
     made = derive(settled, (autograd.ACCUM, *wanted), names)
-    handed = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in made.inputs}
-    return made, {name: operands.get(name, value) for name, value in handed.items() if name != autograd.ACCUM}
+    known = inputs_of(settled, names, settled.problem.extents)
+    handed = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in known if each.name in made.inputs}
+    counts = dict.fromkeys(made.extents, 512.0)
+    return made, {n: operands.get(n, value) for n, value in {**handed, **counts}.items() if n != autograd.ACCUM}
 
 
 def row(n: int) -> Tensor:

@@ -26,10 +26,11 @@ from epifuse.frontend import Parsed
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Output
-from epifuse.plan.settle import Settled, settle
-from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Saved
-from epifuse.pytorch.derivative import Derivative, derivative_of
+from epifuse.plan.settle import settle
+from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
+from epifuse.pytorch.derivative import Derivative
 from epifuse.pytorch.evaluate import ACCUM
+from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
 from epifuse.request.signature import Call, Request, describe, looked_at, new
@@ -135,18 +136,12 @@ class _Once(torch.autograd.Function):
 class Recorded:
     """What the calls of one signature need that autograd records.
 
-    `tensors` are the names of the operands that are tensors, `wanted` those with gradients, and ACCUM for A and B.
     `refused` says why no kernel computes the derivative beside the product, and `stores` is whether the forward stores
     accum; a launch that is refused changes both. Saved are the inputs that `keeps` marks, or accum and those that
     `keeps_beside_accum` marks.
     """
 
-    settled: Settled
-    parsed: Parsed
-    options: Options
-    tensors: tuple[str, ...]
-    needs: tuple[bool, bool]
-    wanted: tuple[str, ...]
+    recording: Recording
     without_gradient: tuple[str, ...]
     refused: str | None = None
     stores: bool = False
@@ -156,11 +151,6 @@ class Recorded:
     outputs: tuple[Allocated, ...] = ()
     """None of what a call hands over is written."""
 
-    @property
-    def device(self) -> str:
-        """What kind of device it runs on."""
-        return self.settled.problem.a.device.partition(":")[0]
-
     @staticmethod
     def of(call: Call) -> Recorded:
         """Raises as settling the call does."""
@@ -168,40 +158,45 @@ class Recorded:
         problem = settled.problem
         product = (ACCUM,) if call.recorded[0] < 2 and problem.accumulator in FLOATS else ()
         wanted = (*product, *(tensors[position - 2] for position in call.recorded if position > 1))
-        fixed = tuple(name for name, dtype in problem.dtypes if dtype not in FLOATS)
-        needs = 0 in call.recorded, 1 in call.recorded
         parsed = request.parsed.bound(NOTHING, {})  # what is remembered keeps no object of a person alive
-        made = Recorded(settled, parsed, request.options, tensors, needs, wanted, fixed)
+        needs = 0 in call.recorded, 1 in call.recorded
+        fixed = tuple(name for name, dtype in problem.dtypes if dtype not in FLOATS)
+        made = Recorded(Recording(settled, parsed, request.options, tensors, wanted, needs), fixed)
         made._choose()
         return made
 
     def _choose(self) -> None:
         """What to save."""
-        all_arrive = tuple(name not in self.without_gradient for name in self.parsed.output_names)
-        derivative, save = self._backward(all_arrive).derivative, self.options.save
+        all_arrive = tuple(name not in self.without_gradient for name in self.recording.parsed.output_names)
+        derivative, save = self._backward(all_arrive).derivative, self.recording.options.save
         again = derivative.needs_product
         if derivative.refused is not None:
             self.refused = derivative.refused
-            _tell(self.parsed, self.refused)
-        pays = save == "auto" and (self.refused is not None or _pays(self.settled.problem, derivative))
+            _tell(self.recording.parsed, self.refused)
+        pays = save == "auto" and (self.refused is not None or _pays(self.recording.settled.problem, derivative))
         self.stores = again and (pays or save == "preactivation")
-        read = {each.name for each in (*derivative.inputs, *derivative.handed)}
-        operands = tuple(name in read for name in self.tensors)
-        needs_a, needs_b = self.needs
+        read = {*derivative.inputs, *derivative.handed}
+        operands = tuple(name in read for name in self.recording.tensors)
+        needs_a, needs_b = self.recording.needs
         self.keeps_beside_accum = (needs_b, needs_a, *operands)
         self.keeps = (needs_b or again, needs_a or again, *operands)
+
+    @property
+    def device(self) -> str:
+        """What kind of device it runs on."""
+        return self.recording.settled.problem.a.device.partition(":")[0]
 
     def _refuse(self, reason: str) -> None:
         """From now on PyTorch runs the derivative; said once."""
         self.refused = reason
-        self.stores = self.stores or self.options.save == "auto"
-        _tell(self.parsed, reason)
+        self.stores = self.stores or self.recording.options.save == "auto"
+        _tell(self.recording.parsed, reason)
 
     def launch(self, call: Call) -> Tensors:
         """Run, recorded by autograd; the outputs by name."""
         request = call.request
         outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
-        return dict(zip(self.parsed.output_names, outputs, strict=True))
+        return dict(zip(self.recording.parsed.output_names, outputs, strict=True))
 
     def forward(self, call: Call) -> tuple[torch.Tensor | None, Tensors]:
         """Accum, where it is stored, and the outputs by name."""
@@ -226,7 +221,7 @@ class Recorded:
     @cached_property
     def _storing(self) -> tuple[Parsed, Options]:
         """The epilogue that also stores accum, in A's dtype, and its options."""
-        parsed, options, dtype = self.parsed, self.options, self.settled.problem.a.dtype
+        parsed, options, dtype = self.recording.parsed, self.recording.options, self.recording.settled.problem.a.dtype
         graph = remembered("storing", parsed.key, lambda: _with_accum(parsed.graph))
         chosen = options.out_dtypes
         if isinstance(chosen, torch.dtype):
@@ -237,14 +232,14 @@ class Recorded:
 
     def numbers(self, call: Call) -> dict[str, Any]:
         """Every number the epilogue reads, as it is now."""
-        problem, structure = self.settled
+        problem, structure = self.recording.settled
         return scalars(structure.graph, problem, call.numbers) if call.numbers else {}
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
         """Of A, B and each operand, None where none is asked for."""
         arrive = tuple([gradient is not None for gradient in arriving])
         if True not in arrive:
-            return [None] * (2 + len(self.tensors))
+            return [None] * (2 + len(self.recording.tensors))
         backward = self._backward(arrive)
         if self.refused is None and backward.fuses(saved):
             try:
@@ -257,11 +252,9 @@ class Recorded:
         """Where the gradients of the outputs that `arrive` marks arrive."""
         found = self.backwards.get(arrive)
         if found is None:
-            names = self.parsed.output_names
+            names = self.recording.parsed.output_names
             arriving = tuple(name for name, arrives in zip(names, arrive, strict=True) if arrives)
-            derivative = derivative_of(self.parsed, self.settled, self.wanted, arriving)
-            found = Backward.of(derivative, self.settled, self.tensors, self.needs, self.options)
-            found = self.backwards.setdefault(arrive, found)
+            found = self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
         return found
 
 
@@ -283,7 +276,8 @@ def _pays(problem: Problem, derivative: Derivative) -> bool:
     """
     extents = problem.extents
     elements = extents["l"] * extents["m"] * extents["n"]
-    stored = 2 * elements * problem.a.dtype.itemsize + derivative.bytes_by_operations - derivative.bytes_fused
+    apart, fused = (at_extents(size, extents) for size in (derivative.bytes_by_operations, derivative.bytes_fused))
+    stored = 2 * elements * problem.a.dtype.itemsize + apart - fused
     narrow = problem.a.dtype.itemsize == 2
     return 2 * elements * extents["k"] > stored * _OPERATIONS_A_BYTE[problem.target.device, narrow]
 

@@ -10,8 +10,9 @@ import torch
 
 from epifuse.frontend import Parsed
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.derivative import Derivative, Input, gradient_of
+from epifuse.pytorch.derivative import Derivative, Input, derivative_of, gradient_of, inputs_of
 from epifuse.pytorch.evaluate import ACCUM, coordinate
+from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.request.signature import Request, new
@@ -28,14 +29,29 @@ Result = tuple[str, torch.dtype]
 """The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
 
 
+class Recording(NamedTuple):
+    """What autograd records of the calls of one signature.
+
+    `tensors` are the names of the operands that are tensors, `wanted` those with gradients, and ACCUM for A and B, of
+    which `needs` says which have one.
+    """
+
+    settled: Settled
+    parsed: Parsed
+    options: Options
+    tensors: tuple[str, ...]
+    wanted: tuple[str, ...]
+    needs: tuple[bool, bool]
+
+
 class Backward(NamedTuple):
     """How the gradients of a recorded call are computed where those of certain outputs arrive.
 
     `epilogue` is the derivative as that of the product, where it has such a form; `options` compute the same accum,
-    `product` gives it as it was computed.
-    `reads` says where each tensor that the derivative reads stands among what was saved, followed by the gradients that
-    arrive; it reads `numbers` and `coordinates` too. `results` are gradients of operands by position among the inputs,
-    `above` is that of accum, from which come those of A and B that `needs` asks for.
+    `product` gives it as it was computed. `inputs` are the arguments of the derivative. `reads` says where its tensors
+    stand among what was saved, followed by the gradients that arrive; it reads `numbers` and `coordinates` too, and as
+    an epilogue `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
+    from which come those of A and B that `needs` asks for.
     """
 
     problem: Problem
@@ -43,25 +59,29 @@ class Backward(NamedTuple):
     epilogue: Parsed | None
     options: Options
     product: Options
+    inputs: tuple[Input, ...]
     reads: tuple[tuple[str, int], ...]
     numbers: tuple[str, ...]
     coordinates: tuple[Input, ...]
+    counts: Mapping[str, float]
     results: tuple[tuple[int, Result], ...]
     above: Result | None
     needs: tuple[bool, bool]
 
     @staticmethod
-    def of(
-        derivative: Derivative, settled: Settled, tensors: tuple[str, ...], needs: tuple[bool, bool], options: Options
-    ) -> Backward:
-        """Of calls with these operands and options."""
+    def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
+        """Where the gradients of the outputs `arriving` arrive."""
+        settled, _, options, tensors, wanted, needs = recording
         problem, graph = settled.problem, settled.structure.graph
+        derivative = derivative_of(settled, wanted, arriving)
         outputs = [gradient_of(output.name) for output in graph.outputs]
         places = {
             name: place for place, name in enumerate((ACCUM, "A", "B", *tensors, *outputs)) if place not in (1, 2)
         }
         indices = {coordinate(node) for node in graph.nodes if node.op == "index"}
-        inputs = [each for each in (*derivative.inputs, *derivative.handed) if each.name != ACCUM]
+        known = {each.name: each for each in inputs_of(settled, arriving, problem.extents)}
+        names = [name for name in (*derivative.inputs, *derivative.handed) if name != ACCUM]
+        counts = {name: float(at_extents(size, problem.extents)) for name, size in derivative.extents.items()}
         found = dict(_results(derivative, problem))
         above = found.pop(ACCUM, None)
         alike = Options(options.accumulator_type, options.precision, options.fast_math, options.allow_recompute)
@@ -72,9 +92,11 @@ class Backward(NamedTuple):
             derivative.parsed and _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])]),
             USUAL if alike == USUAL else alike,
             alike._replace(out_dtypes=wide, fallback=options.fallback),
-            tuple((each.name, places[each.name]) for each in inputs if each.name in places),
-            tuple(each.name for each in inputs if each.name not in places and each.name not in indices),
-            tuple(each for each in inputs if each.name in indices),
+            tuple(known[name] for name in derivative.inputs),
+            tuple((name, places[name]) for name in names if name in places),
+            tuple(name for name in names if name not in places and name not in indices),
+            tuple(known[name] for name in names if name in indices),
+            counts,
             tuple((places[name] - 1, result) for name, result in found.items()),
             above,
             needs,
@@ -94,6 +116,7 @@ class Backward(NamedTuple):
             given[name] = torch.arange(count, dtype=dtype, device=self.problem.a.device)
         made: Mapping[str, torch.Tensor] = {}
         if fused:
+            given.update(self.counts)
             made = run(new(Request, (saved[1], saved[2], self.epilogue, given, self.options, ("A", "B"))))
         elif self.derivative.computed:
             made = self._by_pytorch(saved, given)
@@ -113,9 +136,7 @@ class Backward(NamedTuple):
         accum = saved[0]
         if accum is None and derivative.needs_product:
             (accum,) = run(Request(saved[1], saved[2], plain(), {}, self.product)).values()
-        values = [
-            _as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in derivative.inputs
-        ]
+        values = [_as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in self.inputs]
         return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
 
     def _of_product(self, above: torch.Tensor, saved: Saved) -> Gradients:

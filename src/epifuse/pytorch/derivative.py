@@ -3,15 +3,14 @@ epilogue of a product again.
 
     dAccum, the gradient of every operand = derivative(A @ B; operands, numbers, the gradient of every output)
 
-One for each problem and each choice of gradients: it depends on shapes, dtypes and kinds, and on no value.
+One for each structure and each choice of gradients: it depends on dtypes, kinds and what broadcasts, and on no value;
+extents are symbols while it is traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +20,12 @@ from torch.fx import Node as FxNode
 from epifuse.frontend import Parsed
 from epifuse.frontend.apply import placed
 from epifuse.frontend.fx import Boundary, Cone, place_of, read, value_of
-from epifuse.frontend.fx.rows import ROWS
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, evaluate, value_dtype
+from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
 from epifuse.request.problem import TensorInfo
 
 aten = torch.ops.aten
@@ -41,58 +40,57 @@ class Input(NamedTuple):
     """An argument of a derivative, by name: the product, an operand, a number, a coordinate, an output's gradient."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype
 
 
 @dataclass(eq=False)
 class Derivative:
-    """What the backward of one problem computes.
+    """What the backward of the problems of one structure computes.
 
     `module` runs it by PyTorch, one operation at a time: its arguments are `inputs`, its results `computed`. `results`
     says of each gradient asked for what it is: one of `computed`, one of `handed`, which are gradients that arrive, or
     None where it is zero. `parsed` is the epilogue that computes the same beside the product, where the language holds
-    it; else `refused` says why not.
+    it, and reads `extents` as numbers; else `refused` says why not. `exact` are the extents that it holds for, where it
+    does not hold for all.
     """
 
     module: GraphModule
-    inputs: tuple[Input, ...]
-    handed: tuple[Input, ...]
+    inputs: tuple[str, ...]
+    handed: tuple[str, ...]
     computed: tuple[str, ...]
     results: Mapping[str, str | None]
     parsed: Parsed | None
     refused: str | None
+    extents: Mapping[str, Size]
+    exact: Mapping[str, int] | None
+    bytes_by_operations: Size
+    """What `module` reads and writes, each operation by itself."""
+    bytes_fused: Size
+    """What a fused launch reads and writes beside A and B."""
 
-    @cached_property
+    @property
     def needs_product(self) -> bool:
         """False where the gradients are functions of operands and of the outputs' gradients alone."""
-        return any(each.name == ACCUM for each in self.inputs)
-
-    @cached_property
-    def bytes_by_operations(self) -> int:
-        """What `module` reads and writes, each operation by itself."""
-        nodes = [node for node in self.module.graph.nodes if node.op == "call_function" and node.target not in _VIEWS]
-        return sum(_bytes(each) for node in nodes for each in (node, *node.all_input_nodes))
-
-    @cached_property
-    def bytes_fused(self) -> int:
-        """What a fused launch reads and writes beside A and B."""
-        graph = self.module.graph
-        holders = [node for node in graph.nodes if node.op == "placeholder" and node.target != ACCUM]
-        return sum(map(_bytes, (*holders, *_returned(self.module))))
+        return ACCUM in self.inputs
 
 
-def derivative_of(parsed: Parsed, settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
-    """As `derive` gives it, which is asked once."""
-    problem = settled.problem
-    key = wanted, inputs_of(settled, arriving), problem.a.dtype, problem.a.device, problem.constraints
-    return remembered("derivative", parsed.key, lambda: derive(settled, wanted, arriving), key)
+def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
+    """As `derive` gives it, which is asked once for all extents of a structure, where it holds for them."""
+    problem, structure = settled
+    key = wanted, arriving, problem.dtypes, problem.a.device
+    found = remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
+    if found.exact in (None, problem.extents):
+        return found
+    key = *key, tuple(problem.extents.values())  # type: ignore[assignment]  # longer
+    return remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
 
 
 def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
     """The gradients of `wanted`, operands by name and the product as ACCUM, from those of the outputs `arriving`."""
-    inputs = inputs_of(settled, arriving)
-    module = _traced(settled, inputs, wanted, arriving)
+    at = Symbols.of(settled)
+    inputs = inputs_of(settled, arriving, at.extents)
+    module = _traced(at, settled, inputs, wanted, arriving)
     holders = dict(zip(_placeholders(module), inputs, strict=True))
     results: dict[str, str | None] = {}
     computed: dict[FxNode, str] = {}
@@ -104,31 +102,44 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         else:
             results[name] = computed.setdefault(node, f"result {len(computed)}")
     _keep(module, tuple(computed))
-    used = {node: holders[node] for node in _placeholders(module)}
-    parsed, refused = _as_epilogue(module, used, computed)
-    reached = tuple(used.values())
-    # What arrives may itself be a gradient that is asked for.
-    direct = tuple(each for each in inputs if each.name in results.values() and each not in reached)
-    return Derivative(module, reached, direct, tuple(computed.values()), results, parsed, refused)
+    read = tuple(holders[node] for node in _placeholders(module))
+    names = tuple(each.name for each in read)
+    parsed, refused, counts, exact = _as_epilogue(at, module, read, tuple(computed.values()))
+    return Derivative(
+        module,
+        names,
+        # What arrives may itself be a gradient that is asked for.
+        tuple(each.name for each in inputs if each.name in results.values() and each.name not in names),
+        tuple(computed.values()),
+        results,
+        parsed,
+        refused,
+        counts,
+        settled.problem.extents if exact else None,
+        _bytes_by_operations(module),
+        _bytes_fused(module, names),
+    )
 
 
 # --- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def inputs_of(settled: Settled, arriving: tuple[str, ...]) -> tuple[Input, ...]:
-    """All that a derivative may need."""
+def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str, Any]) -> tuple[Input, ...]:
+    """All that a derivative may need, where the axes have these extents."""
     problem, graph = settled.problem, settled.structure.graph
+    axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
     tensors = {name: info for name, info in problem.operands if isinstance(info, TensorInfo)}
     numbers = {_load(node).name: node for node in graph.loads() if _load(node).name not in tensors}
     counted = {coordinate(node): node for node in graph.nodes if node.op == "index"}
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
     dtypes = dict(problem.dtypes)
-    shapes = {output.name: shape_of(output.dims or (), problem.extents) for output in graph.outputs}
+    shapes = {output.name: shape_of(output.dims or (), extents) for output in graph.outputs}
+    whole = tuple(extents[axis] for axis in ("lmn" if problem.batched else "mn"))
     return (
-        Input(ACCUM, problem.accum_shape, held),
-        *(Input(name, info.shape, info.dtype) for name, info in tensors.items()),
+        Input(ACCUM, whole, held),
+        *(Input(name, tuple(axes.get(x, x) for x in info.shape), info.dtype) for name, info in tensors.items()),
         *(Input(name, (), value_dtype(graph.types[node].kind, problem)) for name, node in numbers.items()),
-        *(Input(name, (dim_size(node.attr, problem.extents),), torch.int32) for name, node in counted.items()),
+        *(Input(name, (dim_size(node.attr, extents),), torch.int32) for name, node in counted.items()),
         *(Input(gradient_of(name), shapes[name], dtypes[name]) for name in arriving),
     )
 
@@ -138,51 +149,28 @@ def _load(node: Node) -> Load:
     return node.attr
 
 
-def _traced(settled: Settled, inputs: tuple[Input, ...], wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Any:
+def _traced(
+    at: Symbols, settled: Settled, inputs: tuple[Input, ...], wanted: tuple[str, ...], arriving: tuple[str, ...]
+) -> Any:
     """PyTorch's derivative as a graph of ATen operations: an argument an input, a result a gradient of `wanted`."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    names, device = [each.name for each in inputs], settled.problem.a.device
+    names = [each.name for each in inputs]
 
     def backward(*values: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         known = dict(zip(names, values, strict=True))
         with torch.enable_grad():
             leaves = {name: known[name].detach().requires_grad_() for name in wanted}
-            outputs = evaluate(Setting.of(settled.structure.graph, settled.problem, {**known, **leaves}))
+            outputs = evaluate(Setting.of(settled.structure.graph, settled.problem, {**known, **leaves}, at.extents))
             reached = {name: outputs[name] for name in arriving if outputs[name].requires_grad}
             if not reached:
                 return (None,) * len(wanted)
             given = [known[gradient_of(name)].to(end.dtype) for name, end in reached.items()]
             return torch.autograd.grad(list(reached.values()), list(leaves.values()), given, allow_unused=True)
 
-    with _apart(device):
-        values = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in inputs]
-        module = make_fx(backward, decomposition_table=_table())(*values)
-        if any(_mutates(node) for node in module.graph.nodes):
-            functional = torch.func.functionalize(module, remove="mutations")
-            module = make_fx(functional, decomposition_table=_table())(*values)
+    module = at.recorded(backward, inputs)
+    if any(_mutates(node) for node in module.graph.nodes):
+        module = at.recorded(torch.func.functionalize(module, remove="mutations"), inputs)
     _tidy(module)
     return module
-
-
-@contextmanager
-def _apart(device: str) -> Iterator[None]:
-    """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with (
-        _disable_current_modes(),
-        FakeTensorMode(),
-        torch.inference_mode(False),
-        torch.autocast(device.partition(":")[0], enabled=False),
-        torch.autograd.graph.saved_tensors_hooks(_itself_again, _itself_again),
-    ):
-        yield
-
-
-def _itself_again(x: Any) -> Any:
-    return x
 
 
 def _mutates(node: FxNode) -> bool:
@@ -197,27 +185,11 @@ def _tidy(module: GraphModule) -> None:
             node.target = aten.reshape.default
         elif node.target is aten.sum.dim_IntList:
             _widen_in_sum(node)
+        if node.target in _REGROUPED:
+            _leave_out_in_sum(module, node)
+            _undo(node)
     module.graph.eliminate_dead_code()
-
-
-@cache
-def _table() -> Mapping[Any, Callable[..., Any]]:
-    """What becomes of operations that the language has no row for. Takes a quarter of a second."""
-    from torch._decomp import core_aten_decompositions
-
-    rules: Any = core_aten_decompositions()
-    kept = {op: rule for op, rule in rules.items() if op._schema.name not in ROWS}
-    return {**kept, aten.linalg_vector_norm.default: _norm, aten.copy.default: _copied}
-
-
-def _copied(old: torch.Tensor, new: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What `old` is once `new` was written to it."""
-    return new.to(old.dtype).expand_as(old)
-
-
-def _norm(x: torch.Tensor, order: float = 2, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-    """The Euclidean norm, which is the only one here."""
-    return torch.sqrt(torch.sum(x * x, dim, keepdim))
+    module.recompile()
 
 
 # --- the graph that was traced ----------------------------------------------------------------------------------------
@@ -264,6 +236,34 @@ def _keep(module: GraphModule, results: tuple[FxNode, ...]) -> None:
     module.recompile()
 
 
+_REGROUPED = (aten.reshape.default, aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default)
+"""Where the elements stay in their order."""
+
+
+def _undo(node: FxNode) -> None:
+    """Take what was regrouped and has its first shape again as it was."""
+    x = node
+    while x.target in _REGROUPED:
+        x = x.args[0]  # type: ignore[assignment]  # a node
+        if value_of(x).shape == value_of(node).shape:
+            node.replace_all_uses_with(x)
+
+
+def _leave_out_in_sum(module: GraphModule, node: FxNode) -> None:
+    """Have the sum itself leave out the dims of one element that it keeps: a reshape would name extents."""
+    total = node.args[0]
+    if not (isinstance(total, FxNode) and total.target is aten.sum.dim_IntList and total.args[2:] == (True,)):
+        return
+    x, dims, _ = total.args
+    shape = value_of(total).shape
+    gone = {int(dim) % len(shape) for dim in dims}  # type: ignore[union-attr, arg-type]  # a list of numbers
+    if value_of(node).shape == tuple(extent for dim, extent in enumerate(shape) if dim not in gone):
+        with module.graph.inserting_before(node):
+            made = module.graph.call_function(total.target, (x, dims, False), total.kwargs)
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+
+
 def _widen_in_sum(node: FxNode) -> None:
     """Have the sum itself widen what it adds, so that nothing is written in between."""
     x = node.args[0]
@@ -279,24 +279,49 @@ _VIEWS = (
 """What moves no data."""
 
 
-def _bytes(node: FxNode) -> int:
+def _bytes_by_operations(module: GraphModule) -> Size:
+    nodes = [node for node in module.graph.nodes if is_tensor(node) and node.op == "call_function"]
+    moving = [node for node in nodes if node.target not in _VIEWS]
+    return total(_bytes(each) for node in moving for each in (node, *filter(is_tensor, node.all_input_nodes)))
+
+
+def _bytes_fused(module: GraphModule, names: tuple[str, ...]) -> Size:
+    holders = [node for node, name in zip(_placeholders(module), names, strict=True) if name != ACCUM]
+    return total(map(_bytes, (*holders, *_returned(module))))
+
+
+def _bytes(node: FxNode) -> Size:
     while node.target is aten.expand.default:
         node = node.args[0]  # type: ignore[assignment]  # a node
-    return value_of(node).nbytes
+    size: Size = node.meta[SIZE]
+    return size
 
 
 def _as_epilogue(
-    module: GraphModule, used: Mapping[FxNode, Input], computed: Mapping[FxNode, str]
-) -> tuple[Parsed | None, str | None]:
-    """The epilogue of a product that computes the results, or why there is none."""
-    accum = next((node for node, each in used.items() if each.name == ACCUM), None)
-    if accum is None:
-        return None, None
-    operands = {node: each.name for node, each in used.items() if node is not accum}
-    body = tuple(node for node in module.graph.nodes if node.op == "call_function")
-    outputs = {name: node for node, name in computed.items()}
+    at: Symbols, module: GraphModule, inputs: tuple[Input, ...], results: tuple[str, ...]
+) -> tuple[Parsed | None, str | None, Mapping[str, Size], bool]:
+    """The epilogue of a product that computes the results, or why there is none; the extents that it reads; and whether
+    it holds for the extents alone that it was traced with."""
+    if all(each.name != ACCUM for each in inputs):
+        return None, None, {}, at.exact
+    decomposed = at.recorded(module, inputs, table())
+    _tidy(decomposed)
+    numbers = at.numbers(decomposed)
+    holders = _placeholders(decomposed)
+    used = dict(zip(holders, (*[each.name for each in inputs], *numbers), strict=True))
+    accum = next(node for node, name in used.items() if name == ACCUM)
+    body = tuple(node for node in decomposed.graph.nodes if node.op == "call_function" and is_tensor(node))
     try:
-        graph = read(Cone(accum, body, operands, outputs))
+        graph = read(
+            Cone(
+                accum,
+                body,
+                {n: name for n, name in used.items() if n is not accum},
+                dict(zip(results, _returned(decomposed), strict=True)),
+            )
+        )
     except Boundary as boundary:
-        return None, boundary.reason
-    return Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum))), None
+        return None, boundary.reason, {}, at.exact
+    counts = any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes)
+    parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
+    return parsed, None, numbers, at.exact or counts

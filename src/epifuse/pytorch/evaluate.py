@@ -35,9 +35,9 @@ class Setting(NamedTuple):
     leaves: Mapping[str, torch.Tensor]
 
     @staticmethod
-    def of(graph: Graph, problem: Problem, leaves: Mapping[str, torch.Tensor]) -> Setting:
-        """One dimension a factor, and at least one for each dim of accum."""
-        space = Space.of(graph, problem.extents, "lmn" if problem.batched else "mn")
+    def of(graph: Graph, problem: Problem, leaves: Mapping[str, torch.Tensor], extents: Mapping[str, Any]) -> Setting:
+        """One dimension a factor, and at least one for each dim of accum; `extents` may be symbols."""
+        space = Space.of(graph, extents, "lmn" if problem.batched else "mn")
         return Setting(graph, problem, space, leaves)
 
     @property

@@ -1,0 +1,202 @@
+"""Extents that are symbols while a derivative is traced, so that one trace serves all extents of a structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from epifuse.frontend.fx.rows import ROWS
+from epifuse.plan.settle import Settled
+
+aten = torch.ops.aten
+
+Size = Mapping[tuple[int, int, int], int]
+"""A polynomial in the extents of l, m and n: the coefficients by the powers."""
+
+SIZE = "epifuse size"
+"""The bytes of a value, in the meta of its node."""
+
+
+def at_extents(size: Size, extents: Mapping[str, int]) -> int:
+    """Its value in a problem with these axis extents."""
+    axes = extents["l"], extents["m"], extents["n"]
+    return sum(count * prod(map(pow, axes, powers)) for powers, count in size.items())
+
+
+def total(sizes: Iterable[Size]) -> Size:
+    """Their sum."""
+    found: dict[tuple[int, int, int], int] = {}
+    for size in sizes:
+        for powers, count in size.items():
+            found[powers] = found.get(powers, 0) + count
+    return found
+
+
+def is_tensor(node: FxNode) -> bool:
+    """Whether its value is one, and no size."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+@dataclass(eq=False)
+class Symbols:
+    """A mode of fake tensors, and the extents of the axes in it: symbols, one for axes of equal extents; 0 and 1 are
+    themselves, and so are all where a factor of an axis has a size of its own."""
+
+    settled: Settled
+    mode: Any
+    extents: Mapping[str, Any]
+    baked: bool = False
+    """Whether a number of a graph was an extent and is none any more."""
+
+    @staticmethod
+    def of(settled: Settled) -> Symbols:
+        """Of a problem, as it is classed by `structure.layout_class`."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        problem, graph = settled.problem, settled.structure.graph
+        factors = {factor for type_ in graph.types.values() for factor in type_.factors}
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        counts = tuple(problem.extents[axis] for axis in "lmn")
+        if all(factor.stride == 1 and factor.extent is None for factor in factors):
+            probe = mode.from_tensor(torch.empty(counts, device="meta"), static_shapes=False)
+            counts = tuple(probe.shape)
+        return Symbols(settled, mode, dict(zip("lmn", counts, strict=True)))
+
+    @property
+    def device(self) -> str:
+        """Of the problem."""
+        return self.settled.problem.a.device
+
+    @property
+    def exact(self) -> bool:
+        """Whether what was traced holds for the extents alone that it was traced with."""
+        env = self.mode.shape_env
+        static = not any(isinstance(extent, torch.SymInt) for extent in self.extents.values())
+        return static or self.baked or bool(env.guards) or bool(env.replacements)
+
+    def recorded(
+        self, function: Callable[..., Any], shapes: Sequence[Any], table: Mapping[Any, Callable[..., Any]] | None = None
+    ) -> GraphModule:
+        """`function` of tensors of these shapes and dtypes as a graph of ATen operations, each value with its bytes and
+        the shape that it has in this problem."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with _apart(self.mode, self.device):
+            values = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in shapes]
+            module = make_fx(function, decomposition_table=table)(*values)
+        for node in module.graph.nodes:
+            if is_tensor(node):
+                value = node.meta["val"]
+                shape = [_hint(extent) for extent in value.shape]
+                node.meta[SIZE] = self._size(value.numel() * value.element_size())
+                node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+        return module
+
+    def numbers(self, module: GraphModule) -> dict[str, Size]:
+        """Have the graph take the extents that it computes with as further arguments: which, by name."""
+        found: dict[str, Size] = {}
+        made: dict[FxNode, FxNode] = {}
+        graph = module.graph
+        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+        for node in [node for node in graph.nodes if node.op == "call_function" and is_tensor(node)]:
+            for count in [arg for arg in node.args if isinstance(arg, FxNode) and not is_tensor(arg)]:
+                size = self._size(count.meta["val"])
+                if size is None or node.target not in _ARITHMETIC:
+                    self.baked = True
+                    node.args = tuple(_hint(count.meta["val"]) if arg is count else arg for arg in node.args)
+                    continue
+                if count not in made:
+                    name = f"number of elements {len(found)}"
+                    with graph.inserting_after(last):
+                        last = made[count] = graph.placeholder(f"count_{len(found)}")
+                    dtype, found[name] = self.settled.problem.float_dtype, size
+                    last.meta["val"] = torch.empty((), dtype=dtype, device="meta")
+                node.replace_input_with(count, made[count])
+            self.baked = self.baked or node.target in _COUNTING
+        return found
+
+    def _size(self, value: Any) -> Size | None:
+        """A number of elements or bytes as a polynomial; None for what is none."""
+        import sympy  # type: ignore[import-untyped]  # untyped
+
+        if isinstance(value, int):
+            return {(0, 0, 0): value}
+        axes: dict[Any, int] = {}
+        for axis, extent in enumerate(self.extents.values()):
+            if isinstance(extent, torch.SymInt):
+                axes.setdefault(extent.node.expr, axis)
+        try:
+            polynomial = sympy.Poly(value.node.expr, *axes)
+        except sympy.PolynomialError:
+            return None
+        found: dict[tuple[int, int, int], int] = {}
+        for powers, count in polynomial.terms():
+            by_axis = dict(zip(axes.values(), powers, strict=True))
+            found[by_axis.get(0, 0), by_axis.get(1, 0), by_axis.get(2, 0)] = int(count)
+        return found
+
+
+_ARITHMETIC = (
+    *(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")),
+    *(getattr(aten, name).Scalar for name in ("add", "sub", "mul", "div", "rsub")),
+)
+"""What computes with a number of elements as with any other number."""
+
+_COUNTING = (aten.var.correction, aten.var.dim, aten.var_mean.correction, aten.var_mean.dim)
+"""What becomes an epilogue that counts elements itself."""
+
+
+def _hint(value: Any) -> Any:
+    """What a symbol stands for in this problem; `int` would fix it."""
+    return value if isinstance(value, (int, float)) else value.node.hint
+
+
+@contextmanager
+def _apart(mode: Any, device: str) -> Iterator[None]:
+    """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        _disable_current_modes(),
+        mode,
+        torch.inference_mode(False),
+        torch.autocast(device.partition(":")[0], enabled=False),
+        torch.autograd.graph.saved_tensors_hooks(_itself_again, _itself_again),
+    ):
+        yield
+
+
+def _itself_again(x: Any) -> Any:
+    return x
+
+
+# --- decompositions --------------------------------------------------------------------------------------------------
+
+
+@cache
+def table() -> Mapping[Any, Callable[..., Any]]:
+    """What becomes of operations that the language has no row for. Takes a quarter of a second."""
+    from torch._decomp import core_aten_decompositions
+
+    rules: Any = core_aten_decompositions()
+    kept = {op: rule for op, rule in rules.items() if op._schema.name not in ROWS}
+    return {**kept, aten.linalg_vector_norm.default: _norm, aten.copy.default: _copied}
+
+
+def _copied(old: torch.Tensor, new: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What `old` is once `new` was written to it."""
+    return new.to(old.dtype).expand_as(old)
+
+
+def _norm(x: torch.Tensor, order: float = 2, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """The Euclidean norm, which is the only one here."""
+    return torch.sqrt(torch.sum(x * x, dim, keepdim))
