@@ -14,7 +14,7 @@ from epifuse.base.errors import fail, kind_of
 from epifuse.base.target import target_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
 from epifuse.runtime.arguments import GemmArguments, check_arguments
-from epifuse.runtime.launch import Prepared, require_data
+from epifuse.runtime.launch import Prepared, require_data, require_unrecorded
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class Kernel:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
         prepared = self._artifact(args, None).prepared
         require_data(args.call)
+        require_unrecorded(args.call)
         outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
 
@@ -165,6 +166,7 @@ class Kernel:
     def _bound(self, args: GemmArguments, given: CompiledArtifact | None) -> _Bound:
         artifact = self._artifact(args, given)
         require_data(args.call)
+        require_unrecorded(args.call)
         tensors = (args.A, args.B, *args.call.tensors.values())
         addresses = [tensor.data_ptr() for tensor in tensors]
         bound = _Bound(self, given, artifact.plan, tensors, addresses, _launcher(artifact.prepared, args))

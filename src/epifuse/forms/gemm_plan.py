@@ -30,12 +30,12 @@ from epifuse.fusion import VOCABULARY
 from epifuse.fusion.activation import identity
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
+from epifuse.pytorch.autograd import run
 from epifuse.request.checks import check_tensor
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
 from epifuse.request.signature import Request
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
-from epifuse.runtime.run import run
 
 
 class LayoutType(enum.Enum):

@@ -84,7 +84,8 @@ class Backward(NamedTuple):
         counts = {name: float(at_extents(size, problem.extents)) for name, size in derivative.extents.items()}
         found = dict(_results(derivative, problem))
         above = found.pop(ACCUM, None)
-        alike = Options(options.accumulator_type, options.precision, options.fast_math, options.allow_recompute)
+        asked = options.constraints
+        alike = Options(options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute)
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
         return Backward(
             problem,

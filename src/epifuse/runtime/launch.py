@@ -224,6 +224,15 @@ def require_data(call: Call) -> None:
     raise fail("no_data", None, name=(*call.request.names, *call.tensors)[position])
 
 
+def require_unrecorded(call: Call) -> None:
+    """Raise `ArgumentError` where an input requires grad and grad mode is on: nothing would record the launch."""
+    if torch.is_grad_enabled():
+        tensors = (call.request.a, call.request.b, *call.tensors.values())
+        for name, tensor in zip((*call.request.names, *call.tensors), tensors, strict=True):
+            if tensor.requires_grad:
+                raise fail("requires_grad", None, name=name)
+
+
 # --- calls seen before ------------------------------------------------------------------------------------------------
 
 

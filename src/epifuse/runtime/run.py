@@ -13,7 +13,7 @@ from epifuse.plan import select
 from epifuse.plan.settle import Settled, settle
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.background import choose
-from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data
+from epifuse.runtime.launch import Prepared, destinations, find, outputs_of, remember, require_data, require_unrecorded
 from epifuse.runtime.reference import unfused
 
 
@@ -32,7 +32,8 @@ def execute(call: Call) -> dict[str, torch.Tensor]:
 
 
 def planned(call: Call) -> dict[str, torch.Tensor]:
-    """The outputs by name, of a call that was not seen before."""
+    """The outputs by name, of a call that was not seen before, and that autograd is not to record."""
+    require_unrecorded(call)
     call.request.options.check()
     call = looked_at(call)
     return launch(call, settle(call))
