@@ -161,7 +161,7 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
         if not isinstance(fixed["keepdim"], bool):
             raise context.fail("wrong_static", at, function=spelled, name="keepdim", want="True or False")
         return context.emit("reduce_dims", *values, attr=(entry.name, dim, fixed["keepdim"]), at=at)
-    return _FORMS[entry.name](context, spelled, values[0], fixed, at)
+    return _FORMS[entry.name](context, spelled, *values, fixed, at)
 
 
 def _dims(context: Context, dim: Any, reduction: str, spelled: str, at: ast.AST) -> tuple[int, ...] | None:
@@ -204,6 +204,18 @@ def _index(axis: str) -> Callable[..., Node]:
     return emit
 
 
+def _linear_index(context: Context, spelled: str, x: Node, _: dict[str, Any], at: ast.AST) -> Node:
+    return context.emit("linear_index", context.tensor(x, spelled, at), at=at)
+
+
+def _dropout(context: Context, spelled: str, x: Node, p: Node, seed: Node, _: dict[str, Any], at: ast.AST) -> Node:
+    x, p = context.tensor(x, spelled, at), context.emit("host", p, attr="probability", at=at)
+    drawn = context.emit("philox_rand", seed, context.emit("linear_index", x, at=at), at=at)
+    one = context.emit("const", attr=1.0, at=at)
+    scale = context.emit("div", one, context.emit("sub", one, p, at=at), at=at)
+    return context.emit("mul", context.emit("mul", context.emit("gt", drawn, p, at=at), x, at=at), scale, at=at)
+
+
 def _debug_print(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
     if not isinstance(fixed["fmt"], str):
         raise context.fail("wrong_static", at, function=spelled, name="fmt", want="a string")
@@ -235,6 +247,8 @@ _FORMS: dict[str, Callable[..., Node]] = {
     "index_m": _index("m"),
     "index_n": _index("n"),
     "index_l": _index("l"),
+    "linear_index": _linear_index,
+    "dropout": _dropout,
     "assume_one_hot": _one_hot,
     "debug_print": _debug_print,
 }

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from epifuse.fusion.host import probability
+from epifuse.fusion.philox import philox_rand
 from epifuse.fusion.primitives import Value, clip, maximum, minimum
 from epifuse.fusion.reduction import DimArgument, amax, amin
 
@@ -63,6 +65,23 @@ def index_l(x: Value) -> Value:
     """The batch coordinate of x, int32, shape (L, 1, 1); 0 where x has no batch."""
     batches = x.shape[-3] if x.dim() > 2 else 1
     return torch.arange(batches, dtype=torch.int32, device=x.device).reshape(-1, 1, 1)[(...,) if x.dim() > 2 else 0]
+
+
+def linear_index(x: Value) -> Value:
+    """The position of each element of x, counted row by row, int32, shape of x; it wraps beyond 2 ** 31 elements."""
+    return torch.arange(x.numel(), device=x.device).to(torch.int32).reshape(x.shape)
+
+
+def dropout(x: Value, p: Value, seed: Value) -> Value:
+    """x with each element zero with the probability p, and the others divided by 1 - p.
+
+    `seed` is an integer of 64 bits: a number, or a tensor of one element, which is read at each launch and never leaves
+    the device. p is a number in [0, 1), else `ValueError`. An element is kept where `philox_rand(seed, position)` is
+    greater than p, as PyTorch decomposes `native_dropout`; the mask is nowhere stored, and the backward pass draws it
+    again. Dtype and shape are those of x; the positions are counted in its shape, row by row.
+    """
+    p = probability(p)
+    return (philox_rand(seed, linear_index(x)) > p) * x * (1.0 / (1.0 - p))
 
 
 def assume_one_hot(x: Value, dim: int = -1) -> Value:

@@ -16,6 +16,7 @@ LOGIC: dict[str, Callable[..., Any]] = {
     "not": lambda x: not x,
     "chained comparison": lambda x, y: x and y,
     "bounds": lambda low, high: _ordered(low, high),
+    "probability": lambda p: probability(p),
 }
 
 
@@ -24,6 +25,13 @@ def _ordered(low: Any, high: Any) -> Any:
     if low > high:
         raise ValueError(f"the lower bound {low} is greater than the upper bound {high}")
     return low
+
+
+def probability(p: Any) -> Any:
+    """The probability of a dropout, which leaves something."""
+    if not 0 <= p < 1:
+        raise ValueError(f"the probability of a dropout is in [0, 1), and p is {p}")
+    return p
 
 
 class HostError(Exception):

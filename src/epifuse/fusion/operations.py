@@ -102,6 +102,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "unsqueeze": Operation(("written",), 1, _WHOLE),
     "expand_as": Operation(("written",), 2, NOTHING),
     "coordinate": Operation(("written",), 1, _AXIS),
+    "linear_index": Operation(("written",), 1, NOTHING),
     "assume_one_hot": Operation(("written",), 1, _WHOLE),
     "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS),
     "reduce_axes": Operation(("written",), 1, _REDUCED_AXES),

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 """A decorated function keeps its signature for type checkers and editors."""
 
 KindRule = Literal[
-    "arithmetic", "subtract", "floating", "divide", "power", "same", "compare", "logic", "integer", "select"
+    "arithmetic", "subtract", "floating", "divide", "power", "same", "compare", "logic", "integer", "select", "random"
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from epifuse.fusion import activation, forms, primitives, reduction
+from epifuse.fusion import activation, forms, philox, primitives, reduction
 
 Group = Literal["primitive", "activation", "macro", "reduction", "form"]
 
@@ -53,7 +53,8 @@ def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _entries() -> dict[str, Entry]:
-    entries = {name: Entry(name, "primitive", getattr(primitives, name)) for name in primitives.PRIMITIVES}
+    written = {**vars(primitives), **vars(philox)}
+    entries = {name: Entry(name, "primitive", written[name]) for name in primitives.PRIMITIVES}
     for name, function in public_functions(activation).items():
         static = builtins.any(map(is_static, inspect.signature(function).parameters.values()))
         entries[name] = Entry(name, "macro" if static else "activation", function)
@@ -85,7 +86,7 @@ _TORCH_SPELLINGS = {
 """torch names that differ from ours; torch's own gelu, clamp ... are found by the same name."""
 
 _TORCH_NAMESPACES: tuple[Any, ...] = (torch, F, torch.special)
-_NOT_TORCH = frozenset({"cast", "debug_print", "index_m", "index_n", "index_l", "clip"})
+_NOT_TORCH = frozenset({"cast", "debug_print", "index_m", "index_n", "index_l", "clip", "dropout"})
 
 METHODS: dict[str, str] = {
     **{name: name for name in VOCABULARY if hasattr(torch.Tensor, name) and name not in _NOT_TORCH},

@@ -103,10 +103,11 @@ class Alignment:
         name = self.hosts.setdefault((value.node, value.kind), f"#{len(self.hosts)}")
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
 
-    def taken(self, values: Sequence[Typed], *, floating: bool = False) -> list[Typed]:
-        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer."""
+    def taken(self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False) -> list[Typed]:
+        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer; of 64
+        bits where each bit counts, `exact`."""
         beside = {value.kind for value in values}
-        wide = any(value.kind == "int64" and not value.host for value in values)
+        wide = exact or any(value.kind == "int64" and not value.host for value in values)
         kind: Kind = "float" if floating or "float" in beside else "int64" if wide else "int32"
         return [replace(value, kind=kind) if value.kind == "int" else value for value in values]
 
@@ -139,13 +140,15 @@ class Alignment:
         node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
         return Typed(node, value.kind, dims)
 
-    def result(self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None) -> Typed:
+    def result(
+        self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None, *, exact: bool = False
+    ) -> Typed:
         """An elementwise operation: aligned, and rounded to a narrow float where PyTorch would have computed in one."""
         for value in values:
             if value.narrow is not None and value.narrow not in NARROW:
                 raise self.fail("storage_only", dtype=short(value.narrow))
         nodes, dims = self.aligned(values)
-        wide = any(value.kind == "float" and not value.host for value in values)
+        wide = exact or any(value.kind == "float" and not value.host for value in values)
         wide = wide or any(value.kind == "int64" and not value.host for value in values)
         for value, node in zip(values, nodes, strict=True):
             if node.op == "const":

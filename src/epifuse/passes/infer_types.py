@@ -84,7 +84,8 @@ class _Inference(Alignment):
             exponent = args[1].node.attr if node.op == "pow" and args[1].node.op == "const" else None
             kind = kinds.host_kind(node.op, node.attr, [arg.kind for arg in args], exponent)
             return self.host_value(node, args, kind)
-        args = self.taken(args, floating=PRIMITIVES[node.op].rule in ("floating", "divide"))
+        rule = PRIMITIVES[node.op].rule
+        args = self.taken(args, floating=rule in ("floating", "divide"), exact=rule == "random")
         kind = kinds.primitive_kind(node.op, [arg.kind for arg in args])
         if node.op == "pow" and kind != "float" and not _is_natural(args[1].node):
             raise self.fail("negative_power")
@@ -94,7 +95,7 @@ class _Inference(Alignment):
             # PyTorch rounds the product to the narrow float before it adds.
             product = self.result("mul", args[:2], promote([arg.kind for arg in args[:2]]))
             return self.result("add", [product, args[2]], kind)
-        return self.result(node.op, args, kind)
+        return self.result(node.op, args, kind, exact=rule == "random")
 
     def host_value(self, node: Node, args: list[Typed], kind: Kind) -> Typed:
         made = self.emit(node.op, *(arg.node for arg in args), attr=node.attr, kind=kind, is_host=True)
@@ -319,6 +320,13 @@ class _Inference(Alignment):
             return Typed(self.emit("const", attr=0, kind="int32"), "int32", dims)
         return Typed(self.emit("index", attr=dim, kind="int32", dims=dims), "int32", dims)
 
+    def infer_linear_index(self, node: Node, args: list[Typed]) -> Typed:
+        x = self.settle(args[0])
+        along = tuple(factor for dim in x.dims for factor in dim)
+        if not along:
+            return Typed(self.emit("const", attr=0, kind="int32"), "int32", x.dims)
+        return Typed(self.emit("index", attr=along, kind="int32", dims=x.dims), "int32", x.dims)
+
     # --- roots -----------------------------------------------------------------------------------------------
 
     def output(self, output: Output) -> Output:
@@ -344,6 +352,7 @@ ACCESS_SHAPES = {
 }
 
 _HOST_HINTS = {
+    "probability": "hand p of dropout as a number",
     "and": "combine masks with &",
     "or": "combine masks with |",
     "not": "invert a mask with ~",

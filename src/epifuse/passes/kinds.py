@@ -75,6 +75,11 @@ def _integer(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     return promote(kinds)
 
 
+def _random(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    _integer(row, kinds)
+    return "float"
+
+
 def _select(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     if kinds[0] != "mask":
         raise KindError("mask_wanted", op=row.name, kind=NAMES[kinds[0]])
@@ -92,6 +97,7 @@ _RULES: dict[str, Callable[[Primitive, Sequence[Kind]], Kind]] = {
     "logic": _logic,
     "integer": _integer,
     "select": _select,
+    "random": _random,
 }
 
 
@@ -166,7 +172,7 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
     row = PRIMITIVES[op]
     if row.rule in ("compare", "logic"):
         return "mask"
-    if row.rule in ("floating", "divide"):
+    if row.rule in ("floating", "divide", "random"):
         return "float"
     if row.rule == "select":
         return promote(kinds[1:])

@@ -17,7 +17,7 @@ from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
 from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
-from epifuse.providers.cpu.emit_cpp import LANES, NAMES, ROWS, SLEEF, Stream, emit
+from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, Inputs, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -32,15 +32,13 @@ Place = tuple[int, slice, slice]
 class Loop:
     """An epilogue as the loop computes it, whatever the extents: primitives only.
 
-    `rows` are its inputs that vary along a row, `columns` those with one number a row, `scalars` one number in all.
-    `reason` is why the loop cannot carry it.
+    `rows` are its inputs that vary along a row, `inputs` the others. `reason` is why the loop cannot carry it.
     """
 
     graph: Graph
     space: Space
     rows: tuple[Node, ...]
-    columns: tuple[Node, ...]
-    scalars: tuple[Node, ...]
+    inputs: Inputs
     reason: str | None
 
     @staticmethod
@@ -49,14 +47,15 @@ class Loop:
         graph = assign_stages(canonicalise(lower(typed, frozenset()), problem), problem)
         types = graph.types
         leaves = [node for node in graph.nodes if node.op in ("accum", "load")]
-        return Loop(
-            graph,
-            Space.of(graph, problem.extents),
-            rows=tuple(node for node in leaves if "n" in types[node].axes),
+        single = [node for node in leaves if node.op == "load" and not types[node].axes & {"m", "n"}]
+        inputs = Inputs(
             columns=tuple(node for node in leaves if types[node].axes & {"m", "n"} == {"m"}),
-            scalars=tuple(node for node in leaves if node.op == "load" and not types[node].axes & {"m", "n"}),
-            reason=_unsupported_node(graph),
+            scalars=tuple(node for node in single if types[node].kind == "float"),
+            seeds=tuple(node for node in single if types[node].kind != "float"),
+            positions=tuple(node for node in graph.nodes if node.op == "index"),
         )
+        rows = tuple(node for node in leaves if "n" in types[node].axes)
+        return Loop(graph, Space.of(graph, problem.extents), rows, inputs, _unsupported_node(graph))
 
 
 def unfit(problem: Problem) -> str | None:
@@ -85,10 +84,17 @@ def refusal(loop: Loop, problem: Problem) -> str | None:
 def _unsupported_node(graph: Graph) -> str | None:
     if sweeps(graph) > 1 or graph.effects:
         return "it makes one sweep and prints nothing"
+    whole = frozenset(node for node in graph.nodes if _is_integer(node, graph))
     for node in graph.nodes:
+        if node.op in RANDOM and _is_drawn(node, graph):
+            continue
+        if node in whole:
+            if node.op not in ("load", "index") or graph.types[node].axes & {"m", "n"} and node.op == "load":
+                return "it computes floats and masks, not integers"
+            continue
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):
             return f"it has no {node.attr[0] if node.op == 'reduce' else node.op}"
-        if graph.types[node].kind not in ("float", "mask") and node.op != "const":
+        if not whole.isdisjoint(node.args):
             return "it computes floats and masks, not integers"
         if isinstance(node.attr, Load) and (kind := graph.types[node]).kind != "float":
             return f"it loads floats, and '{node.attr.name}' is {kind}"
@@ -100,6 +106,17 @@ def _unsupported_node(graph: Graph) -> str | None:
         if not {"m", "n"} <= graph.types[output.node].axes or graph.types[output.node].kind != "float":
             return f"it stores full-size floats, and '{output.name}' is {graph.types[output.node]}"
     return None
+
+
+def _is_integer(node: Node, graph: Graph) -> bool:
+    """Literals are no integers: beside floats they are floats."""
+    return graph.types[node].kind not in ("float", "mask") and node.op != "const"
+
+
+def _is_drawn(node: Node, graph: Graph) -> bool:
+    """Whether a random number has one seed in all and a position."""
+    seed, position = node.args
+    return seed.op in ("load", "const") and not graph.types[seed].factors and position.op == "index"
 
 
 def _unsupported_tensor(graph: Graph, problem: Problem) -> str | None:
@@ -130,7 +147,7 @@ def _row_stride(info: TensorInfo, dims: Any) -> int | None:
 def source(loop: Loop, problem: Problem) -> str:
     """The loop in C++, for this CPU's vectors."""
     lanes = LANES[torch.backends.cpu.get_cpu_capability()]
-    return emit(loop.graph, _streams(loop, problem), loop.columns, loop.scalars, lanes)
+    return emit(loop.graph, _streams(loop, problem), loop.inputs, lanes)
 
 
 def _streams(loop: Loop, problem: Problem) -> list[Stream]:
@@ -171,7 +188,7 @@ class NativeKernel:
             return
         b = b.to(product.operand_dtype(a.dtype, b.dtype, self.problem.accumulator))
         # What the loop reads as numbers it reads in float32.
-        numbers = (*self.loop.columns, *self.loop.scalars)
+        numbers = (*self.loop.inputs.columns, *self.loop.inputs.scalars)
         loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
@@ -188,7 +205,8 @@ class NativeKernel:
     def _view(self, node: Node, operands: Mapping[str, Any]) -> torch.Tensor:
         value = operands[node.attr.name]
         if not isinstance(value, torch.Tensor):
-            return torch.full((1, 1, 1), value, dtype=torch.float32, device="cpu")
+            dtype = torch.int64 if node in self.loop.inputs.seeds else torch.float32
+            return torch.full((1, 1, 1), value, dtype=dtype, device="cpu")
         return self.space.view(viewed(value.detach(), node.attr), node.attr.dims or ())
 
     def _home(self, views: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -209,15 +227,26 @@ class NativeKernel:
     ) -> None:
         inputs = [panel if s.node.op == "accum" else _cut(loads[s.node], place) for s in self.streams if not s.output]
         outputs = [_cut(view, place) for view in views.values()]
-        walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.loop.columns)]
+        walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.loop.inputs.columns)]
         pointers = (ctypes.c_void_p * len(walked))(*(tensor.data_ptr() for tensor in walked))
         strides = (ctypes.c_long * len(walked))(
             *(tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 else 0 for tensor in walked)
         )
-        values = [float(_cut(loads[node], place).flatten()[0]) for node in self.loop.scalars]
+        values = [float(_cut(loads[node], place).flatten()[0]) for node in self.loop.inputs.scalars]
         numbers = (ctypes.c_float * max(len(values), 1))(*values)
+        counts = [int(_cut(loads[node], place).flatten()[0]) for node in self.loop.inputs.seeds]
+        counts += [each for node in self.loop.inputs.positions for each in self._counted(node, place)]
+        integers = (ctypes.c_long * max(len(counts), 1))(*counts)
         rows, columns = map(ctypes.c_long, panel.shape)
-        self.function(pointers, strides, numbers, rows, columns, torch.get_num_threads())
+        self.function(pointers, strides, numbers, integers, rows, columns, torch.get_num_threads())
+
+    def _counted(self, node: Node, place: Place) -> tuple[int, int, int]:
+        """Where a panel starts to count elements, and the steps from row to row and from column to column."""
+        batch, rows, columns = place
+        steps, step = dict.fromkeys("lmn", 0), 1
+        for factor in reversed(node.attr):
+            steps[factor.axis], step = step, step * self.problem.extents[factor.axis]
+        return batch * steps["l"] + rows.start * steps["m"] + columns.start * steps["n"], steps["m"], steps["n"]
 
 
 def _places(extents: Mapping[str, int], step: tuple[int, int]) -> Iterator[Place]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from epifuse.providers.cpu.random import random_row
+
 Row = Callable[..., Any]
 
 
@@ -55,6 +57,8 @@ PRIMITIVE_ROWS: Mapping[str, Row] = {
     "logical_or": torch.logical_or,
     "logical_not": torch.logical_not,
     "where": torch.where,
+    "philox_rand": random_row("philox_rand"),
+    "philox_rand_cpp": random_row("philox_rand_cpp"),
 }
 
 _nn: Any = torch._C._nn  # torch.ops.aten has the same functions, and looks each call up for a microsecond

@@ -187,7 +187,7 @@ def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:
 def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
     """Integers and masks beside floats are converted first: torch would pick float32 also beside a float64 scalar."""
     rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
-    positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float"]
+    positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float" and rule != "random"]
     if rule == "select":
         positions = [i for i in positions if i > 0]
     compares_floats = rule == "compare" and len(positions) < len(node.args)

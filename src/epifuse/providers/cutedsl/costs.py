@@ -68,6 +68,8 @@ PRIMITIVES: Mapping[str, Registers] = {
     "logical_or": "some",
     "logical_not": "some",
     "where": "few",
+    "philox_rand": "some",
+    "philox_rand_cpp": "some",
 }
 
 FAST: Mapping[str, Registers] = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import cutlass.cute as cute
 
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.precision import Accuracy
@@ -40,7 +41,7 @@ def walk(
 
 def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accuracy: Accuracy) -> Fragment:
     kind = _common_kind(node, graph)
-    args = [
+    args = [values[arg] for arg in node.args] if node.op in _OF_INTEGERS else [
         values[arg] if node.op == "where" and i == 0 else as_kind(values[arg], graph.types[arg].kind, kind)
         for i, arg in enumerate(node.args)
     ]
@@ -67,5 +68,8 @@ def _common_kind(node: Node, graph: Graph) -> str:
         kinds.add("int32")  # true, held as one signed bit, would be less than false
     return next(kind for kind in ("float", "int64", "int32", "mask") if kind in kinds)
 
+
+_OF_INTEGERS = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "random")
+"""What makes floats of integers that keep all their bits."""
 
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})

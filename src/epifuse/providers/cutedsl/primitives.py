@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from epifuse.providers.cutedsl import activation_math as am
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import integer_math as im
+from epifuse.providers.cutedsl import random_math as rm
 from epifuse.providers.cutedsl import wave_math as wm
 from epifuse.providers.cutedsl.precision import Accuracy
 
@@ -61,6 +62,8 @@ PRIMITIVE_ROWS: Mapping[str, Row] = {
     "logical_or": lambda x, y: x | y,
     "logical_not": lambda x: x == False,  # noqa: E712 - `~x` does not compile for masks
     "where": lambda condition, x, y: cute.where(condition, x, y),
+    "philox_rand": rm.philox_rand,
+    "philox_rand_cpp": rm.philox_rand_cpp,
 }
 
 INTEGER: Mapping[str, Row] = {"floor": lambda x: x, "ceil": lambda x: x, "round": lambda x: x}

@@ -1,0 +1,54 @@
+"""Philox on fragments: a product of 32 by 32 bits is one instruction for both its halves, xor of three words another."""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32, Uint64
+
+from epifuse.fusion import philox
+from epifuse.providers.cutedsl.device_math import reinterpreted
+
+Fragment = Any  # cute.TensorSSA
+
+
+def philox_rand(seed: Fragment, index: Fragment) -> Fragment:
+    """Triton's numbers: `fusion.philox.philox_rand`."""
+    word = reinterpreted(_first_word(seed.to(Uint32), _upper(seed.to(Int64).to(Uint64)), index), Int32)
+    return cute.where(word < 0, cute.full_like(word, -1) - word, word).to(Float32) * philox.SCALE
+
+
+def philox_rand_cpp(seed: Fragment, index: Fragment) -> Fragment:
+    """The numbers of TorchInductor's C++: `fusion.philox.philox_rand_cpp`."""
+    word = _first_word(seed.to(Uint32), cute.full_like(seed, 0, Uint32), index)
+    return (word & cute.full_like(word, 0x7FFFFFFF)).to(Float32) * philox.SCALE
+
+
+def _first_word(low: Fragment, high: Fragment, index: Fragment) -> Fragment:
+    """`fusion.philox.first_word`, of a key that steps on as it goes."""
+    a, b, c, d = index.to(Uint32), None, None, None
+    for number in range(philox.ROUNDS):
+        keys = (key + cute.full_like(key, number * step & philox.WORD) for key, step in zip((low, high), philox.KEY_STEPS, strict=True))
+        first, second = (_halves(x, factor) for x, factor in zip((a, c), philox.MULTIPLIERS, strict=True))
+        a, c = (_xor(*words) for words in zip((second[0], first[0]), (b, d), keys, strict=True))
+        b, d = second[1], first[1]
+    return a
+
+
+def _halves(x: Fragment | None, factor: int) -> tuple[Fragment | None, Fragment | None]:
+    """The upper and the lower half of x * factor; None is zero."""
+    if x is None:
+        return None, None
+    product = x.to(Uint64) * cute.full_like(x, factor, Uint64)
+    return _upper(product), product.to(Uint32)
+
+
+def _upper(x: Fragment) -> Fragment:
+    """The upper 32 bits: fragments have no shift in CuTe DSL 4.8.1, and a division by a power of two becomes one."""
+    return (x // cute.full_like(x, 1 << 32)).to(Uint32)
+
+
+def _xor(*words: Fragment | None) -> Fragment:
+    first, *others = (word for word in words if word is not None)
+    for other in others:
+        first = first ^ other
+    return first
