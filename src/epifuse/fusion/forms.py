@@ -68,8 +68,8 @@ def index_l(x: Value) -> Value:
 
 
 def linear_index(x: Value) -> Value:
-    """The position of each element of x, counted row by row, int32, shape of x; it wraps beyond 2 ** 31 elements."""
-    return torch.arange(x.numel(), device=x.device).to(torch.int32).reshape(x.shape)
+    """The position of each element of x, counted row by row, int32, shape of x."""
+    return torch.arange(x.numel(), dtype=torch.int32, device=x.device).reshape(x.shape)
 
 
 def dropout(x: Value, p: Value, seed: Value) -> Value:

@@ -24,7 +24,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, evaluate, value_dtype
+from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate, value_dtype
 from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
 from epifuse.request.problem import TensorInfo
 
@@ -130,7 +130,7 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
     axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
     tensors = {name: info for name, info in problem.operands if isinstance(info, TensorInfo)}
     numbers = {_load(node).name: node for node in graph.loads() if _load(node).name not in tensors}
-    counted = {coordinate(node): node for node in graph.nodes if node.op == "index"}
+    counted = {coordinate(node): node for node in graph.nodes if node.op == "index" and not counts_elements(node)}
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
     dtypes = dict(problem.dtypes)
     shapes = {output.name: shape_of(output.dims or (), extents) for output in graph.outputs}

@@ -19,6 +19,7 @@ from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Factor, Graph, Load, Node
 from epifuse.ir.graph import applied
 from epifuse.ir.types import shape_of
+from epifuse.pytorch import random
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.request.problem import Problem
 
@@ -50,6 +51,11 @@ def coordinate(node: Node) -> str:
     return "index " + "*".join(map(str, node.attr))
 
 
+def counts_elements(node: Node) -> bool:
+    """Whether an `index` node counts along several axes: as a vector it would have the size of the product."""
+    return len({factor.axis for factor in node.attr}) > 1
+
+
 def evaluate(at: Setting) -> dict[str, torch.Tensor]:
     """The outputs by name, in the shapes that a person sees and before they are stored."""
     values: dict[Node, Any] = {}
@@ -70,6 +76,9 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return _load(node, at)
     if node.op == "const":
         return node.attr
+    if node.op == "index" and counts_elements(node):
+        sizes = [factor.size(at.problem.extents) for factor in node.attr]
+        return _placed(random.positions(sizes, at.accum.device), tuple((factor,) for factor in node.attr), at.space)
     if node.op == "index":
         return _placed(at.leaves[coordinate(node)], (node.attr,), at.space)
     if (whole := _normalised(node, at)) is not None:
@@ -104,6 +113,8 @@ def value_dtype(kind: str, problem: Problem) -> torch.dtype:
 
 
 def _primitive(op: str, args: list[Any], at: Setting) -> Any:
+    if op in random.NAMES:
+        return random.drawn(op, *args)
     floats = any(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args)
     if not floats:  # beside these a number would get PyTorch's default dtype
         args = [_filled(arg, at) if isinstance(arg, float) else arg for arg in args]

@@ -20,6 +20,7 @@ from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
+from epifuse.pytorch import random
 
 
 def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -88,6 +89,8 @@ class _Walk:
         if all(self.values[arg] is None for arg in node.args):
             return None
         args = [self.operand(arg) for arg in node.args]
+        if node.op in random.NAMES:
+            return random.drawn(node.op, *args)
         if node.op in PRIMITIVES:
             return PRIMITIVES[node.op].meaning(*args)
         return _RULES[node.op](node.attr, *args, accum=self.accum)
@@ -176,6 +179,7 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "unsqueeze": lambda dim, x, accum: x.unsqueeze(dim),
     "expand_as": _expanded,
     "coordinate": lambda axis, x, accum: getattr(forms, f"index_{axis}")(x),
+    "linear_index": lambda _, x, accum: random.positions(x.shape, x.device),
     "number": lambda _, x, accum: x,
     "access": _access,
     "reduce_dims": _reduced,

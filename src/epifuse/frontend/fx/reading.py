@@ -79,9 +79,10 @@ class Reading:
             return made
         if torch.Size(want).numel() == 1:
             return self.emit("reshape", made, attr=want)
-        return self.emit("expand_as", made, self._product_as(want))
+        return self.emit("expand_as", made, self.product_as(want))
 
-    def _product_as(self, shape: Shape) -> Node:
+    def product_as(self, shape: Shape) -> Node:
+        """The product, reshaped. Raises `Boundary` where it has another number of elements."""
         own = tuple(value_of(self.accum).shape)
         if torch.Size(shape).numel() != torch.Size(own).numel():
             raise self.boundary(f"a value is expanded to {shape}, and no dims of the product {own} are so many")

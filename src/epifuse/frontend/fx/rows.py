@@ -276,6 +276,28 @@ def _constant(number: Callable[[Arguments], Any]) -> Rule:
     return rule
 
 
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def _positions(reading: Reading, given: Arguments) -> Node:
+    """Each element's position in the shape of the node, which is one of the product's."""
+    shape = tuple(value_of(reading.node).shape)
+    reading.shapes[reading.node] = shape
+    return reading.emit("linear_index", reading.product_as(shape))
+
+
+def _drawn(name: str) -> Rule:
+    return lambda reading, given: reading.elementwise(name, given["seed"], given["index"])
+
+
+def _inductor_random(reading: Reading, given: Arguments) -> Node:
+    """The numbers of the backend that would have run."""
+    if given["mode"] != "rand" or given.get("align_dtype") is not None:
+        raise reading.boundary("random numbers that are not those of rand")
+    name = "philox_rand_cpp" if value_of(given["seed"]).device.type == "cpu" else "philox_rand"
+    return reading.emit(name, reading.value(given["seed"]), _positions(reading, given))
+
+
 _OF_ONE = (
     *("neg", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p"),
     *("sin", "cos", "tan", "tanh", "erf"),
@@ -314,6 +336,11 @@ ROWS: dict[str, Rule] = {
     "prims::fma": _floats("multiply_add", "a", "b", "c"),
     "prims::convert_element_type": _cast("a"),
     "aten::_to_copy": _cast("self"),
+    # random numbers
+    "epifuse::positions": _positions,
+    "epifuse::philox_rand": _drawn("philox_rand"),
+    "epifuse::philox_rand_cpp": _drawn("philox_rand_cpp"),
+    "prims::inductor_random": _inductor_random,
     # reductions
     **{f"aten::{name}": _reduction(name) for name in ("sum", "mean", "amax", "amin", "any", "all", "logsumexp")},
     "aten::var_mean": _variance(lambda variance, mean: (variance, mean)),

@@ -68,8 +68,8 @@ PRIMITIVES: Mapping[str, Registers] = {
     "logical_or": "some",
     "logical_not": "some",
     "where": "few",
-    "philox_rand": "some",
-    "philox_rand_cpp": "some",
+    "philox_rand": "many",
+    "philox_rand_cpp": "many",
 }
 
 FAST: Mapping[str, Registers] = {
