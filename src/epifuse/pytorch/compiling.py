@@ -20,7 +20,8 @@ __all__ = ["backend", "compile", "leaves", "report"]
 
 _REPORT = "__epifuse_report__"
 _HOOK = "post_grad_custom_pre_pass"
-_CHOICES = {"numerics": ("float32", "torch"), "sites": ("predicted", "all", "none")}
+_JOINT = "joint_custom_post_pass"
+_CHOICES = {"numerics": ("float32", "torch"), "sites": ("predicted", "all", "none"), "masks": ("stored", "drawn")}
 
 
 def compile(  # noqa: A001 - as torch.compile, which it stands for
@@ -33,17 +34,20 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     numerics: str = "float32",
     sites: str = "predicted",
     leave: Callable[[Row], bool] | None = None,
+    masks: str = "stored",
 ) -> Any:
     """`torch.compile(model)` in which products take their neighbours in as epilogues, forward and backward.
 
     `model` is a module or a function; `mode`, `dynamic`, `fullgraph` and `options` are torch.compile's. Between the
     operations of one epilogue values stay float32; `numerics="torch"` rounds them where PyTorch does. `sites` are the
     products that are taken: those *predicted* to save time, *all* that can be, or *none*; those whose row of the report
-    `leave` is true of are left alone. `report` tells what became of each product. Raises `ArgumentError` for options.
+    `leave` is true of are left alone. `report` tells what became of each product. The backward pass reads the masks of
+    dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer where no
+    product hides it. Raises `ArgumentError` for options.
     """
     if not callable(model):
         raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))
-    for name, value in {"numerics": numerics, "sites": sites}.items():
+    for name, value in {"numerics": numerics, "sites": sites, "masks": masks}.items():
         if value not in _CHOICES[name]:
             want = " or ".join(map(repr, _CHOICES[name]))
             raise fail("option", None, name=name, want=want, value=value)
@@ -53,6 +57,10 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
 
     fuse = Fuse(numerics, sites, leave)  # type: ignore[arg-type]  # checked above
     patches = _patches(fuse, mode, options)
+    if masks == "drawn" and _HOOK in patches:
+        from epifuse.pytorch.masks import DrawAgain
+
+        patches[_JOINT] = _behind(patches.get(_JOINT), DrawAgain())
     compiled: Any = torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=patches)
     vars(compiled)[_REPORT] = fuse.report
     return compiled
@@ -92,7 +100,13 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         warnings.warn(f"epifuse fuses nothing: {why}", stacklevel=3)
         return given
     register()
-    before = given.get(_HOOK, getattr(config, _HOOK))
-    several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
     # Padding runs before our pass, and hides products in slices.
-    return {"shape_padding": False, **given, _HOOK: fuse.behind(several)}
+    return {"shape_padding": False, **given, _HOOK: _behind(given.get(_HOOK, getattr(config, _HOOK)), fuse)}
+
+
+def _behind(before: Any, ours: Any) -> Any:
+    """What a hook is to hold: our pass, behind those that stand there."""
+    from epifuse.pytorch.fuse import Passes
+
+    several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]
+    return Passes((*several, ours)) if several else ours

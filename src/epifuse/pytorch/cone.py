@@ -82,6 +82,11 @@ def is_part(node: FxNode) -> bool:
     return name_of(node) == "getitem"
 
 
+def is_drawn(node: FxNode) -> bool:
+    """Whether the node draws random numbers, or counts what they are drawn for: it reads a seed."""
+    return name_of(node) in ("inductor_random", "philox_rand", "philox_rand_cpp", "positions")
+
+
 def is_work(node: FxNode) -> bool:
     """Whether the node computes something."""
     return not (is_view(node) or is_part(node) or is_constant(node))
@@ -298,6 +303,10 @@ def _is_pulled(node: FxNode, cone: Cone, known: Refusals, holds: Callable[[FxNod
     if not is_work(node) or is_reduction(node) or name_of(node) in ("clone", "lift_fresh_copy") or not holds(node):
         return False
     body, own = cone.body, bytes_of(node)
-    read = sum(bytes_of(each) for each in node.all_input_nodes if not is_constant(each) and each not in body)
+    alone = all(user in body for user in node.users)
+    if is_drawn(node):
+        return alone  # drawing twice takes longer than reading a mask
+    others = (each for each in node.all_input_nodes if not is_constant(each) and each not in body)
+    read = sum(bytes_of(each) for each in others if not (alone and is_drawn(each) and len(each.users) == 1))
     # What is stored for the cone alone is written and read.
-    return read <= (2 * own if all(user in body for user in node.users) else own)
+    return read <= (2 * own if alone else own)

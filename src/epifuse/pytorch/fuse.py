@@ -46,10 +46,6 @@ class Fuse(CustomGraphPass):
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         return store.key_of("fuse", self.numerics, self.sites, device)
 
-    def behind(self, passes: Sequence[Callable[[FxGraph], None]]) -> CustomGraphPass:
-        """This pass behind others."""
-        return Passes((*passes, self)) if passes else self
-
     def __call__(self, graph: FxGraph) -> None:
         """Fuse in place."""
         where = "backward" if any(_is_tangent(node) for node in graph.nodes) else "forward"

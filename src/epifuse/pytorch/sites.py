@@ -196,7 +196,7 @@ def replace(graph: FxGraph, fused: Fused) -> bool:
         graph.inserting_before(place),
         value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
     ):
-        given = [_reshaped(graph, node, shape, cone.product) for node, _, shape in form.operands]
+        given = [_handed(graph, node, shape, cone.product) for node, _, shape in form.operands]
         target = leaf_operator(len(form.outputs))
         leaf = _node(graph, target, (*cone.factors, given, encoded(form.graph, form.values)), cone.product)
         several = len(form.outputs) > 1
@@ -211,6 +211,13 @@ def replace(graph: FxGraph, fused: Fused) -> bool:
         if node not in kept and not node.users:
             graph.erase_node(node)
     return any(order[user] < order[last] for user in readers)
+
+
+def _handed(graph: FxGraph, node: FxNode, shape: tuple[int, ...], like: FxNode) -> FxNode:
+    """An operand as the leaf takes it; one seed of many as a view, where the operation that looks it up is a kernel."""
+    if name_of(node) == "inductor_lookup_seed":
+        return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), like)
+    return _reshaped(graph, node, shape, like)
 
 
 def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], like: FxNode) -> FxNode:

@@ -16,6 +16,7 @@ from epifuse.ir import Graph
 from epifuse.pytorch.cone import PRODUCTS, Cone, dims_of, is_constant, is_reduction, is_view, name_of
 from epifuse.pytorch.flat import Axes, Layout
 from epifuse.pytorch.leaves import Extent, Value
+from epifuse.pytorch.random import LIBRARY as LIBRARY  # registers what draws numbers
 
 aten = torch.ops.aten
 
@@ -90,10 +91,19 @@ class _Writer:
             self.made[node] = self.made[node.all_input_nodes[0]]
         elif self.flat is not None and is_reduction(node):
             self.made[node] = self._reduction(node, self.flat)
+        elif name_of(node) == "inductor_random":
+            self.made[node] = self._random(node)
         else:
             args = torch.fx.map_arg(node.args, self.made.__getitem__)
             kwargs = torch.fx.map_arg(node.kwargs, self.made.__getitem__)
             self.made[node] = self._call(node, node.target, args, kwargs)
+
+    def _random(self, node: FxNode) -> FxNode:
+        """By operations that say whose numbers they are: what is written here is on no device."""
+        given = arguments(node)
+        places = self._call(node, torch.ops.epifuse.positions.default, (given["size"],))
+        drawn = getattr(torch.ops.epifuse, str(fx.numbers_of(node))).default
+        return self._call(node, drawn, (self.made[given["seed"]], places))
 
     def _product(self, node: FxNode) -> FxNode:
         row = PRODUCTS[node.target]

@@ -16,11 +16,11 @@ from torch.fx import Node as FxNode
 from epifuse.base.errors import fail
 from epifuse.frontend.apply import placed
 from epifuse.frontend.fx.reading import Boundary, Numerics, Reading, check_dtype, place_of, value_of
-from epifuse.frontend.fx.rows import ROWS, arguments
+from epifuse.frontend.fx.rows import ROWS, arguments, numbers_of
 from epifuse.frontend.python_function import Parsed
 from epifuse.ir import Graph, Load, Output
 
-__all__ = ["Boundary", "Cone", "Numerics", "parsed_module", "place_of", "read", "refusal", "value_of"]
+__all__ = ["Boundary", "Cone", "Numerics", "numbers_of", "parsed_module", "place_of", "read", "refusal", "value_of"]
 
 
 class Cone(NamedTuple):

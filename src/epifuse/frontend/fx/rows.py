@@ -290,11 +290,29 @@ def _drawn(name: str) -> Rule:
     return lambda reading, given: reading.elementwise(name, given["seed"], given["index"])
 
 
+def numbers_of(node: FxNode) -> str | None:
+    """The primitive that draws the numbers of `inductor_random`, those of the backend that would have run.
+
+    None where a number depends on more than its seed and its position.
+    From 2.13 on its Triton kernels of one dimension draw four numbers at once, and as `align_random_eager` asks, a GPU's
+    own numbers (torch/_inductor/codegen/triton.py): two kernels may draw two numbers for one element.
+    """
+    given = arguments(node)
+    if given["mode"] != "rand":
+        return None
+    if given["seed"].meta["val"].device.type == "cpu":
+        return "philox_rand_cpp"
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    by_element = given.get("align_dtype") is None and not hasattr(TritonOverrides, "_can_use_4x_random")
+    return "philox_rand" if by_element else None
+
+
 def _inductor_random(reading: Reading, given: Arguments) -> Node:
-    """The numbers of the backend that would have run."""
-    if given["mode"] != "rand" or given.get("align_dtype") is not None:
-        raise reading.boundary("random numbers that are not those of rand")
-    name = "philox_rand_cpp" if value_of(given["seed"]).device.type == "cpu" else "philox_rand"
+    if given["mode"] != "rand":
+        raise reading.boundary(f"random numbers of {given['mode']}, not of rand")
+    if (name := numbers_of(reading.node)) is None:
+        raise reading.boundary("random numbers that this version of TorchInductor draws otherwise in each kernel")
     return reading.emit(name, reading.value(given["seed"]), _positions(reading, given))
 
 
