@@ -34,6 +34,7 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     numerics: str = "float32",
     sites: str = "predicted",
     leave: Callable[[Row], bool] | None = None,
+    measure: bool = False,
     masks: str = "stored",
 ) -> Any:
     """`torch.compile(model)` in which products take their neighbours in as epilogues, forward and backward.
@@ -41,9 +42,10 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     `model` is a module or a function; `mode`, `dynamic`, `fullgraph` and `options` are torch.compile's. Between the
     operations of one epilogue values stay float32; `numerics="torch"` rounds them where PyTorch does. `sites` are the
     products that are taken: those *predicted* to save time, *all* that can be, or *none*; those whose row of the report
-    `leave` is true of are left alone. `report` tells what became of each product. The backward pass reads the masks of
-    dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer where no
-    product hides it. Raises `ArgumentError` for options.
+    `leave` is true of are left alone. With `measure=True` it is not predicted but measured, while the model is
+    compiled, whether a product is faster with its epilogue; times are kept on disk. `report` tells what became of each
+    product. The backward pass reads the masks of dropout that were *stored*, or *drawn* again from their seeds, which
+    saves their memory and takes longer where no product hides it. Raises `ArgumentError` for options.
     """
     if not callable(model):
         raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))
@@ -51,11 +53,14 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
         if value not in _CHOICES[name]:
             want = " or ".join(map(repr, _CHOICES[name]))
             raise fail("option", None, name=name, want=want, value=value)
+    if not isinstance(measure, bool) or (measure and sites != "predicted"):
+        want = "True beside sites='predicted', or False"
+        raise fail("option", None, name="measure", want=want, value=measure)
     if not (leave is None or callable(leave)):
         raise fail("option", None, name="leave", want="a function of a row of the report, or None", value=leave)
     from epifuse.pytorch.fuse import Fuse  # a second: PyTorch's compiler
 
-    fuse = Fuse(numerics, sites, leave)  # type: ignore[arg-type]  # checked above
+    fuse = Fuse(numerics, sites, leave, measure=measure)  # type: ignore[arg-type]  # checked above
     patches = _patches(fuse, mode, options)
     if masks == "drawn" and _HOOK in patches:
         from epifuse.pytorch.masks import DrawAgain

@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 
 from epifuse.base import store
 from epifuse.frontend.fx import Numerics
-from epifuse.pytorch import sites
+from epifuse.pytorch import measure, sites
 from epifuse.pytorch.cone import PRODUCTS, Refusals, name_of, tensors_of
 from epifuse.pytorch.payoff import seconds_gained
 from epifuse.pytorch.report import Report, Row
@@ -31,12 +31,14 @@ Sites = Literal["predicted", "all", "none"]
 @dataclass
 class Fuse(CustomGraphPass):
     """The pass. `sites` says which products it takes: those *predicted* to save time, *all* that it can, or *none*.
-    Products whose row `leave` is true of are left alone. `report` is filled by each graph it is called with."""
+    With `measure` it is measured what saves time. Products whose row `leave` is true of are left alone. `report` is
+    filled by each graph it is called with."""
 
     numerics: Numerics = "float32"
     sites: Sites = "predicted"
     leave: Callable[[Row], bool] | None = None
     report: Report = field(default_factory=Report)
+    measure: bool = False
 
     def uuid(self) -> str | None:
         """What the pass depends on, for PyTorch's caches: epifuse's sources, the options and the devices. A function
@@ -44,7 +46,7 @@ class Fuse(CustomGraphPass):
         if self.leave is not None:
             return None
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        return store.key_of("fuse", self.numerics, self.sites, device)
+        return store.key_of("fuse", self.numerics, self.sites, str(self.measure), device)
 
     def __call__(self, graph: FxGraph) -> None:
         """Fuse in place."""
@@ -69,7 +71,8 @@ class Fuse(CustomGraphPass):
             return replace(row, reason=reason)
         if self.sites == "none" or (self.leave is not None and self.leave(row)):
             return replace(row, reason="as asked")
-        found = sites.find(product, known, self.numerics, predicted=self.sites == "predicted")
+        found, times = self._found(product, known)
+        row = replace(row, measured=times)
         if isinstance(found, sites.Left):
             return replace(row, reason=found.reason)
         row = replace(
@@ -85,6 +88,12 @@ class Fuse(CustomGraphPass):
         if sites.replace(graph, found):
             stable_topological_sort(graph)
         return row
+
+    def _found(self, product: FxNode, known: Refusals) -> tuple[sites.Fused | sites.Left, measure.Times | None]:
+        """What to make of `product`, and what was measured of it."""
+        if self.measure and self.sites == "predicted":
+            return measure.find(product, known, self.numerics)
+        return sites.find(product, known, self.numerics, predicted=self.sites == "predicted"), None
 
 
 @dataclass

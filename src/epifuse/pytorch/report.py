@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from epifuse.base.dtypes import short
+
+
+class Times(NamedTuple):
+    """Measured seconds of a product and of what Inductor computes in loops around it: with the epilogue, and by
+    Inductor alone."""
+
+    fused: float
+    apart: float
+
+    def __str__(self) -> str:
+        saved = (self.apart - self.fused) * 1e6
+        return f"{self.fused * 1e6:.3g} us, apart {self.apart * 1e6:.3g} us: {saved:+.3g} us saved"
 
 
 @dataclass(frozen=True)
@@ -14,7 +27,8 @@ class Row:
     """One product: where it stands, what it took in, and why it took no more.
 
     `graph` is "forward" or "backward", `shape` that of the product, `k` its inner extent. `taken` are the operations in
-    its epilogue, `left` those next to it that are not, with the reason of each. `bytes_saved` is predicted.
+    its epilogue, `left` those next to it that are not, with the reason of each. `bytes_saved` and
+    `seconds_saved` are predicted, `measured` is there where that was asked for.
     """
 
     graph: str
@@ -30,6 +44,7 @@ class Row:
     bytes_saved: int = 0
     seconds_saved: float = 0.0
     plan: str = ""
+    measured: Times | None = None
 
     @property
     def fused(self) -> bool:
@@ -44,6 +59,8 @@ class Row:
             lines.append(f"  saves    {self.bytes_saved / 1e6:.3g} MB, {self.seconds_saved * 1e6:.3g} us (predicted)")
         else:
             lines.append(f"  left to PyTorch: {self.reason}")
+        if self.measured is not None:
+            lines.append(f"  measured {self.measured}")
         lines += [f"  beside   {name}: {reason}" for name, reason in self.left]
         return "\n".join(lines)
 
