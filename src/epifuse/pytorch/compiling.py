@@ -42,10 +42,10 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     `model` is a module or a function; `mode`, `dynamic`, `fullgraph` and `options` are torch.compile's. Between the
     operations of one epilogue values stay float32; `numerics="torch"` rounds them where PyTorch does. `sites` are the
     products that are taken: those *predicted* to save time, *all* that can be, or *none*; those whose row of the report
-    `leave` is true of are left alone. With `measure=True` it is not predicted but measured, while the model is
-    compiled, whether a product is faster with its epilogue; times are kept on disk. `report` tells what became of each
-    product. The backward pass reads the masks of dropout that were *stored*, or *drawn* again from their seeds, which
-    saves their memory and takes longer where no product hides it. Raises `ArgumentError` for options.
+    `leave` is true of are left alone. With `measure=True` each is measured both ways while the model is compiled, and
+    not predicted; the times are kept on disk. `report` tells what became of each product. The backward pass reads the
+    masks of dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer
+    where no product hides it. Raises `ArgumentError` for options.
     """
     if not callable(model):
         raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))

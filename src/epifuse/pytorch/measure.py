@@ -1,4 +1,4 @@
-"""What fusing a product gains, measured: the loops around it by Inductor alone, beside each kernel that could carry some.
+"""What fusing a product gains, measured: Inductor alone, beside each kernel that could carry what is around it.
 
 Both are the same region, compiled by Inductor, on random values of its shapes. The times are kept on disk.
 """
@@ -10,7 +10,7 @@ import platform
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from epifuse.pytorch.region import Copied, Region, region_of, text_of
 from epifuse.pytorch.report import Times
 from epifuse.runtime.precompile import compile_ahead
 from epifuse.runtime.timing import interleaved
+
+_NOTHING = nullcontext()
 
 
 class Measured(NamedTuple):
@@ -90,8 +92,10 @@ def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missin
     return Measured(medians[0], tuple(medians[1:]))
 
 
-def timed(region: Region, found: Sequence[sites.Fused]) -> list[list[float]]:
-    """Seconds in each round: of Inductor alone, then of each kernel that was found."""
+def timed(
+    region: Region, found: Sequence[sites.Fused], alone: AbstractContextManager[Any] = _NOTHING
+) -> list[list[float]]:
+    """Seconds in each round: of Inductor alone, then of each kernel that was found; `alone` is held meanwhile."""
     plain = Copied.of(region)
     product = next(iter(found)).cone.product
     value: Any = value_of(product)
@@ -99,7 +103,7 @@ def timed(region: Region, found: Sequence[sites.Fused]) -> list[list[float]]:
         compile_ahead([each.plan for each in found], None, progress=False)
         modules = [plain.module(), *(_replaced(region, each) for each in found)]
         compiled = [_compiled(module, [value_of(node) for node in region.inputs]) for module in modules]
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), _disable_current_modes(), alone:
             given = [random_like(value_of(node)) for node in region.inputs]
             return interleaved([_call(each, given) for each in compiled], value.device)
 
@@ -142,7 +146,7 @@ def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
 
 
 def random_like(value: torch.Tensor) -> torch.Tensor:
-    """Values of the same shape, strides, dtype and device, normal ones, and 0 where they are integers, which may be indices."""
+    """Normal values of the same shape, strides, dtype and device; 0 for integers, which may be indices."""
     extents = zip(value.shape, value.stride(), strict=True)
     size = 1 + sum((extent - 1) * stride for extent, stride in extents) if value.numel() else 0
     drawn = torch.Generator(value.device).manual_seed(0)  # the person's own generators stay as they are

@@ -1,4 +1,4 @@
-"""How long calls take: interleaved, in an order drawn anew for each round, so that clocks and heat are the same for all.
+"""How long calls take: interleaved, in an order drawn anew each round, so that clocks and heat are the same for all.
 
 On a GPU by events, and with an L2 cache that holds nothing of the last call.
 """
