@@ -42,7 +42,7 @@ from epifuse.base.target import TARGETS
 from epifuse.frontend.fx import value_of
 from epifuse.plan import settle
 from epifuse.pytorch import measure, sites
-from epifuse.pytorch.payoff import seconds_gained
+from epifuse.pytorch.prediction import predicted as predicted_times
 from epifuse.pytorch.region import region_of
 from epifuse.runtime.timing import interleaved
 
@@ -193,7 +193,7 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "name": case.name,
                 "apart": apart,
                 "fused": fused,
-                "gains": [seconds_gained(each.site) for each in found],
+                "gains": [predicted_times(each.site).gain for each in found],
                 "chosen": which,
                 "best": best if fused[best] < apart else None,
                 "sites": [each.site._asdict() for each in found],

@@ -21,8 +21,9 @@ from epifuse.base import store
 from epifuse.frontend.fx import Numerics
 from epifuse.pytorch import measure, sites
 from epifuse.pytorch.cone import PRODUCTS, Refusals, name_of, tensors_of
-from epifuse.pytorch.payoff import seconds_gained
-from epifuse.pytorch.report import Report, Row
+from epifuse.pytorch.prediction import predicted
+from epifuse.pytorch.report import Report, Row, Times
+from epifuse.pytorch.sites import Fused, Left
 from epifuse.runtime import background
 
 Sites = Literal["predicted", "all", "none"]
@@ -73,15 +74,15 @@ class Fuse(CustomGraphPass):
             return replace(row, reason="as asked")
         found, times = self._found(product, known)
         row = replace(row, measured=times)
-        if isinstance(found, sites.Left):
+        if isinstance(found, Left):
             return replace(row, reason=found.reason)
         row = replace(
             row,
             taken=sites.taken(found.cone),
             left=sites.neighbours(found, known),
             outputs=len(found.form.outputs),
-            bytes_saved=found.site.bytes_saved,
-            seconds_saved=seconds_gained(found.site),
+            bytes_saved=found.site.moved.saved,
+            seconds_saved=predicted(found.site).gain,
             plan=found.plan.spec.name,
         )
         background.submit(found.plan)
@@ -89,7 +90,7 @@ class Fuse(CustomGraphPass):
             stable_topological_sort(graph)
         return row
 
-    def _found(self, product: FxNode, known: Refusals) -> tuple[sites.Fused | sites.Left, measure.Times | None]:
+    def _found(self, product: FxNode, known: Refusals) -> tuple[Fused | Left, Times | None]:
         """What to make of `product`, and what was measured of it."""
         if self.measure and self.sites == "predicted":
             return measure.find(product, known, self.numerics)

@@ -30,7 +30,8 @@ from epifuse.pytorch.cone import (
 )
 from epifuse.pytorch.flat import Layout, layouts
 from epifuse.pytorch.leaves import MOST_OUTPUTS, encoded, leaf_operator, parsed_of, shape_of
-from epifuse.pytorch.payoff import Site, peel, seconds_gained, site_of
+from epifuse.pytorch.payoff import peel
+from epifuse.pytorch.prediction import Site, seconds_gained, site_of
 from epifuse.pytorch.write import Written, written
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.launch import outputs_of
