@@ -27,7 +27,6 @@ from epifuse.pytorch import compiling
 from epifuse.pytorch.compiling import backend
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.leaves import decoded
-from epifuse.pytorch.payoff import Site, seconds_gained
 from epifuse.pytorch.report import Report
 
 aten = torch.ops.aten
@@ -411,19 +410,3 @@ def test_without_the_hook_it_is_torch_compile(monkeypatch: pytest.MonkeyPatch) -
     assert len(said) == 1
     torch.testing.assert_close(compiled(A, B), A @ B)
     assert not ef.report(compiled).rows
-
-
-# --- the prediction ---------------------------------------------------------------------------------------------------
-
-
-def test_the_prediction_on_a_gpu() -> None:
-    """Bytes pay, whole rows and few long tiles do not: a step of BERT-large, products of 16384 rows in bfloat16."""
-    rows, hidden, inner = 16384, 1024, 4096
-    tiles = -(-rows * inner // (128 * 128 * 132))
-    ffn = Site("cuda", 2 * 2 * rows * inner, 2.0 * rows * inner * hidden, 2, False, tiles * 128 * 128 * hidden)
-    assert seconds_gained(ffn) > 20e-6
-    norm = Site("cuda", 2 * 2 * rows * hidden, 2.0 * rows * hidden * inner, 2, True)
-    assert seconds_gained(norm) < 0
-    weight = Site("cuda", 4 * hidden * hidden, 2.0 * rows * hidden * hidden, 2, False, 128 * 128 * rows)
-    assert seconds_gained(weight) < 0
-    assert seconds_gained(ffn._replace(bytes_saved=-1)) < 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch.fx import Node as FxNode
@@ -36,13 +37,14 @@ def has_loop(node: FxNode) -> bool:
 
 class Moved(NamedTuple):
     """Bytes around a product: what it is itself, what the epilogue reads and writes, and what loops move beside the
-    product and beside the fused kernel."""
+    product and beside the fused kernel; `kernels` are those of Inductor that are gone when it is fused."""
 
     product: int
     operands: int
     outputs: int
     loops_apart: int
     loops_fused: int
+    kernels: int
 
     @property
     def saved(self) -> int:
@@ -53,20 +55,40 @@ class Moved(NamedTuple):
 def moved(cone: Cone) -> Moved:
     """What moves where `cone` is one kernel, and where it is not.
 
-    Apart, the product is written and read again by the loop around it, and once more by each reduction along M, which
-    is a kernel of its own; what only other loops read is computed within them. Fused, every output is written, and
-    read by those loops. Operands are read either way, and written where a loop would else compute them on its way.
+    Apart, the product is written, and read again by the loop around it; what only other loops read is computed within
+    them. Reductions along M are a kernel of their own. Fused, every output is written, and read by those loops.
+    Operands are read either way, and written where a loop would else compute them on its way.
     """
     product, outputs = bytes_of(cone.product), cone.outputs
     operands = sum(map(bytes_of, cone.operands))
-    apart = product + operands + sum(bytes_of(node.all_input_nodes[0]) for node in cone.inside if is_own_kernel(node))
+    sums = [node for node in cone.inside if is_own_kernel(node)]
+    written = [node for node in outputs if node is not cone.product and not _is_of(node, sums, cone)]
+    stored = {node for node in written if not all(map(has_loop, cone.readers(node)))}
+    is_met = any(has_loop(reader) for node in outputs for reader in cone.readers(node))
+    apart = sum(map(bytes_of, stored))
+    if written:
+        apart += product + operands
+    if sums:
+        bases = dict.fromkeys(_base(node.all_input_nodes[0], cone) for node in sums)
+        anew = [] if all(base in stored for base in bases) else [product + operands]
+        apart += sum([*anew, *(bytes_of(base) for base in bases if base in stored)])
     fused = sum(bytes_of(each) for each in dict.fromkeys(map(_source, cone.operands)) if _is_only_ours(each, cone))
-    for node in outputs:
-        readers, size = list(cone.readers(node)), bytes_of(node)
-        if node is not cone.product and not all(map(has_loop, readers)):
-            apart += size
-        fused += size if any(map(has_loop, readers)) else 0
-    return Moved(product, operands, sum(map(bytes_of, outputs)), apart, fused)
+    fused += sum(bytes_of(node) for node in outputs if any(map(has_loop, cone.readers(node))))
+    # The loop around the product is there in any case where it computes something else as well.
+    kernels = (bool(written) and not is_met) + _KERNELS_OF_SUMS * bool(sums)
+    return Moved(product, operands, sum(map(bytes_of, outputs)), apart, fused, kernels)
+
+
+_KERNELS_OF_SUMS = 2
+"""Inductor splits long reductions: one kernel for the parts, one for the parts' sum."""
+
+
+def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:
+    """Whether a value is a reduction along M, or computed from one."""
+    if node in sums:
+        return True
+    inputs = [each for each in node.all_input_nodes if each in cone.inside]
+    return bool(inputs) and bytes_of(node) < bytes_of(cone.product) and all(_is_of(x, sums, cone) for x in inputs)
 
 
 def is_own_kernel(node: FxNode) -> bool:

@@ -15,15 +15,15 @@ from torch.fx import Node as FxNode
 from epifuse.base.rates import Rates, rates_of
 from epifuse.plan import Plan
 from epifuse.pytorch.cone import Cone, elements_of, is_reduction, is_work, name_of, tensors_of
-from epifuse.pytorch.payoff import Moved, has_loop, is_own_kernel, moved
+from epifuse.pytorch.payoff import Moved, is_own_kernel, moved
 
 
 class Site(NamedTuple):
     """What the prediction depends on.
 
     `device` is its name in PyTorch, `operations` those of the product on 16-bit values, `factors` the bytes of A and B,
-    `work` instructions of the epilogue, `kernels` how many of Inductor's are gone, and `cost` that of the plan, where
-    there is one: multiply-adds of 16-bit values on one multiprocessor.
+    `work` instructions of the epilogue, and `cost` that of the plan, where there is one: multiply-adds of 16-bit values
+    on one multiprocessor.
     """
 
     device: str
@@ -31,7 +31,6 @@ class Site(NamedTuple):
     factors: int
     moved: Moved
     work: float
-    kernels: int
     cost: float | None = None
 
 
@@ -51,12 +50,9 @@ def site_of(cone: Cone, plan: Plan | None = None) -> Site:
     """What the prediction for `cone` depends on."""
     a, b = (tensors_of(node)[0] for node in cone.factors)
     operations = 2.0 * elements_of(cone.product) * a.shape[-1] * a.element_size() / 2
-    is_met = any(has_loop(reader) for node in cone.outputs for reader in cone.readers(node))
-    # The loop around the product is there in any case where it computes something else as well.
-    kernels = sum(map(is_own_kernel, cone.inside)) + (not is_met)
     cost = None if plan is None else plan.allocation.cost
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
-    return Site(str(a.device), operations, factors, moved(cone), _work(cone), kernels, cost)
+    return Site(str(a.device), operations, factors, moved(cone), _work(cone), cost)
 
 
 def predicted(site: Site) -> Prediction:
@@ -103,12 +99,12 @@ def _on_gpu(site: Site, rates: Rates) -> Prediction:
     product = site.operations / rates.operations_a_second
     alone = max(product + parts.product / memory, (site.factors + parts.product) / memory)
     loops = _BY_LOOPS * rates.bytes_a_second
-    apart = alone + parts.loops_apart / loops + site.kernels * _KERNEL
+    apart = alone + parts.loops_apart / loops + (1 + parts.kernels) * _KERNEL
     if site.cost is not None:
         product = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
     moving = (site.factors + parts.operands + parts.outputs) / memory
     computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
-    return Prediction(hypot(product, moving, computing) + parts.loops_fused / loops, apart)
+    return Prediction(hypot(product, moving, computing) + parts.loops_fused / loops + _KERNEL, apart)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------

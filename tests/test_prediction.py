@@ -1,0 +1,113 @@
+"""What the prediction says follows from what it reads: more bytes, a slower memory, a dearer plan."""
+
+import pytest
+import torch
+
+from epifuse.base import rates
+from epifuse.base.rates import Rates, rates_of
+from epifuse.pytorch import prediction
+from epifuse.pytorch.payoff import Moved
+from epifuse.pytorch.prediction import Site, predicted
+
+ROWS, WIDTH, INNER = 16384, 1024, 4096
+HIDDEN, WIDE = 2 * ROWS * WIDTH, 2 * ROWS * INNER  # bytes
+H100, H200 = Rates.of_gpu(132, 2.619e9, 5120), Rates.of_gpu(132, 3.201e9, 6144)
+
+
+def cost_of(m: int, n: int, k: int) -> float:
+    """Of whole waves of tiles of 128 x 128."""
+    tiles = -(-m // 128) * -(-n // 128)
+    return -(-tiles // 132) * 128 * 128 * k
+
+
+def gelu_of(device: str) -> Site:
+    """The first product of BERT-large's perceptron, with gelu behind it."""
+    factors = HIDDEN + 2 * INNER * WIDTH
+    moves = Moved(WIDE, 2 * INNER, WIDE, 2 * WIDE, 0, 1)
+    return Site(device, 2.0 * ROWS * INNER * WIDTH, factors, moves, 20.0 * ROWS * INNER, cost_of(ROWS, INNER, WIDTH))
+
+
+@pytest.fixture(params=["cpu", "H100", "H200"])
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The same on each device."""
+    if request.param == "cpu":
+        return gelu_of("cpu")
+    monkeypatch.setattr(prediction, "rates_of", lambda device: {"H100": H100, "H200": H200}[request.param])
+    return gelu_of("cuda:0")
+
+
+def gain(site: Site) -> float:
+    return predicted(site).gain
+
+
+def test_gelu_pays(site: Site) -> None:
+    assert gain(site) > 0.01 * predicted(site).apart
+
+
+@pytest.mark.parametrize(("field", "is_better"), [("loops_apart", True), ("kernels", True), ("loops_fused", False)])
+def test_what_loops_no_longer_move_pays(site: Site, field: str, is_better: bool) -> None:
+    if site.device == "cpu" and field == "kernels":
+        return  # what a loop costs the host is little beside a call of ours
+    more = site._replace(moved=site.moved._replace(**{field: getattr(site.moved, field) + (10 << 20)}))
+    assert (gain(more) > gain(site)) == is_better
+
+
+def test_what_the_epilogue_moves_or_computes_costs(site: Site) -> None:
+    for field in ("operands", "outputs"):
+        more = site._replace(moved=site.moved._replace(**{field: getattr(site.moved, field) + (100 << 20)}))
+        assert gain(more) < gain(site)
+    if site.device != "cpu":
+        assert gain(site._replace(work=3 * site.work)) < gain(site)
+
+
+def test_a_dearer_plan_costs(site: Site) -> None:
+    if site.device != "cpu":
+        assert site.cost is not None
+        assert gain(site._replace(cost=1.3 * site.cost)) < gain(site)
+
+
+def test_few_tiles_and_a_long_k_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient of a weight, widened to float32: cuBLAS splits K, and these tiles leave half of the GPU idle."""
+    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
+    weight = 2 * WIDTH * WIDTH
+    moves = Moved(weight, 0, 2 * weight, 3 * weight, 0, 1)
+    site = Site("cuda", 2.0 * ROWS * WIDTH * WIDTH, 2 * HIDDEN, moves, 2.0 * WIDTH * WIDTH, 128 * 128 * ROWS)
+    assert gain(site) < 0
+
+
+def test_bytes_weigh_more_where_memory_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = gelu_of("cuda")
+    monkeypatch.setattr(prediction, "rates_of", lambda device: H100)
+    slower = gain(site)
+    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
+    assert slower > gain(site)
+
+
+def test_a_kernel_is_not_faster_than_its_parts(site: Site) -> None:
+    if site.device == "cpu":
+        return
+    found = predicted(site)
+    assert found.fused > predicted(site._replace(work=0.0)).fused
+    assert found.fused > (site.factors + site.moved.outputs) / H200.bytes_a_second
+    assert found.apart > site.operations / H200.operations_a_second
+
+
+def test_rates_of_devices() -> None:
+    """The rates that NVIDIA states for the two, within the two percent that clocks differ."""
+    assert H100.bytes_a_second == pytest.approx(3.35e12, rel=0.02)
+    assert H200.bytes_a_second == pytest.approx(4.8e12, rel=0.03)
+    assert Rates.of_gpu(66, 2.619e9, 5120).operations_a_second == pytest.approx(H100.operations_a_second / 2)
+    assert rates_of("cpu").bytes_a_second < rates_of("cuda").bytes_a_second
+
+
+def test_rates_are_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        multi_processor_count = 78
+        memory_clock_rate = 1_000_000  # kHz
+        memory_bus_width = 4096
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    found = rates.rates_of.__wrapped__("cuda:0")
+    assert found.multiprocessors == 78
+    assert found.bytes_a_second == pytest.approx(1.024e12)
