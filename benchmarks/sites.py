@@ -38,11 +38,11 @@ from timing import machine
 from torch.fx import Node
 
 from epifuse import providers
+from epifuse.base.rates import Rates, rates_of
 from epifuse.base.target import TARGETS
 from epifuse.frontend.fx import value_of
 from epifuse.plan import settle
-from epifuse.pytorch import measure, sites
-from epifuse.pytorch.prediction import predicted as predicted_times
+from epifuse.pytorch import measure, prediction, sites
 from epifuse.pytorch.region import region_of
 from epifuse.runtime.timing import interleaved
 
@@ -86,6 +86,7 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
             bare = interleaved([product_alone(product)], torch.device(device))[0]
     return {
         "plans": [each.plan.spec.name for each in found],
+        "took": [len(each.cone.inside) for each in found],
         "product": _rounded(bare),
         "apart": _rounded(apart),
         "fused": [_rounded(each) for each in fused],
@@ -181,11 +182,13 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         _, product = graph_of(case, results["where"])
         found = sites.every(product, {}, "float32")
         chosen = sites.find(product, {}, "float32", predicted=True)
-        if isinstance(found, sites.Left) or [each.plan.spec.name for each in found] != one["plans"]:
+        then = dict(zip(zip(one["took"], one["plans"], strict=True), one["fused"], strict=True))
+        now = [(len(each.cone.inside), each.plan.spec.name) for each in found] if isinstance(found, list) else []
+        if set(now) != set(then):
             rows.append({"index": one["index"], "name": case.name, "changed": True})  # other kernels than then
             continue
-        apart, fused = statistics.median(one["apart"]), [statistics.median(each) for each in one["fused"]]
-        which = next((i for i, each in enumerate(found) if _is(each, chosen)), None)
+        apart, fused = statistics.median(one["apart"]), [statistics.median(then[each]) for each in now]
+        which = None if isinstance(chosen, sites.Left) else now.index((len(chosen.cone.inside), chosen.plan.spec.name))
         best = min(range(len(fused)), key=fused.__getitem__)
         rows.append(
             {
@@ -193,17 +196,13 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "name": case.name,
                 "apart": apart,
                 "fused": fused,
-                "gains": [predicted_times(each.site).gain for each in found],
+                "gains": [prediction.predicted(each.site).gain for each in found],
                 "chosen": which,
                 "best": best if fused[best] < apart else None,
                 "sites": [each.site._asdict() for each in found],
             }
         )
     return rows
-
-
-def _is(one: sites.Fused, other: sites.Fused | sites.Left) -> bool:
-    return isinstance(other, sites.Fused) and list(one.cone.inside) == list(other.cone.inside)
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -294,11 +293,13 @@ def main() -> int:
             "tiny": options.tiny,
             "count": options.count,
             "seconds": round(time.monotonic() - begun, 1),
+            "rates": rates_of(options.device)._asdict(),
             "sites": found,
         }
         _write(options.save / "sites.json", results)
-    if results["where"] == "cuda" and not torch.cuda.is_available():
-        settle.target_of = lambda _: TARGETS[90]  # sites are planned for the device that they were measured on
+    if options.again and results["where"] == "cuda":  # for the device that they were measured on
+        settle.target_of = lambda _: TARGETS[90]
+        prediction.rates_of = lambda _: Rates(**results["rates"])
     rows = predicted(results)
     if options.save:
         _write(options.save / "predicted.json", {"summary": summary(rows), "rows": rows})

@@ -22,9 +22,10 @@ class Rates(NamedTuple):
         return Rates(2 * memory_clock * bus_bits / 8, multiprocessors * OPERATIONS, multiprocessors)
 
 
-OPERATIONS = 690e12 / 132
-"""Of one multiprocessor of an H100 or H200 in a second. Of 51 products on an H200 those of 100 us and more take their
-operations at 660 to 700e12, held there by the card's 700 W (benchmarks/results/design_choice.json)."""
+OPERATIONS = 800e12 / 132
+"""Of one multiprocessor of an H100 or H200 in a second, in a training step. cuBLAS's large products reach 840e12 where
+the GPU rests between them (benchmarks/results/sites.json), and 690e12 one after the other, at the card's 700 W
+(benchmarks/results/design_choice.json)."""
 
 _CPU = Rates(10e9, 1e11, 1)
 _H100 = Rates.of_gpu(132, 2.619e9, 5120)

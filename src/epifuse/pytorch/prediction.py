@@ -1,29 +1,28 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
 On a GPU a fused kernel overlaps three things, the product, memory and arithmetic, and takes the root of the sum of
-their squares. cuBLAS hides what it reads behind the product, and not what it writes; Inductor's loops take as long as
-their bytes.
+their squares; the epilogue of its last wave of tiles overlaps with nothing. cuBLAS hides what it reads behind the
+product, and not what it writes. Inductor's loops take as long as their bytes. The constants are fitted to 119 drawn
+sites on an H200 (benchmarks/results/sites.json).
 """
 
 from __future__ import annotations
 
-from math import hypot
+from math import hypot, prod
 from typing import NamedTuple
-
-from torch.fx import Node as FxNode
 
 from epifuse.base.rates import Rates, rates_of
 from epifuse.plan import Plan
-from epifuse.pytorch.cone import Cone, elements_of, is_reduction, is_work, name_of, tensors_of
-from epifuse.pytorch.payoff import Moved, is_own_kernel, moved
+from epifuse.pytorch.cone import Cone, elements_of, tensors_of
+from epifuse.pytorch.payoff import Moved, moved
 
 
 class Site(NamedTuple):
     """What the prediction depends on.
 
     `device` is its name in PyTorch, `operations` those of the product on 16-bit values, `factors` the bytes of A and B,
-    `work` instructions of the epilogue, and `cost` that of the plan, where there is one: multiply-adds of 16-bit values
-    on one multiprocessor.
+    `work` instructions of the epilogue; of the plan `cost`, multiply-adds of 16-bit values on one multiprocessor, and
+    `tiles`.
     """
 
     device: str
@@ -31,11 +30,13 @@ class Site(NamedTuple):
     factors: int
     moved: Moved
     work: float
-    cost: float | None = None
+    cost: float
+    tiles: int
 
 
 class Prediction(NamedTuple):
-    """Seconds of one kernel, and of the product and the loops in its place; what both hold is in neither."""
+    """Seconds of one kernel, and of the product and the loops in its place, but for the start of the first and for what
+    loops move either way."""
 
     fused: float
     apart: float
@@ -46,13 +47,14 @@ class Prediction(NamedTuple):
         return self.apart - self.fused
 
 
-def site_of(cone: Cone, plan: Plan | None = None) -> Site:
+def site_of(cone: Cone, plan: Plan) -> Site:
     """What the prediction for `cone` depends on."""
     a, b = (tensors_of(node)[0] for node in cone.factors)
     operations = 2.0 * elements_of(cone.product) * a.shape[-1] * a.element_size() / 2
-    cost = None if plan is None else plan.allocation.cost
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
-    return Site(str(a.device), operations, factors, moved(cone), _work(cone), cost)
+    (rows, columns), extents = plan.allocation.tile, plan.problem.extents
+    tiles = extents["l"] * -(-extents["m"] // rows) * -(-extents["n"] // columns)
+    return Site(str(a.device), operations, factors, moved(cone), _work(plan), plan.allocation.cost, tiles)
 
 
 def predicted(site: Site) -> Prediction:
@@ -84,12 +86,12 @@ def _bytes(site: Site) -> tuple[int, int]:
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
-_KERNEL = 3e-6
+_KERNEL = 2.5e-6
 """Seconds from one kernel to the next."""
 _REACHED = 0.85
-"""Of the memory's rate, by a kernel that does little else."""
-_BY_LOOPS = 0.65
-"""The same, by a loop of Inductor's that reads and writes."""
+"""Of the memory's rate, by a product. Loops reach all of it, as the L2 cache still has some of what they read."""
+_EXPOSED = 0.15
+"""Of the epilogue of the last wave."""
 _INSTRUCTIONS = 128 * 1.7e9
 """Of one multiprocessor in a second: a lane a cycle."""
 
@@ -98,31 +100,26 @@ def _on_gpu(site: Site, rates: Rates) -> Prediction:
     parts, memory = site.moved, _REACHED * rates.bytes_a_second
     product = site.operations / rates.operations_a_second
     alone = max(product + parts.product / memory, (site.factors + parts.product) / memory)
-    loops = _BY_LOOPS * rates.bytes_a_second
-    apart = alone + parts.loops_apart / loops + (1 + parts.kernels) * _KERNEL
-    if site.cost is not None:
-        product = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
-    moving = (site.factors + parts.operands + parts.outputs) / memory
+    apart = alone + parts.loops_apart / rates.bytes_a_second + parts.kernels * _KERNEL
+    planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
+    own = (parts.operands + parts.outputs) / memory
     computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
-    return Prediction(hypot(product, moving, computing) + parts.loops_fused / loops + _KERNEL, apart)
+    fused = hypot(planned, site.factors / memory + own, computing)
+    fused += _EXPOSED * (own + computing) / -(-site.tiles // rates.multiprocessors)
+    return Prediction(fused + parts.loops_fused / rates.bytes_a_second, apart)
 
 
-# --- arithmetic -------------------------------------------------------------------------------------------------------
-
-_PLAIN, _SPECIAL, _ALONG_N, _ALONG_M = 2, 4, 25, 10
-"""Instructions of an operation on one value, of a function, and of a reduction."""
-_FUNCTIONS = ("erf", "exp", "tanh", "sigmoid", "log", "log1p", "expm1", "pow", "sin", "cos", "rsqrt", "sqrt", "div")
-_SOFTMAX = 3 * _PLAIN + _SPECIAL + 2 * _ALONG_N
+_EACH = 3
+"""Instructions of an operation on one value."""
+_LONG = {"log1p": 200}
+"""Of operations that take many more: it is computed in full."""
 
 
-def _work(cone: Cone) -> float:
-    return sum(_instructions(node) for node in cone.body if node is not cone.product and is_work(node))
-
-
-def _instructions(node: FxNode) -> float:
-    if name_of(node) in ("_softmax", "_log_softmax"):
-        return _SOFTMAX * elements_of(node)
-    if is_reduction(node):
-        each = _ALONG_M if is_own_kernel(node) else _ALONG_N
-        return float(each * elements_of(node.all_input_nodes[0]))
-    return float((_SPECIAL if name_of(node) in _FUNCTIONS else _PLAIN) * elements_of(node))
+def _work(plan: Plan) -> float:
+    graph, extents = plan.graph, plan.problem.extents
+    total = 0.0
+    for node in graph.nodes:
+        if node.op not in ("accum", "const", "load", "cast"):
+            spread = graph.types[node.args[0] if node.op == "reduce" else node]
+            total += _LONG.get(node.op, _EACH) * prod(factor.size(extents) for factor in spread.factors)
+    return total

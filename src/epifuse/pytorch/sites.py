@@ -85,47 +85,28 @@ def _is_collective(node: FxNode) -> bool:
 
 def find(product: FxNode, known: Refusals, numerics: Numerics, *, predicted: bool) -> Fused | Left:
     """The cone of `product` that saves most and that a kernel takes; with `predicted`, only where it saves time."""
-    order = order_of(product.graph)
-    found = _cones(product, known, order)
-    if not found:
-        return Left(_NOTHING)
-    reason = ""
-    for gain, cone in found:
-        if predicted and gain <= 0:
-            return Left(reason or f"fusing is predicted to lose {-gain * 1e6:.3g} us")
-        answer = _shrunk(cone, known, order, numerics)
-        if isinstance(answer, Left):
-            reason = reason or answer.reason
-        elif not predicted or seconds_gained(answer.site) > 0:
-            return answer
-        else:
-            reason = reason or "what a kernel takes of it is predicted to save no time"
-    return Left(reason)
-
-
-_NOTHING = "nothing beside it is in the language or saves bytes"
+    found = every(product, known, numerics)
+    if isinstance(found, Left):
+        return found
+    gain = seconds_gained(found[0].site)
+    return Left(f"fusing is predicted to lose {-gain * 1e6:.3g} us") if predicted and gain <= 0 else found[0]
 
 
 def every(product: FxNode, known: Refusals, numerics: Numerics) -> list[Fused] | Left:
     """Each cone of `product` that a kernel takes, those that are predicted to save most first."""
-    order = order_of(product.graph)
-    answers = [_shrunk(cone, known, order, numerics) for _, cone in _cones(product, known, order)]
-    found = {tuple(each.cone.inside): each for each in reversed(answers) if isinstance(each, Fused)}
-    if not found:
-        return next((each for each in answers if isinstance(each, Left)), Left(_NOTHING))
-    return sorted(found.values(), key=lambda each: -seconds_gained(each.site))
-
-
-def _cones(product: FxNode, known: Refusals, order: Order) -> list[tuple[float, Cone]]:
-    """The largest cone of each level, with the time that it is predicted to save, best first."""
-    found: dict[tuple[FxNode, ...], tuple[float, Cone]] = {}
-    dependent = below(product)
+    dependent, order = below(product), order_of(product.graph)
+    cones: dict[tuple[FxNode, ...], Cone] = {}
     for level in LEVELS:
         cone = grow(product, level, known, dependent, order)
         peel(cone)
         if cone.work:
-            found.setdefault(tuple(cone.inside), (seconds_gained(site_of(cone)), cone))
-    return sorted(found.values(), key=lambda each: -each[0])
+            cones.setdefault(tuple(cone.inside), cone)
+    answers = [_shrunk(cone, known, order, numerics) for cone in cones.values()]
+    found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
+    if not found:
+        why = next((each for each in answers if isinstance(each, Left)), None)
+        return why or Left("nothing beside it is in the language or saves bytes")
+    return sorted(found.values(), key=lambda each: -seconds_gained(each.site))
 
 
 _MOST_ATTEMPTS = 40
