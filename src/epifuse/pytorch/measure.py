@@ -10,6 +10,7 @@ import platform
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
@@ -100,9 +101,10 @@ def timed(
     product = next(iter(found)).cone.product
     value: Any = value_of(product)
     with _apart_from_what_is_compiled(value.fake_mode):
-        compile_ahead([each.plan for each in found], None, progress=False)
-        modules = [plain.module(), *(_replaced(region, each) for each in found)]
-        compiled = [_compiled(module, [value_of(node) for node in region.inputs]) for module in modules]
+        with ThreadPoolExecutor(1) as beside:  # kernels are compiled while Inductor compiles
+            beside.submit(compile_ahead, [each.plan for each in found], None, progress=False)
+            modules = [plain.module(), *(_replaced(region, each) for each in found)]
+            compiled = [_compiled(module, [value_of(node) for node in region.inputs]) for module in modules]
         with torch.no_grad(), _disable_current_modes(), alone:
             given = [random_like(value_of(node)) for node in region.inputs]
             return interleaved([_call(each, given) for each in compiled], value.device)
