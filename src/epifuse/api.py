@@ -25,8 +25,9 @@ from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
 from epifuse.pytorch.autograd import run
-from epifuse.pytorch.ops import recorded
-from epifuse.request.checks import shape_of
+from epifuse.pytorch.distributed import is_distributed
+from epifuse.pytorch.ops import computed, recorded
+from epifuse.request.checks import PLAIN, shape_of
 from epifuse.request.options import Options, given_by_name
 from epifuse.request.signature import Request, new
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
@@ -214,11 +215,14 @@ def gemm(
         accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     )
     request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"))), None
-    if getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3:
+    elsewhere = type(a) not in PLAIN and is_distributed(a, b)
+    if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
         request, fold = fold_gemm(request)
     try:
-        outputs = run(request)
+        outputs = computed(request, "gemm") if elsewhere else run(request)
     except EpifuseError:
+        if elsewhere:
+            raise
         outputs = recorded(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)
@@ -272,11 +276,14 @@ def linear(
         accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     )
     request, fold = new(Request, (x, weight.t(), parsed, given, options, ("x", "weight"))), None
-    if len(shape) != 2:
+    elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
+    if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
     try:
-        outputs = run(request)
+        outputs = computed(request, "linear") if elsewhere else run(request)
     except EpifuseError:
+        if elsewhere:
+            raise
         outputs = recorded(request)
     if fold is not None:
         outputs = fold.restored(outputs, given)

@@ -173,6 +173,25 @@ class _Tensor(torch.Tensor):
     pass
 
 
+def _of_dtensors(call: Callable[..., Any]) -> Callable[[], Any]:
+    """A call with DTensors of a mesh of this process alone."""
+
+    def run() -> Any:
+        import torch.distributed as dist
+        from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            meshes = init_device_mesh("cpu", (1,)), init_device_mesh("cpu", (1, 1))
+            a, b = distribute_tensor(torch.ones(M, K), meshes[0]), distribute_tensor(torch.ones(K, N), meshes[0])
+            other = distribute_tensor(torch.ones(K, N), meshes[1], [Replicate(), Replicate()])
+            return call(a, b, other)
+        finally:
+            dist.destroy_process_group()
+
+    return run
+
+
 def _stale() -> Any:
     function = function_from("def epi(accum):\n    return accum * 2\n", file="edited.py")
     other = "def epi(accum):\n    return accum * 3\n"
@@ -330,6 +349,9 @@ CALLS: dict[str, Callable[[], Any]] = {
         torch.ones(M, K).to(torch.float8_e4m3fn), _weight().detach().to(torch.float8_e4m3fn).requires_grad_()
     ),
     "grad_twice": _differentiated_twice,
+    "distributed_beside": _of_dtensors(lambda a, b, other: ef.gemm(a, torch.ones(K, N))),
+    "distributed_meshes": _of_dtensors(lambda a, b, other: ef.gemm(a, other)),
+    "distributed_option": _of_dtensors(lambda a, b, other: ef.gemm(a, b, out=torch.empty(M, N))),
     "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
     "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),
     "rank": lambda: gemm("lambda accum: accum", torch.ones(K)),

@@ -124,6 +124,17 @@ CATALOGUE: dict[str, Sentence] = {
     "operator_spec": Sentence(
         _A, "this text is no call of epifuse::gemm: {detail}", "let ef.gemm write it, while PyTorch traces it"
     ),
+    "distributed_beside": Sentence(
+        _AT,
+        "{name} is {type}, and {first} is a DTensor",
+        "distribute it too: torch.distributed.tensor.distribute_tensor({name}, {first}.device_mesh)",
+    ),
+    "distributed_meshes": Sentence(
+        _A, "{name} and {first} are DTensors of two meshes", "make all that one call takes on one DeviceMesh"
+    ),
+    "distributed_option": Sentence(
+        _U, "{what} beside DTensors", "leave it out, or call epifuse on the local tensors: x.to_local()"
+    ),
     "symbolic_size": Sentence(
         _A,
         "{name} has a size that is known only when it runs: {shape}",

@@ -6,7 +6,7 @@ Checks, dtypes and the store rule are those of the fused road. The product is ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,11 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(value, (FakeTensor, FunctionalTensor)) for value in values)
 
 
-def traced(request: Request) -> dict[str, torch.Tensor]:
+Reduced = Callable[[torch.Tensor], torch.Tensor]
+"""Makes accum of the part of it that a process has."""
+
+
+def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.Tensor]:
     """The outputs by name, by operations of ATen. Raises what the fused road raises for shapes, dtypes and kinds.
 
     Outputs that are accumulated are among what is given, and are not written.
@@ -47,6 +51,9 @@ def traced(request: Request) -> dict[str, torch.Tensor]:
     given = everything_given(request)
     problem = settle(_described(request, given)).problem
     accum = _product(request.a, request.b, problem.accumulator)
+    if reduced is not None:  # what PyTorch's own product would send
+        sent = request.a.dtype if request.a.dtype.itemsize == 2 else accum.dtype
+        accum = reduced(accum.to(sent)).to(accum.dtype)
     inputs = {name: value for name, value in given.items() if name not in request.parsed.output_names}
     values = interpret(request.parsed.graph, accum, inputs)
     dtypes, accumulated = dict(problem.dtypes), dict(problem.accumulated)
@@ -60,6 +67,12 @@ def traced(request: Request) -> dict[str, torch.Tensor]:
         value = storable(value, dtypes[name]).to(dtypes[name])
         outputs[name] = value if _is_new(node, seen) else value.clone(memory_format=torch.contiguous_format)
     return outputs
+
+
+def dtypes_of(request: Request) -> dict[str, torch.dtype]:
+    """The dtypes of the outputs by name. Raises what `traced` raises; tensors may have no data."""
+    request.options.check()
+    return dict(settle(_described(request, everything_given(request))).problem.dtypes)
 
 
 def _is_new(node: Node, seen: set[Node]) -> bool:

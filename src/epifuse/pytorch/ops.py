@@ -15,9 +15,10 @@ import torch.utils._pytree as pytree
 from epifuse.base.autocast import followed
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.base.results import Results
-from epifuse.plan.ranks import fold_gemm, fold_linear
-from epifuse.pytorch.aten import is_traced, traced
+from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
+from epifuse.pytorch.aten import Reduced, dtypes_of, is_traced, traced
 from epifuse.pytorch.autograd import run
+from epifuse.pytorch.distributed import distributed, is_distributed
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.checks import host_number
 from epifuse.request.signature import Request, everything_given, wants_gradient
@@ -41,10 +42,12 @@ def recorded(request: Request) -> dict[str, torch.Tensor]:
 
     Destinations are written. Raises the error at hand where nothing traces: call it where that is handled.
     """
-    if not is_traced(request.a, request.b, *request.given.values()):
+    tensors = request.a, request.b, *request.given.values()
+    elsewhere = is_distributed(*tensors)
+    if not elsewhere and not is_traced(*tensors):
         raise
     try:
-        return _recorded(request)
+        return computed(request) if elsewhere else _recorded(request)
     except EpifuseError as error:
         raise error from None
 
@@ -97,18 +100,38 @@ def _composite(
 ) -> list[torch.Tensor]:
     call = decoded(spec)
     given = dict(zip((*call.tensors, *call.numbers), (*operands, *numbers), strict=True))
-    request, fold = Request(a, b, call.parsed, given, call.options, call.names), None
-    if call.form == "linear" and a.dim() != 2:
-        request, fold = fold_linear(request)
-    elif call.form == "gemm" and (a.dim() > 3 or b.dim() > 3):
-        request, fold = fold_gemm(request)
-    if is_traced(a, b, *operands):
-        outputs = traced(request)
-    else:
-        outputs = run(request if wants_gradient(a, b, *operands) else _with_copies(request))
-    if fold is not None:
-        outputs = fold.restored(outputs, {})
+    outputs = computed(Request(a, b, call.parsed, given, call.options, call.names), call.form)
     return [outputs[name] for name in call.parsed.output_names]
+
+
+def computed(request: Request, form: str = "", reduced: Reduced | None = None) -> dict[str, torch.Tensor]:
+    """The outputs of a request by name, whatever its tensors are: of DTensors, by ATen where PyTorch traces, fused.
+
+    `form` says how more dims than a product has are seen as fewer, as in a spec. `reduced` makes accum of what this
+    process has of it; then PyTorch computes the product, and what follows.
+    """
+    tensors = request.a, request.b, *request.given.values()
+    if is_distributed(*tensors):
+        return distributed(request, form, computed, _checked)
+    request, fold = _folded(request, form)
+    if reduced is not None or is_traced(*tensors):
+        outputs = traced(request, reduced)
+    else:
+        outputs = run(request if wants_gradient(*tensors) else _with_copies(request))
+    return outputs if fold is None else fold.restored(outputs, {})
+
+
+def _folded(request: Request, form: str) -> tuple[Request, Fold | None]:
+    if form == "linear" and request.a.dim() != 2:
+        return fold_linear(request)
+    if form == "gemm" and (request.a.dim() > 3 or request.b.dim() > 3):
+        return fold_gemm(request)
+    return request, None
+
+
+def _checked(request: Request, form: str) -> dict[str, torch.dtype]:
+    """The dtypes of the outputs by name. Raises what the call would raise for shapes, dtypes and kinds."""
+    return dtypes_of(_folded(request, form)[0])
 
 
 def _with_copies(request: Request) -> Request:

@@ -22,6 +22,7 @@ from epifuse.pytorch.cone import (
     Refusals,
     below,
     grow,
+    is_view,
     is_work,
     name_of,
     order_of,
@@ -73,10 +74,16 @@ def cannot(product: FxNode) -> str | None:
 
 
 def _near(product: FxNode) -> Iterator[FxNode]:
-    """What gives the product its operands and what reads it, views looked through."""
-    for node in (*product.all_input_nodes, *product.users):
-        yield node
-        yield from node.all_input_nodes if node in product.args else node.users
+    """What gives the product its operands and what reads it, views and casts looked through."""
+    for side in ("all_input_nodes", "users"):
+        waiting = [*getattr(product, side)]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += getattr(node, side) if is_view(node) or name_of(node) == _CAST else ()
+
+
+_CAST = "convert_element_type"
 
 
 def _is_collective(node: FxNode) -> bool:
