@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from functorch.compile import make_boxed_func
+from compile_models import interpreted
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import epifuse as ef
 from epifuse.base.errors import EpifuseError
+from epifuse.pytorch.fuse import Fuse
 
 ROWS, WIDTH, HIDDEN = 64, 64, 128
 ALL, S = Replicate(), Shard
@@ -316,17 +316,9 @@ def _compiled(world: World, model: nn.Module, **options: Any) -> tuple[Any, Any]
     if world.type == "cuda":
         step = ef.compile(model, sites="all", dynamic=False, **options)
         return step, ef.report(step)
-    from epifuse.pytorch.fuse import Fuse
-
-    fuse = Fuse("float32", "all")
-
-    def passed(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        fuse(module.graph)
-        module.recompile()
-        return make_boxed_func(module.forward)
-
-    backend = aot_autograd(fw_compiler=passed, decompositions=torch._inductor.decomposition.select_decomp_table())
-    return torch.compile(model, backend=backend, dynamic=False, **options), fuse.report
+    fuse = Fuse(sites="all")
+    step = torch.compile(model, backend=interpreted(fuse), dynamic=False, **options)
+    return step, fuse.report
 
 
 @check

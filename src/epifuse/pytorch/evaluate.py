@@ -19,8 +19,8 @@ from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Factor, Graph, Load, Node
 from epifuse.ir.graph import applied
 from epifuse.ir.types import shape_of
-from epifuse.pytorch import random
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.pytorch import random
 from epifuse.request.problem import Problem
 
 ACCUM = "the product"

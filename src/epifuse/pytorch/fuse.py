@@ -6,7 +6,7 @@ operations of ATen that the epilogue language holds nearly all of. What it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 

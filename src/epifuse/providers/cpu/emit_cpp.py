@@ -203,7 +203,9 @@ def _apply(graph: Graph, node: Node, names: Mapping[Node, str], lanes: int) -> s
     args = [names[arg] for arg in node.args]
     if node.op in RANDOM:
         seed, position = node.args
-        return f"{node.op}({f'{seed.attr & (1 << 64) - 1}ul' if seed.op == 'const' else names[seed]}, {names[position]})"
+        return (
+            f"{node.op}({f'{seed.attr & (1 << 64) - 1}ul' if seed.op == 'const' else names[seed]}, {names[position]})"
+        )
     if graph.types[node].kind == "float" or node.op in ("eq", "ne", "lt", "le", "gt", "ge"):
         start = 1 if node.op == "where" else 0
         args = [

@@ -89,7 +89,7 @@ def _unsupported_node(graph: Graph) -> str | None:
         if node.op in RANDOM and _is_drawn(node, graph):
             continue
         if node in whole:
-            if node.op not in ("load", "index") or graph.types[node].axes & {"m", "n"} and node.op == "load":
+            if node.op not in ("load", "index") or (graph.types[node].axes & {"m", "n"} and node.op == "load"):
                 return "it computes floats and masks, not integers"
             continue
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):

@@ -41,10 +41,14 @@ def walk(
 
 def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accuracy: Accuracy) -> Fragment:
     kind = _common_kind(node, graph)
-    args = [values[arg] for arg in node.args] if node.op in _OF_INTEGERS else [
-        values[arg] if node.op == "where" and i == 0 else as_kind(values[arg], graph.types[arg].kind, kind)
-        for i, arg in enumerate(node.args)
-    ]
+    args = (
+        [values[arg] for arg in node.args]
+        if node.op in _OF_INTEGERS
+        else [
+            values[arg] if node.op == "where" and i == 0 else as_kind(values[arg], graph.types[arg].kind, kind)
+            for i, arg in enumerate(node.args)
+        ]
+    )
     if node.op == "cast":
         return cast(args[0], node.attr)
     if node.op == "expand":

@@ -27,7 +27,10 @@ def _first_word(low: Fragment, high: Fragment, index: Fragment) -> Fragment:
     """`fusion.philox.first_word`, of a key that steps on as it goes."""
     a, b, c, d = index.to(Uint32), None, None, None
     for number in range(philox.ROUNDS):
-        keys = (key + cute.full_like(key, number * step & philox.WORD) for key, step in zip((low, high), philox.KEY_STEPS, strict=True))
+        keys = (
+            key + cute.full_like(key, number * step & philox.WORD)
+            for key, step in zip((low, high), philox.KEY_STEPS, strict=True)
+        )
         first, second = (_halves(x, factor) for x, factor in zip((a, c), philox.MULTIPLIERS, strict=True))
         a, c = (_xor(*words) for words in zip((second[0], first[0]), (b, d), keys, strict=True))
         b, d = second[1], first[1]
