@@ -6,7 +6,10 @@ failed is written to the folder, by the name of the check.
 
 import copy
 import json
+import re
+import runpy
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -333,6 +336,19 @@ def tensor_parallel_compiled(world: World) -> None:
     assert [row.fused for row in forward] == [True, False]
     assert "collective" in forward[1].reason
     assert any("collective" in row.reason for row in report.rows if row.graph == "backward")
+
+
+@check
+def documented(world: World) -> None:
+    """The program that docs/pytorch.md shows runs."""
+    page = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    (program,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "init_device_mesh" in each)
+    if world.type == "cuda":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.py")
+        path.write_text(program, encoding="utf-8")
+        runpy.run_path(str(path))
 
 
 def _by_data(world: World, made: Model, wrapped: nn.Module, step: nn.Module) -> None:

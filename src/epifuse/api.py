@@ -275,8 +275,9 @@ def linear(
     options = Options.of(
         accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     )
-    request, fold = new(Request, (x, weight.t(), parsed, given, options, ("x", "weight"))), None
     elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
+    turned = weight.mT if elsewhere else weight.t()  # the other one fails for DTensors in inference mode
+    request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"))), None
     if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
     try:

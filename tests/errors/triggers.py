@@ -192,6 +192,11 @@ def _of_dtensors(call: Callable[..., Any]) -> Callable[[], Any]:
     return run
 
 
+def _outside_of_the_mesh(a: Any, b: Any, other: Any) -> Any:
+    with mock.patch.object(type(a.device_mesh), "get_coordinate", return_value=None):
+        return ef.gemm(a, b)
+
+
 def _stale() -> Any:
     function = function_from("def epi(accum):\n    return accum * 2\n", file="edited.py")
     other = "def epi(accum):\n    return accum * 3\n"
@@ -351,6 +356,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "grad_twice": _differentiated_twice,
     "distributed_beside": _of_dtensors(lambda a, b, other: ef.gemm(a, torch.ones(K, N))),
     "distributed_meshes": _of_dtensors(lambda a, b, other: ef.gemm(a, other)),
+    "distributed_outside": _of_dtensors(_outside_of_the_mesh),
     "distributed_option": _of_dtensors(lambda a, b, other: ef.gemm(a, b, out=torch.empty(M, N))),
     "tensor_layout": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N).to_sparse()),
     "host_number": lambda: gemm("lambda accum, s: accum * s", s=10**400),

@@ -132,6 +132,9 @@ CATALOGUE: dict[str, Sentence] = {
     "distributed_meshes": Sentence(
         _A, "{name} and {first} are DTensors of two meshes", "make all that one call takes on one DeviceMesh"
     ),
+    "distributed_outside": Sentence(
+        _A, "this process is not on the mesh of {name}, a DTensor", "call it on the processes of that mesh"
+    ),
     "distributed_option": Sentence(
         _U, "{what} beside DTensors", "leave it out, or call epifuse on the local tensors: x.to_local()"
     ),

@@ -40,6 +40,7 @@ class Form(NamedTuple):
 
 
 NUMBER = Form(None, 0)
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
 class Unfit(Exception):  # noqa: N818 - it is no error: another way may fit
@@ -72,7 +73,9 @@ class Fold(NamedTuple):
             elif form.leading is not None:
                 first, *rest = made.shape
                 whole = form.leading == len(self.lead) and first == math.prod(self.lead)
-                made = made.view(*(self.lead if whole else (1,) * form.leading), *rest)
+                shape = (*(self.lead if whole else (1,) * form.leading), *rest)
+                # As PyTorch's layers, no view to autograd: what hooks such outputs, as FSDP, warns of views.
+                made = _UNSAFE_VIEW(made, shape) if made.requires_grad else made.view(shape)
             found[name] = made
         return found
 

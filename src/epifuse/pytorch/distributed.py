@@ -17,7 +17,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.pytorch.aten import Reduced
 from epifuse.pytorch.split import SUM, Along, K, Unsplit, along, chosen, of_factor
 from epifuse.request.problem import dense
-from epifuse.request.signature import Request, everything_given
+from epifuse.request.signature import Request
 from epifuse.request.transports import Hint
 
 
@@ -60,7 +60,7 @@ def distributed(
     Raises `ArgumentError` for DTensors beside other tensors and of several meshes, `UnsupportedError` for what is not
     computed of DTensors, and as the call of plain tensors does.
     """
-    request = awaited(request._replace(given=everything_given(request)))
+    request = awaited(request._replace(given={**request.parsed.defaults, **request.given}))
     if not any(map(_is_dtensor, (request.a, request.b, *request.given.values()))):
         return compute(request, form)
     from torch.distributed.tensor import DTensor
@@ -94,6 +94,8 @@ def _check(request: Request) -> None:
     named = {**dict(zip(request.names, (request.a, request.b), strict=True)), **request.given}
     meshes = {name: value.device_mesh for name, value in named.items() if _is_dtensor(value)}
     first = next(iter(meshes))
+    if meshes[first].get_coordinate() is None:
+        raise fail("distributed_outside", None, name=first)
     for name, value in named.items():
         if isinstance(value, Hint):
             raise fail("distributed_option", None, what="transport hints")
