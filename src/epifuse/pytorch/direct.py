@@ -64,7 +64,7 @@ def _prepared(leaf: leaves.Leaf, a: torch.Tensor, b: torch.Tensor, operands: Seq
     with torch.no_grad():
         call = describe(leaves.request(leaf, a, b, operands, {}))
     found = find(call)
-    return found if found is not None and found.is_final and not found.kinds else None
+    return found if isinstance(found, Prepared) and found.is_final and not found.kinds else None
 
 
 # --- in Inductor ------------------------------------------------------------------------------------------------------
