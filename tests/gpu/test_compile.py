@@ -119,6 +119,6 @@ def test_a_profile_shows_kernels_under_our_name() -> None:
         with torch.profiler.profile() as profile:
             compiled(x)
             torch.cuda.synchronize()
-    (found,) = (event for event in profile.key_averages() if event.key == "epifuse::fused1")
+    (found,) = (event for event in profile.key_averages() if event.key.startswith("epifuse::sm90"))
     assert found.count == 1
     assert found.device_time_total > 0
