@@ -1,13 +1,21 @@
-"""What the host pays for one launch: epifuse's ways to launch beside torch.mm(out=). Nothing waits for the device."""
+"""What the host pays for one launch: epifuse's ways to launch beside torch.mm(out=), and for a layer, forward and
+backward, beside PyTorch's. Nothing waits for the device.
+
+    python benchmarks/host_time.py [--device cuda] [--rounds 50]
+
+On the CPU a layer's time holds its kernels, which run in the caller.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from gemm_cases import CASES, Operands
 from timing import paired_ratio
 
@@ -15,6 +23,7 @@ import epifuse as ef
 
 SHAPE = (128, 128, 64)  # the device is done before the host is
 CALLS = 100  # fewer than the launches a device queues
+LAYER = (16, 16, 16)
 
 
 def launches(device: str) -> dict[str, Callable[[], Any]]:
@@ -43,6 +52,53 @@ def _quack(x: Operands) -> dict[str, Callable[[], Any]]:
     except ImportError:
         return {}
     return {"quack.gemm": lambda: gemm(x.a, x.b, out=x.D, tuned=False)}
+
+
+def layers(device: str) -> dict[str, Callable[[], Any]]:
+    """A layer with bias and gelu, forward and backward, and its forward alone."""
+    m, n, k = SHAPE if device == "cuda" else LAYER
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    x, weight, bias = (
+        torch.randn(*shape, device=device, dtype=dtype, requires_grad=True) for shape in ((m, k), (n, k), (n,))
+    )
+    gradient = torch.ones(m, n, device=device, dtype=dtype)
+
+    def fused(save: str) -> torch.Tensor:
+        return ef.linear(x, weight, bias, epilogue=ef.gelu, save=save)  # type: ignore[no-any-return]  # one output
+
+    def backward(layer: Callable[[], torch.Tensor]) -> Callable[[], None]:
+        def both() -> None:
+            layer().backward(gradient)
+            x.grad = weight.grad = bias.grad = None
+
+        return both
+
+    forward: dict[str, Callable[[], torch.Tensor]] = {
+        EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
+        "ef.linear gelu": lambda: fused("recompute"),
+        "ef.linear gelu, stored": lambda: fused("preactivation"),
+    }
+    alone = {f"{name}, forward": call for name, call in forward.items()}
+    return {**{name: backward(call) for name, call in forward.items()}, **alone}
+
+
+EAGER = "F.linear + gelu"
+
+
+def measure_layers(device: str, rounds: int, calls: int = CALLS) -> dict[str, Any]:
+    """Microseconds of a layer, and ratios to PyTorch's, by way."""
+    seconds = interleave(layers(device), rounds, calls, torch.cuda.synchronize if device == "cuda" else _nothing)
+    return {
+        "microseconds": {name: round(statistics.median(times) * 1e6, 3) for name, times in seconds.items()},
+        "ratios": {
+            name: [
+                round(x, 4)
+                for x in paired_ratio(seconds, name, EAGER + (", forward" if name.endswith("forward") else ""))
+            ]
+            for name in seconds
+            if not name.startswith(EAGER)
+        },
+    }
 
 
 def measure(device: str, rounds: int, calls: int = CALLS) -> dict[str, Any]:
@@ -81,3 +137,24 @@ def interleave(
 
 def _nothing() -> None:
     """The CPU has no queue."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=50)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    for title, found in (
+        ("a launch", measure(options.device, options.rounds)),
+        ("a layer", measure_layers(options.device, options.rounds)),
+    ):
+        print(title)
+        for name, taken in found["microseconds"].items():
+            low, high = found["ratios"].get(name, (1.0, 1.0, 1.0))[1:]
+            print(f"  {name:34s} {taken:9.2f} us  {found['ratios'].get(name, [1.0])[0]:6.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import epifuse as ef
 from epifuse.base.errors import ArgumentError, EpifuseError
+from epifuse.fusion.vocabulary import VOCABULARY
 
 M, K, N = 4, 3, 6
 
@@ -132,6 +133,35 @@ def test_a_hint_keeps_the_gradient_of_what_it_holds() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(y.sum(), scale), torch.autograd.grad(plain(x, weight, bias, scale).sum(), scale)
     )
+
+
+# --- bfloat16 ---------------------------------------------------------------------------------------------------------
+
+
+ACTIVATIONS = ("relu", "leaky_relu", "hardtanh", "hardswish", "relu6", "gelu", "elu")
+"""Most have a step in their derivative."""
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_in_bfloat16_are_no_worse_than_pytorchs(name: str, save: str) -> None:
+    """On whichever side of a step the forward was, the backward is, whatever was rounded in between."""
+    x, weight, bias = ((0.3 * leaf(*shape).detach()).bfloat16() for shape in ((48, 32), (40, 32), (40,)))
+    function: Any = getattr(F, name, getattr(torch, name, VOCABULARY[name].function))
+    gradient = leaf(48, 40).detach().bfloat16()
+
+    def gradients(layer: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        inputs = tuple(value.to(dtype).requires_grad_() for value in (x, weight, bias))
+        return torch.autograd.grad(layer(*inputs), inputs, gradient.to(dtype))
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return function(F.linear(x, weight, bias))  # type: ignore[no-any-return]  # a tensor
+
+    text = f"def epi(accum): D = {name}(accum); return D"
+    exact, eager = gradients(plain, torch.float64), gradients(plain, torch.bfloat16)
+    mine = gradients(lambda *inputs: ef.linear(*inputs, epilogue=text, save=save), torch.bfloat16)
+    for want, theirs, ours in zip(exact, eager, mine, strict=True):
+        assert (ours - want).norm() <= 1.1 * (theirs - want).norm()
 
 
 # --- transforms -------------------------------------------------------------------------------------------------------

@@ -284,6 +284,12 @@ def test_the_host_time_of_every_way_to_launch() -> None:
     assert all(time > 0 for time in measured["microseconds"].values())
 
 
+def test_the_host_time_of_a_layer() -> None:
+    measured = host_time.measure_layers("cpu", rounds=2, calls=1)
+    assert measured["ratios"].keys() < measured["microseconds"].keys()
+    assert all(time > 0 for time in measured["microseconds"].values())
+
+
 # --- what each pass gains, and what each front end costs ------------------------------------------------------------
 
 passes = importlib.import_module("passes")

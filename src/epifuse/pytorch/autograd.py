@@ -4,7 +4,8 @@
     backward    dAccum and the gradient of every operand, see `derivative`; dA = dAccum @ B^T; dB = A^T @ dAccum
 
 The derivative needs accum again, mostly. It is computed again, in one fused launch that gives all of these gradients;
-or the forward stores it, rounded to A's dtype, and PyTorch runs the derivative on it, one operation at a time.
+or the forward stores it, and PyTorch runs the derivative on it, one operation at a time. It is stored in A's dtype, but
+in float32 where the derivative has a step along accum + bias: on the other side of zero relu has another gradient.
 
 What the calls of one signature need is found by it, as a prepared launch is; their launches, forward and backward, are
 prepared calls too.
@@ -137,14 +138,15 @@ class Recorded:
     """What the calls of one signature need that autograd records.
 
     `refused` says why no kernel computes the derivative beside the product, and `stores` is whether the forward stores
-    accum; a launch that is refused changes both. Saved are the inputs that `keeps` marks, or accum and those that
-    `keeps_beside_accum` marks.
+    accum, as `stored`; a launch that is refused changes the two former. Saved are the inputs that `keeps` marks, or
+    accum and those that `keeps_beside_accum` marks.
     """
 
     recording: Recording
     without_gradient: tuple[str, ...]
     refused: str | None = None
     stores: bool = False
+    stored: torch.dtype = torch.float32
     keeps: tuple[bool, ...] = ()
     keeps_beside_accum: tuple[bool, ...] = ()
     backwards: dict[tuple[bool, ...], Backward] = field(default_factory=dict)
@@ -173,7 +175,9 @@ class Recorded:
         if derivative.refused is not None:
             self.refused = derivative.refused
             _tell(self.recording.parsed, self.refused)
-        pays = save == "auto" and (self.refused is not None or _pays(self.recording.settled.problem, derivative))
+        problem = self.recording.settled.problem
+        self.stored = problem.float_dtype if derivative.decides else problem.a.dtype
+        pays = save == "auto" and (self.refused is not None or _pays(problem, derivative, self.stored.itemsize))
         self.stores = again and (pays or save == "preactivation")
         read = {*derivative.inputs, *derivative.handed}
         operands = tuple(name in read for name in self.recording.tensors)
@@ -220,8 +224,8 @@ class Recorded:
 
     @cached_property
     def _storing(self) -> tuple[Parsed, Options]:
-        """The epilogue that also stores accum, in A's dtype, and its options."""
-        parsed, options, dtype = self.recording.parsed, self.recording.options, self.recording.settled.problem.a.dtype
+        """The epilogue that also stores accum, and its options."""
+        parsed, options, dtype = self.recording.parsed, self.recording.options, self.stored
         graph = remembered("storing", parsed.key, lambda: _with_accum(parsed.graph))
         chosen = options.out_dtypes
         if isinstance(chosen, torch.dtype):
@@ -268,7 +272,7 @@ def _tell(parsed: Parsed, reason: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
-def _pays(problem: Problem, derivative: Derivative) -> bool:
+def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
     """Whether storing accum takes less time than computing it again.
 
     Again: 2 L M N K operations more. Stored: it is written and read, and PyTorch's operations write and read what lies
@@ -277,7 +281,7 @@ def _pays(problem: Problem, derivative: Derivative) -> bool:
     extents = problem.extents
     elements = extents["l"] * extents["m"] * extents["n"]
     apart, fused = (at_extents(size, extents) for size in (derivative.bytes_by_operations, derivative.bytes_fused))
-    stored = 2 * elements * problem.a.dtype.itemsize + apart - fused
+    stored = 2 * elements * itemsize + apart - fused
     narrow = problem.a.dtype.itemsize == 2
     return 2 * elements * extents["k"] > stored * _OPERATIONS_A_BYTE[problem.target.device, narrow]
 

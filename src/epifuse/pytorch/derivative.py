@@ -64,6 +64,8 @@ class Derivative:
     refused: str | None
     extents: Mapping[str, Size]
     exact: Mapping[str, int] | None
+    decides: bool
+    """Whether values that came of accum and of others are compared: of a rounded accum that may turn out otherwise."""
     bytes_by_operations: Size
     """What `module` reads and writes, each operation by itself."""
     bytes_fused: Size
@@ -116,6 +118,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         refused,
         counts,
         settled.problem.extents if exact else None,
+        _decides(module, names),
         _bytes_by_operations(module),
         _bytes_fused(module, names),
     )
@@ -277,6 +280,41 @@ _VIEWS = (
     *(aten.squeeze.dim, aten.squeeze.dims, aten.transpose.int, aten.t.default, aten.scalar_tensor.default),
 )
 """What moves no data."""
+
+
+_DECIDING = frozenset(
+    (
+        *(
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "sign",
+            "sgn",
+            "threshold_backward",
+            "leaky_relu_backward",
+            "elu_backward",
+        ),
+        *("hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
+    )
+)
+
+
+def _decides(module: GraphModule, names: tuple[str, ...]) -> bool:
+    """Whether there is a step along what is computed of accum; along accum itself PyTorch would round it too."""
+    own = {node for node, name in zip(_placeholders(module), names, strict=True) if name == ACCUM}
+    made = set(own)
+    for node in filter(is_tensor, module.graph.nodes):
+        if not (below := made.intersection(node.all_input_nodes)):
+            continue
+        made.add(node)
+        if node.target is aten.relu.default and below <= own:
+            own.add(node)
+        elif not below <= own and node.target._schema.name.removeprefix("aten::") in _DECIDING:
+            return True
+    return False
 
 
 def _bytes_by_operations(module: GraphModule) -> Size:
