@@ -29,7 +29,7 @@ def gelu_of(device: str) -> Site:
     factors, tiles = HIDDEN + 2 * INNER * WIDTH, tiles_of(ROWS, INNER)
     moves = Moved(WIDE, 2 * INNER, WIDE, 2 * WIDE, 0, 1)
     operations, work = 2.0 * ROWS * INNER * WIDTH, 20.0 * ROWS * INNER
-    return Site(device, operations, factors, moves, work, cost_of(tiles, WIDTH), tiles)
+    return Site(device, operations, factors, moves, work, cost_of(tiles, WIDTH))
 
 
 @pytest.fixture(params=["cpu", "H100", "H200"])
@@ -77,7 +77,7 @@ def test_few_tiles_and_a_long_k_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> N
     moves = Moved(weight, 0, 2 * weight, 3 * weight, 0, 1)
     tiles = tiles_of(WIDTH, WIDTH)
     operations, work = 2.0 * ROWS * WIDTH * WIDTH, 2.0 * WIDTH * WIDTH
-    site = Site("cuda", operations, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS), tiles)
+    site = Site("cuda", operations, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS))
     assert gain(site) < 0
 
 

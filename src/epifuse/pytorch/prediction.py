@@ -1,9 +1,8 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
 On a GPU a fused kernel overlaps three things, the product, memory and arithmetic, and takes the root of the sum of
-their squares; the epilogue of its last wave of tiles overlaps with nothing. cuBLAS hides what it reads behind the
-product, and not what it writes. Inductor's loops take as long as their bytes. The constants are fitted to 119 drawn
-sites on an H200 (benchmarks/results/sites.json).
+their squares. cuBLAS hides what it reads behind the product, and not what it writes. Inductor's loops take as long as
+their bytes. The constants are fitted to 120 drawn sites on an H200 (benchmarks/results/sites.json).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class Site(NamedTuple):
     """What the prediction depends on.
 
     `device` is its name in PyTorch, `operations` those of the product on 16-bit values, `factors` the bytes of A and B,
-    `work` instructions of the epilogue; of the plan `cost`, multiply-adds of 16-bit values on one multiprocessor, and
-    `tiles`.
+    `work` instructions of the epilogue, and `cost` that of the plan: multiply-adds of 16-bit values on one
+    multiprocessor.
     """
 
     device: str
@@ -31,7 +30,6 @@ class Site(NamedTuple):
     moved: Moved
     work: float
     cost: float
-    tiles: int
 
 
 class Prediction(NamedTuple):
@@ -52,9 +50,7 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     a, b = (tensors_of(node)[0] for node in cone.factors)
     operations = 2.0 * elements_of(cone.product) * a.shape[-1] * a.element_size() / 2
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
-    (rows, columns), extents = plan.allocation.tile, plan.problem.extents
-    tiles = extents["l"] * -(-extents["m"] // rows) * -(-extents["n"] // columns)
-    return Site(str(a.device), operations, factors, moved(cone), _work(plan), plan.allocation.cost, tiles)
+    return Site(str(a.device), operations, factors, moved(cone), _work(plan), plan.allocation.cost)
 
 
 def predicted(site: Site) -> Prediction:
@@ -90,8 +86,6 @@ _KERNEL = 2.5e-6
 """Seconds from one kernel to the next."""
 _REACHED = 0.85
 """Of the memory's rate, by a product. Loops reach all of it, as the L2 cache still has some of what they read."""
-_EXPOSED = 0.15
-"""Of the epilogue of the last wave."""
 _INSTRUCTIONS = 128 * 1.7e9
 """Of one multiprocessor in a second: a lane a cycle."""
 
@@ -102,11 +96,9 @@ def _on_gpu(site: Site, rates: Rates) -> Prediction:
     alone = max(product + parts.product / memory, (site.factors + parts.product) / memory)
     apart = alone + parts.loops_apart / rates.bytes_a_second + parts.kernels * _KERNEL
     planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
-    own = (parts.operands + parts.outputs) / memory
+    moving = (site.factors + parts.operands + parts.outputs) / memory
     computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
-    fused = hypot(planned, site.factors / memory + own, computing)
-    fused += _EXPOSED * (own + computing) / -(-site.tiles // rates.multiprocessors)
-    return Prediction(fused + parts.loops_fused / rates.bytes_a_second, apart)
+    return Prediction(hypot(planned, moving, computing) + parts.loops_fused / rates.bytes_a_second, apart)
 
 
 _EACH = 3
