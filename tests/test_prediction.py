@@ -70,6 +70,11 @@ def test_a_dearer_plan_costs(site: Site) -> None:
         assert gain(site._replace(cost=1.3 * site.cost)) < gain(site)
 
 
+def test_waiting_for_rows_costs(site: Site) -> None:
+    if site.device != "cpu":
+        assert gain(site._replace(waits=True)) < gain(site)
+
+
 def test_few_tiles_and_a_long_k_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient of a weight, widened to float32: cuBLAS splits K, and these tiles leave half of the GPU idle."""
     monkeypatch.setattr(prediction, "rates_of", lambda device: H200)

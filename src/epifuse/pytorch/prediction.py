@@ -1,7 +1,8 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
 On a GPU a fused kernel overlaps three things, the product, memory and arithmetic, and takes the root of the sum of
-their squares. cuBLAS hides what it reads behind the product, and not what it writes. Inductor's loops take as long as
+their squares; where a row is spread over the CTAs of a cluster, which wait for each other, the product overlaps with
+nothing. cuBLAS hides what it reads behind the product, and not what it writes. Inductor's loops take as long as
 their bytes. The constants are fitted to 120 drawn sites on an H200 (benchmarks/results/sites.json).
 """
 
@@ -21,7 +22,7 @@ class Site(NamedTuple):
 
     `device` is its name in PyTorch, `operations` those of the product on 16-bit values, `factors` the bytes of A and B,
     `work` instructions of the epilogue, and `cost` that of the plan: multiply-adds of 16-bit values on one
-    multiprocessor.
+    multiprocessor. With `waits`, values need whole rows, and a row is in several tiles.
     """
 
     device: str
@@ -30,6 +31,7 @@ class Site(NamedTuple):
     moved: Moved
     work: float
     cost: float
+    waits: bool = False
 
 
 class Prediction(NamedTuple):
@@ -50,7 +52,9 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     a, b = (tensors_of(node)[0] for node in cone.factors)
     operations = 2.0 * elements_of(cone.product) * a.shape[-1] * a.element_size() / 2
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
-    return Site(str(a.device), operations, factors, moved(cone), _work(plan), plan.allocation.cost)
+    allocation = plan.allocation
+    waits = "row" in plan.stages and plan.problem.extents["n"] > allocation.tile[1]
+    return Site(str(a.device), operations, factors, moved(cone), _work(plan), allocation.cost, waits)
 
 
 def predicted(site: Site) -> Prediction:
@@ -98,7 +102,8 @@ def _on_gpu(site: Site, rates: Rates) -> Prediction:
     planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
     moving = (site.factors + parts.operands + parts.outputs) / memory
     computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
-    return Prediction(hypot(planned, moving, computing) + parts.loops_fused / rates.bytes_a_second, apart)
+    own = planned + hypot(moving, computing) if site.waits else hypot(planned, moving, computing)
+    return Prediction(own + parts.loops_fused / rates.bytes_a_second, apart)
 
 
 _EACH = 3
