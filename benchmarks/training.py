@@ -262,7 +262,14 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             curves[parallel] = {way: Curve(*each) for way, each in torch.load(files[1]).items()}
     eager = curves["alone"]["eager"].losses
     rows = [
-        {"parallel": parallel, "way": way, "last": last(losses), "distance": distance(losses, eager), "fused": fused}
+        {
+            "parallel": parallel,
+            "way": way,
+            "first": losses[0],
+            "last": last(losses),
+            "distance": distance(losses, eager),
+            "fused": fused,
+        }
         for parallel, found in curves.items()
         for way, (losses, fused) in found.items()
     ]
@@ -287,7 +294,7 @@ def main() -> None:
     print(f"noise {found['noise']:.2e}: eager's own, from weights moved by one rounding")
     if given.json:
         curves = {
-            parallel: {way: [round(loss, 5) for loss in losses] for way, (losses, _) in each.items()}
+            parallel: {way: [round(loss, 5) for loss in losses[::10]] for way, (losses, _) in each.items()}
             for parallel, each in found["curves"].items()
         }
         save(

@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from compile_models import interpreted
-from training import Sizes, distance, last, train
+from training import Sizes, distance, train
 
 from epifuse.pytorch.fuse import Fuse
 
@@ -36,12 +35,12 @@ def test_losses_are_those_of_eager() -> None:
     assert distance(curve("eager", order=1), eager) > 100 * noise
 
 
-@pytest.mark.skipif(not COMMITTED.exists(), reason="measured on another branch")
 def test_the_committed_curves_are_within_the_noise() -> None:
     found = json.loads(COMMITTED.read_text(encoding="utf-8"))
     assert {row["parallel"] for row in found["rows"]} == {"alone", "ddp", "tp"}
     assert found["steps"] >= 300
     assert all(row["fused"] for row in found["rows"] if row["way"] == "ef.compile")
-    for parallel, curves in found["curves"].items():
-        for way in ("ef.compile", "ef.linear"):
-            assert last(curves[way]) < curves[way][0] / 2, (parallel, way)
+    for row in found["rows"]:
+        if row["way"] in ("ef.compile", "ef.linear"):
+            assert row["distance"] <= 2 * found["noise"], row
+            assert row["last"] < row["first"] / 2, row
