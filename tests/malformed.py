@@ -53,6 +53,8 @@ POSITIONS = {
 }
 
 _BY_PARAMETER = {
+    "p": "0.25",
+    "seed": "7",
     "dim": "-1",
     "keepdim": "True",
     "dtype": "torch.float16",
@@ -69,7 +71,7 @@ _BY_PARAMETER = {
     "threshold": "0.3",
     "beta": "1.5",
 }
-_BY_RULE = {"logic": "(accum > 0)", "integer": "(ef.index_m(accum) + 1)"}
+_BY_RULE = {"logic": "(accum > 0)", "integer": "(ef.index_m(accum) + 1)", "random": "ef.index_m(accum)"}
 
 
 class Case(NamedTuple):

@@ -112,6 +112,7 @@ def test_the_accumulator_may_live_in_a_destination_that_an_operand_shares():
     [
         (lambda accum: ef.sum(accum), "has no sum"),
         (lambda accum: accum * ef.index_n(accum), "has no index"),
+        (lambda accum: accum * ef.philox_rand(ef.index_m(accum), 3), "has no philox_rand"),
         (lambda accum: accum.to(torch.bfloat16), "has no cast"),
         (lambda accum: accum > 0, "stores full-size floats"),
         (lambda accum: accum / accum.amax(), "one sweep"),

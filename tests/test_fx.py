@@ -20,7 +20,7 @@ from epifuse.frontend import parsed as parsed_epilogue
 from epifuse.frontend.fx import Cone, read, refusal
 from epifuse.frontend.fx.rows import ROWS
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten, prims, ours = torch.ops.aten, torch.ops.prims, torch.ops.epifuse
 M, K, N = 24, 16, 32
 
 
@@ -57,6 +57,7 @@ class Case(NamedTuple):
     operands: tuple[Tensor, ...] = ()
 
 
+SEED = torch.tensor(0x7123456789ABCDEF)
 MASK, OTHER_MASK, RESIDUAL, ROW = random(M, N) > 0, random(M, N) > 0.5, random(M, N), random(N)
 
 
@@ -116,6 +117,11 @@ CASES: dict[str, Case] = {
     "full_like": Case(lambda x: aten.sub(x, aten.full_like(x, 3))),
     "new_full": Case(lambda x: aten.maximum(x, aten.new_full(x, [], 0.5))),
     "scalar_tensor": Case(lambda x, p: aten.where(p, x, aten.scalar_tensor(-1.0)), (MASK,)),
+    "philox_rand": Case(lambda x, seed: aten.mul(x, ours.philox_rand(seed, ours.positions([M, N]))), (SEED,)),
+    "philox_rand_cpp": Case(lambda x, seed: aten.mul(x, ours.philox_rand_cpp(seed, ours.positions([M, N]))), (SEED,)),
+    "positions": Case(
+        lambda x, s: aten.add(x, aten.view(ours.philox_rand(s, ours.positions([4, 6, N])), [M, N])), (SEED,)
+    ),
 }
 
 
@@ -131,7 +137,7 @@ def test_row(name: str) -> None:
 
 
 def test_every_row_has_a_case() -> None:
-    assert {name.split("::")[-1] for name in ROWS} == CASES.keys() | {"reshape"}
+    assert {name.split("::")[-1] for name in ROWS} == CASES.keys() | {"reshape", "inductor_random"}
 
 
 def test_reshape_of_post_grad_graphs() -> None:

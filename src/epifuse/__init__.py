@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: 
     from epifuse.forms import DenseGemm, Gemm, LayoutType, TileDescription, evt, thread, trace
     from epifuse.fusion.activation import *  # noqa: F403
     from epifuse.fusion.forms import *  # noqa: F403
+    from epifuse.fusion.philox import *  # noqa: F403
     from epifuse.fusion.primitives import *  # noqa: F403
     from epifuse.fusion.reduction import *  # noqa: F403
 else:

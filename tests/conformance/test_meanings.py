@@ -19,7 +19,9 @@ SPECIAL = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 1.0, -1.0, 3.0, -3.
 BROKEN = torch.tensor([torch.nan, torch.inf, -torch.inf])
 
 # PyTorch's function takes other arguments than a value for each of ours.
-OTHER_SIGNATURE = {"max", "min", "clamp", "permute", "reshape", "unsqueeze", "norm", "prelu", "any", "all", "threshold"}
+OTHER_SIGNATURE = {
+    *("max", "min", "clamp", "permute", "reshape", "unsqueeze", "norm", "prelu", "any", "all", "threshold", "dropout")
+}
 
 # On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes; its scalar tail, its float64 and the formula give inf.
 INF_IS_NAN_IN_PYTORCH = {"gelu", "gelu_erf"}

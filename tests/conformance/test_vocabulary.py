@@ -119,6 +119,7 @@ def kinds_of(name: str, count: int) -> list[str]:
     return {
         "logic": ["mask"] * count,
         "integer": ["int32"] * count,
+        "random": ["int32"] * count,
         "select": ["mask", *["float"] * (count - 1)],
         "power": ["float", "exponent"],
     }.get(rule, ["float"] * count)

@@ -14,7 +14,7 @@ from fuzzing.writer import Writer
 
 ACTIVATIONS = {name: len(e.signature.parameters) for name, e in VOCABULARY.items() if e.group == "activation"}
 DERIVATIVES = frozenset({"dsilu", "dgelu_erf", "dgelu_tanh"})
-ELEMENTWISE = (*PRIMITIVES, *ACTIVATIONS)
+ELEMENTWISE = (*(name for name, row in PRIMITIVES.items() if row.rule != "random"), *ACTIVATIONS)
 
 
 def elementwise(writer: Writer) -> Val | None:

@@ -1,8 +1,9 @@
 """Random numbers that are functions of a seed and a position, so that nothing has to be stored: Philox 4x32-10.
 
-J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The counter is (position, 0, 0, 0), of the four
-words that come out the first is taken. Two primitives, since the two backends of TorchInductor read key and word
-differently: Triton (triton/language/random.py) and C++ (torch/csrc/inductor/cpp_prefix.h, ATen/core/PhiloxRNGEngine.h).
+J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The counter is (position, 0, 0, 0); of the
+four words that come out the first is taken. There are two primitives, since the two backends of TorchInductor read key
+and word differently: Triton (triton/language/random.py) and C++ (torch/csrc/inductor/cpp_prefix.h and
+ATen/core/PhiloxRNGEngine.h).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 
 from epifuse.fusion.primitives import Value, primitive
+
+__all__ = ["philox_rand", "philox_rand_cpp"]
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

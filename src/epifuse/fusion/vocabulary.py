@@ -53,8 +53,11 @@ def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _entries() -> dict[str, Entry]:
-    written = {**vars(primitives), **vars(philox)}
-    entries = {name: Entry(name, "primitive", written[name]) for name in primitives.PRIMITIVES}
+    entries = {
+        name: Entry(name, "primitive", getattr(primitives, name))
+        for name in primitives.PRIMITIVES
+        if name not in philox.__all__
+    }
     for name, function in public_functions(activation).items():
         static = builtins.any(map(is_static, inspect.signature(function).parameters.values()))
         entries[name] = Entry(name, "macro" if static else "activation", function)
@@ -64,7 +67,7 @@ def _entries() -> dict[str, Entry]:
         entries[name] = Entry(name, "macro", getattr(reduction, name))
     for name, function in public_functions(forms).items():
         entries[name] = Entry(name, "macro" if name in ("max", "min", "clamp") else "form", function)
-    return entries
+    return entries | {name: Entry(name, "primitive", getattr(philox, name)) for name in philox.__all__}
 
 
 VOCABULARY: dict[str, Entry] = _entries()

@@ -104,8 +104,9 @@ class Alignment:
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
 
     def taken(self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False) -> list[Typed]:
-        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer; of 64
-        bits where each bit counts, `exact`."""
+        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer.
+
+        It has 64 bits beside one that has, and where they all count, `exact`."""
         beside = {value.kind for value in values}
         wide = exact or any(value.kind == "int64" and not value.host for value in values)
         kind: Kind = "float" if floating or "float" in beside else "int64" if wide else "int32"

@@ -28,6 +28,7 @@ OPERANDS: dict[str, Any] = {
     "column": torch.empty(M, 1, device="meta"),
     "labels": torch.empty(M, 1, dtype=torch.int64, device="meta"),
     "mask": torch.empty(M, N, dtype=torch.bool, device="meta"),
+    "seed": torch.empty((), dtype=torch.int64, device="meta"),
     "alpha": 1.0,
 }
 """What the examples may use: accum is (M, N), and so on. `alpha` is a host number."""
@@ -49,6 +50,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("D = accum.reshape(-1, 2, 64).permute(1, 0, 2)", "`reshape`, `permute`: split, merge and reorder dims"),
     ("D = accum.to(torch.int32)", "casts by `.to`, `.float()`, `.half()` ...; towards zero for integers, as in torch"),
     ("D = where(index_n(accum) <= index_m(accum), accum, -math.inf)", "coordinates: a causal mask"),
+    ("D = dropout(accum + bias, 0.1, seed) + C", "random numbers: functions of a seed and a position, stored nowhere"),
     ("debug_print('{}', accum); D = accum", "printing, for small problems; it is never optimised away"),
     ("D = accum; E = D.abs().sum(); return E, D", "several outputs, in any order, each a plain name"),
 )

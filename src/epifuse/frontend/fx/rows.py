@@ -293,9 +293,8 @@ def _drawn(name: str) -> Rule:
 def numbers_of(node: FxNode) -> str | None:
     """The primitive that draws the numbers of `inductor_random`, those of the backend that would have run.
 
-    None where a number depends on more than its seed and its position.
-    From 2.13 on its Triton kernels of one dimension draw four numbers at once, and as `align_random_eager` asks, a GPU's
-    own numbers (torch/_inductor/codegen/triton.py): two kernels may draw two numbers for one element.
+    None where a number depends on more than its seed and its position: from 2.13 on, Triton kernels of one dimension
+    draw four numbers at once (torch/_inductor/codegen/triton.py), and others one.
     """
     given = arguments(node)
     if given["mode"] != "rand":

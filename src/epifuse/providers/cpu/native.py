@@ -95,7 +95,7 @@ def _unsupported_node(graph: Graph) -> str | None:
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):
             return f"it has no {node.attr[0] if node.op == 'reduce' else node.op}"
         if not whole.isdisjoint(node.args):
-            return "it computes floats and masks, not integers"
+            return "it has no index but for random numbers, and no other integers"
         if isinstance(node.attr, Load) and (kind := graph.types[node]).kind != "float":
             return f"it loads floats, and '{node.attr.name}' is {kind}"
     if any(

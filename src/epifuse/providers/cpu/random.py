@@ -1,4 +1,4 @@
-"""Random numbers beside the panels: one compiled loop, where that is there; else PyTorch's integers, fifty times slower."""
+"""Random numbers of a tile: by a compiled loop, or by PyTorch's integers, seven times slower in all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Philox on fragments: a product of 32 by 32 bits is one instruction for both its halves, xor of three words another."""
+"""Philox on fragments: one instruction gives both halves of a product of 32-bit words, another the xor of three."""
 
 from typing import Any
 
