@@ -323,43 +323,6 @@ def test_a_layers_own_number_is_read_again() -> None:
         torch.testing.assert_close(compiled(A), layer.scale * F.silu(A @ layer.weight.t()))
 
 
-@pytest.mark.usefixtures("as_before")
-def test_a_function_made_in_the_graph_reads_its_globals_again() -> None:
-    compiled = torch.compile(lambda a: ef.gemm(a, B, epilogue=lambda accum: accum * FACTOR), backend="eager")
-    for factor in (2.0, 3.0, 4.0):
-        set_global("FACTOR", factor)(None)
-        torch.testing.assert_close(compiled(A), factor * (A @ B))
-
-
-class Switched:
-    act = staticmethod(ef.relu)
-
-    def __init__(self, act: Any) -> None:
-        self.act = act
-
-    def __call__(self, accum: Any) -> Any:
-        return self.act(accum)
-
-
-SWITCHED = Switched(ef.silu)
-
-
-def of_a_made_object(a: Any) -> Any:
-    return ef.gemm(a, B, epilogue=Switched(ef.silu))
-
-
-def of_a_changed_object(a: Any) -> Any:
-    SWITCHED.act = ef.tanh
-    return ef.gemm(a, B, epilogue=SWITCHED)
-
-
-@pytest.mark.parametrize("function", [of_a_made_object, of_a_changed_object])
-def test_what_the_compiled_function_changes_itself_is_seen(function: Call) -> None:
-    want = function(A)
-    SWITCHED.act = ef.silu
-    torch.testing.assert_close(torch.compile(function, backend="eager")(A), want)
-
-
 # --- what breaks the graph -------------------------------------------------------------------------------------------
 
 

@@ -146,22 +146,22 @@ _WITHOUT_OBJECT = (str, bool, int, float, type, FunctionType, BuiltinFunctionTyp
 
 def _is_nested(function: Any) -> bool:
     """Whether a function was made while Dynamo traces: nobody reads its cells then, and its globals have no guard."""
-    has_cells = len(function.__code__.co_freevars) > 0
-    if has_cells and not hasattr(function, "__closure__"):  # PyTorch before 2.13, where it holds tensors
+    if not hasattr(function, "__closure__"):  # PyTorch before 2.13, where it holds tensors
         return True
     try:
-        is_none = function.__closure__ is None
+        closure = function.__closure__
     except AttributeError:  # PyTorch 2.13
         return True
-    # Before, a closure that Dynamo does not know is something that is not None.
-    return not _are_one(function, function) if has_cells else not is_none
+    if function.__code__.co_freevars:
+        return not _are_one(function, function)
+    return closure is not None  # before 2.13 one that Dynamo does not know
 
 
 def _holds_more(function: Any, handed: dict[str, Any]) -> bool:
     """Whether a function made while Dynamo traces has cells, or defaults that are used."""
     code = function.__code__
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-    return len(code.co_freevars) > 0 or any(name not in handed for name in names)
+    return code.co_freevars != () or any(name not in handed for name in names)
 
 
 def _shown(value: Any) -> Any:
