@@ -335,6 +335,13 @@ def test_a_number_that_was_captured_is_that_of_the_forward() -> None:
     torch.testing.assert_close(a.grad, want[0])
 
 
+def test_a_number_that_is_learnt_beside_one_that_was_captured() -> None:
+    scale = 2.0
+    a, b, alpha = random(M, K), random(K, N), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    ef.gemm(a, b, epilogue=lambda accum, alpha: accum * alpha * scale, alpha=alpha).sum().backward()
+    torch.testing.assert_close(alpha.grad, (a @ b).sum() * scale)
+
+
 def test_what_was_saved_and_then_changed_is_torchs_own_error() -> None:
     a, b, scale = random(M, K), random(K, N), random(N)
     y = ef.gemm(a, b, epilogue=lambda accum, s: ef.tanh(accum) * s, s=scale)

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 import epifuse as ef
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # one that PyTorch makes before any model's
+]
 ROWS, WIDTH, HEADS = 256, 256, 4
 
 
@@ -119,6 +123,8 @@ def test_a_profile_shows_kernels_under_our_name() -> None:
         with torch.profiler.profile() as profile:
             compiled(x)
             torch.cuda.synchronize()
-    (found,) = (event for event in profile.key_averages() if event.key.startswith("epifuse::sm90"))
-    assert found.count == 1
-    assert found.device_time_total > 0
+    # On the host, and the range that the profiler makes of it on the device.
+    found = [event for event in profile.key_averages() if event.key.startswith("epifuse::sm90")]
+    assert found
+    assert all(event.count == 1 for event in found)
+    assert any(event.device_time_total > 0 for event in found)

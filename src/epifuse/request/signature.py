@@ -143,10 +143,16 @@ def _with_care_or_grad(request: Request, given: Mapping[str, Any]) -> Call:
         return with_care(request, given)
     loaded = {name: _loaded(value, request.a) for name, value in given.items()}
     with torch.no_grad():  # or it would refuse what requires grad
-        call = with_care(request._replace(given=loaded), loaded)
+        call = with_care(_handing(request, loaded), loaded)
     inputs = (request.a, request.b, *call.tensors.values())
     recorded = tuple(index for index, value in enumerate(inputs) if value.requires_grad)
     return call._replace(recorded=recorded, signature=(*call.signature, recorded))
+
+
+def _handing(request: Request, given: Mapping[str, Any]) -> Request:
+    """The request with these values; what an epilogue captured nobody hands over."""
+    readers = request.parsed.readers
+    return request._replace(given={name: value for name, value in given.items() if name not in readers})
 
 
 def _loaded(value: Any, a: torch.Tensor) -> Any:
@@ -274,8 +280,8 @@ def _specialise(shown: str, value: torch.Tensor) -> None:
 def unhinted(request: Request, given: Mapping[str, Any]) -> Request:
     """The request whose hints are options."""
     if not any(isinstance(value, Hint) for value in given.values()):
-        return request._replace(given=given)
+        return _handing(request, given)
     values, accumulate, by_tma = without_hints(given, request.parsed.output_names)
     options = request.options
     accumulate = tuple(dict.fromkeys((*accumulate, *options.accumulated)))
-    return request._replace(given=values, options=options._replace(accumulate=accumulate, by_tma=by_tma))
+    return _handing(request, values)._replace(options=options._replace(accumulate=accumulate, by_tma=by_tma))

@@ -49,7 +49,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
 
     Raises `UnsupportedError` where what finds compiled kernels is not installed.
     """
-    if best.allocation.bits is None or not CONFIG.background or CONFIG.no_compile:
+    if not _is_submitted(best):
         return Choice(best)
     missing = [text for text in _kernels(best) if not _is_loaded(best, text)]
     if not missing:
@@ -57,6 +57,8 @@ def choose(best: Plan, selection: Selection) -> Choice:
     for text in missing:
         if (outcome := _SUBMITTED.get(_key(best, text))) is not None and outcome.is_awaited:
             outcome.result()
+    if best.allocation.bits is None:
+        return Choice(best)
     is_ready = _is_loaded if _is_capturing(best) else _is_loaded_or_stored
     # What a worker compiles just now is not looked for on disk, which costs as much as all of planning.
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
@@ -80,7 +82,7 @@ def submit(plan: Plan) -> None:
 
     Side by side, and beside what else goes on until the first call, which waits for them.
     """
-    if plan.allocation.bits is None or not CONFIG.background or CONFIG.no_compile:
+    if not _is_submitted(plan):
         return
     with suppress(UnsupportedError):  # what finds compiled kernels is not installed: the call will say so
         for text in _kernels(plan):
@@ -96,6 +98,12 @@ def note(best: Plan | None, selection: Selection) -> str | None:
     if stand_in is None:
         return None
     return f"runs on {stand_in.spec.name} until {best.spec.name} is compiled in the background"
+
+
+def _is_submitted(plan: Plan) -> bool:
+    """Whether workers may compile its kernels: a loop of the CPU takes no longer than a worker's start."""
+    may_be = plan.allocation.bits is not None or plan.problem.target.device == "cuda"
+    return may_be and CONFIG.background and not CONFIG.no_compile
 
 
 def _kernels(plan: Plan) -> tuple[str, ...]:
