@@ -6,7 +6,7 @@ behind the other's main loop (ping-pong). The epilogue's loop is unrolled, becau
 would move it to local memory.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -40,6 +40,29 @@ MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
+
+
+class Cta(NamedTuple):
+    """What all roles of a CTA know.
+
+    The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
+    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; and how long a rest is.
+    """
+
+    buffers: tuple
+    shared: Any
+    carriers: tuple
+    tiles: tuple
+    order: Any
+    place: Any
+    first: Any
+    step: Any
+    rest: Any
+
+    @property
+    def k_tiles(self):
+        """Blocks of K."""
+        return cute.size(self.tiles[0], mode=[3])
 
 
 class Sm90Gemm:
@@ -176,195 +199,221 @@ class Sm90Gemm:
         # the next kernel start at once makes plain ones up to 5 % slower.
         cute.arch.griddepcontrol_wait()
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
-        total = order.total
-        _, _, turn = cute.arch.block_idx()
+        _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        first = turn
-        rest = self.rest(k_tiles)
-
+        cta = Cta(
+            (buffer_a, buffer_b), shared, carriers, (tiles_a, tiles_b), order, place, first, step, self.rest(k_tiles)
+        )
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
-                mask_a = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(self.cluster[1] > 1) else 0
-                mask_b = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(self.cluster[0] > 1) else 0
-                to_a, from_a = _partition(tma_a, place[1], self.cluster[1], buffer_a, tiles_a)
-                to_b, from_b = _partition(tma_b, place[0], self.cluster[0], buffer_b, tiles_b)
-                state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-                while turn < total:
-                    m, n, l = tile_of(turn, order, self.cluster, place)
-                    for k in cutlass.range(k_tiles, unroll=1):
-                        pipe.producer_acquire(state)
-                        barrier = pipe.producer_get_barrier(state)
-                        cute.copy(
-                            tma_a,
-                            from_a[None, m, k, l],
-                            to_a[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=mask_a,
-                        )
-                        cute.copy(
-                            tma_b,
-                            from_b[None, n, k, l],
-                            to_b[None, state.index],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=mask_b,
-                        )
-                        state.advance()
-                    turn += step
-                if const_expr(self.design.spare > 0):
-                    # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
-                    later = state
-                    for _ in cutlass.range_constexpr(self.design.spare):
-                        pipe.sync_object_empty.wait(later.index, later.phase)
-                        later = _after(later, 1)
-                    cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.told)
-                pipe.producer_tail(state)
+                self.load_operands(cta, pipe, (tma_a, tma_b))
             if const_expr(len(self.epilogue.tiles) > 0):
                 if warp == 1 or warp == 2:
-                    served = warp - 1
-                    team, within, stride = self.epilogue.division.turns(served, step)
-                    turn += team * step
-                    partitions = self.epilogue.load_partitions(shared, carriers)
-                    arrivals = Int32(0)
-                    if const_expr(self.rests):
-                        nvvm.nanosleep((budget.STAGGER * rest).ir_value())
-                    while turn < total:
-                        m, n, l = tile_of(turn, order, self.cluster, place)
-                        at = Place(m, n, l, within)
-                        coming = Int32(self.epilogue.brought)
-                        if const_expr(self.design.spare > 0):
-                            if turn + step >= total:
-                                coming = Int32(self.design.load_stages)
-                        for s in cutlass.range(coming, unroll=1):
-                            self.epilogue.bring(
-                                s % self.epilogue.subtiles, arrivals, at, served, shared, carriers, partitions
-                            )
-                            arrivals += 1
-                        turn += stride
-                    if const_expr(self.design.spare > 0):
-                        turn -= stride
-                        if turn >= 0 and turn + step >= total:
-                            behind = _after(
-                                pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages),
-                                (turn // step + 1) * k_tiles,
-                            )
-                            m, n, l = tile_of(turn, order, self.cluster, place)
-                            at = Place(m, n, l, within)
-                            starts = self.epilogue.spare.starts(within, behind, (buffer_a, buffer_b), shared.loads)
-                            cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
-                            self.epilogue.bring_rest(starts, at, shared, carriers, partitions)
+                    self.load_tiles(cta, warp - 1)
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
-            served = group - 1
-            team, within, stride = self.epilogue.division.turns(served, step)
-            own = thread % WARP_GROUP
-            uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
-            fragment_a = mma.make_fragment_A(uniform.partition_A(buffer_a))
-            fragment_b = mma.make_fragment_B(uniform.partition_B(buffer_b))
-            registers = accumulator_registers(cute.size(mma.partition_shape_C((bm, bn))), self.accumulator)
-            accum = as_accumulators(registers, mma.partition_shape_C((bm, bn)), self.accumulator)
-            store_partitions = self.epilogue.store_partitions(shared, carriers)
-            alone = self.epilogue.senders > 1
-            warp_of_group = cute.arch.make_warp_uniform(own // 32)
-            sends = alone or warp_of_group == 0
-            sender = warp_of_group if const_expr(alone) else 0
-            read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
-            given = Given(tensors, numbers, outputs, workspace, shape)
-            carried = self.epilogue.partials.carry()
-            executed = Int32(0)
-            turn += team * step
-            if const_expr(self.pingpong):
-                # The second group takes every other tile, and skips the stages of the first group's.
-                if team == 1:
-                    read = _after(read, k_tiles)
-                    free = _after(free, k_tiles)
-                    cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            while turn < total:
-                m, n, l = tile_of(turn, order, self.cluster, place)
+            self.multiply(cta, pipe, mma, atom, group - 1, Given(tensors, numbers, outputs, workspace, shape), policy)
+
+    @cute.jit
+    def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple):
+        """Warp 0: A and B of each tile, a block of K at a time."""
+        tma_a, tma_b = atoms
+        tiles_a, tiles_b = cta.tiles
+        cluster = cute.make_layout((*self.cluster, 1))
+        turn = cta.first
+        mask_a = cute.make_layout_image_mask(cluster, cta.place, mode=1) if const_expr(self.cluster[1] > 1) else 0
+        mask_b = cute.make_layout_image_mask(cluster, cta.place, mode=0) if const_expr(self.cluster[0] > 1) else 0
+        to_a, from_a = _partition(tma_a, cta.place[1], self.cluster[1], cta.buffers[0], tiles_a)
+        to_b, from_b = _partition(tma_b, cta.place[0], self.cluster[0], cta.buffers[1], tiles_b)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        while turn < cta.order.total:
+            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+            for k in cutlass.range(cta.k_tiles, unroll=1):
+                pipe.producer_acquire(state)
+                barrier = pipe.producer_get_barrier(state)
+                cute.copy(
+                    tma_a,
+                    from_a[None, m, k, l],
+                    to_a[None, state.index],
+                    tma_bar_ptr=barrier,
+                    mcast_mask=mask_a,
+                )
+                cute.copy(
+                    tma_b,
+                    from_b[None, n, k, l],
+                    to_b[None, state.index],
+                    tma_bar_ptr=barrier,
+                    mcast_mask=mask_b,
+                )
+                state.advance()
+            turn += cta.step
+        if const_expr(self.design.spare > 0):
+            # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
+            later = state
+            for _ in cutlass.range_constexpr(self.design.spare):
+                pipe.sync_object_empty.wait(later.index, later.phase)
+                later = _after(later, 1)
+            cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.told)
+        pipe.producer_tail(state)
+
+    @cute.jit
+    def load_tiles(self, cta: Cta, served: Int32):
+        """Warps 1 and 2: what the epilogue of a warp group reads in tiles."""
+        turn = cta.first
+        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        turn += team * cta.step
+        partitions = self.epilogue.load_partitions(cta.shared, cta.carriers)
+        arrivals = Int32(0)
+        if const_expr(self.rests):
+            nvvm.nanosleep((budget.STAGGER * cta.rest).ir_value())
+        while turn < cta.order.total:
+            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+            at = Place(m, n, l, within)
+            coming = Int32(self.epilogue.brought)
+            if const_expr(self.design.spare > 0):
+                if turn + cta.step >= cta.order.total:
+                    coming = Int32(self.design.load_stages)
+            for s in cutlass.range(coming, unroll=1):
+                self.epilogue.bring(
+                    s % self.epilogue.subtiles, arrivals, at, served, cta.shared, cta.carriers, partitions
+                )
+                arrivals += 1
+            turn += stride
+        if const_expr(self.design.spare > 0):
+            turn -= stride
+            if turn >= 0 and turn + cta.step >= cta.order.total:
+                behind = _after(
+                    pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages),
+                    (turn // cta.step + 1) * cta.k_tiles,
+                )
+                m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
                 at = Place(m, n, l, within)
-                held = self.epilogue.fetch(at, own, given)
-                if const_expr(self.pingpong):
-                    cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-                mma.set(warpgroup.Field.ACCUMULATE, False)
-                for k in cutlass.range(k_tiles, unroll=1):
-                    pipe.consumer_wait(read)
-                    warpgroup.fence()
-                    for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
-                        index = (None, None, block, read.index)
-                        cute.gemm(mma, accum, fragment_a[index], fragment_b[index], accum)
-                        mma.set(warpgroup.Field.ACCUMULATE, True)
-                    warpgroup.commit_group()
-                    read.advance()
-                    if k >= self.ahead:
-                        warpgroup.wait_group(self.ahead)
-                        pipe.consumer_release(free)
-                        free.advance()
-                if const_expr(self.pingpong):
-                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-                starts = self.epilogue.spare.starts(within, read, (buffer_a, buffer_b), shared.loads)
-                ending = (turn + step >= total, within, starts)
-                copies = Team(self.epilogue, atom, own, served, executed, shared, given, ending)
-                last = len(self.epilogue.walks) - 1
-                early = copies.early()
-                warpgroup.wait_group(0)
-                for _ in cutlass.range(cutlass.min(k_tiles, self.ahead), unroll=1):
+                starts = self.epilogue.spare.starts(within, behind, cta.buffers, cta.shared.loads)
+                cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
+                self.epilogue.bring_rest(starts, at, cta.shared, cta.carriers, partitions)
+
+    @cute.jit
+    def multiply(
+        self,
+        cta: Cta,
+        pipe: pipeline.PipelineTmaAsync,
+        mma: cute.TiledMma,
+        atom: cute.TiledMma,
+        served: Int32,
+        given: Given,
+        policy: Int64,
+    ):
+        """A warp group: the products of its tiles, and their epilogue."""
+        thread, _, _ = cute.arch.thread_idx()
+        turn = cta.first
+        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        own = thread % WARP_GROUP
+        uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
+        fragment_a = mma.make_fragment_A(uniform.partition_A(cta.buffers[0]))
+        fragment_b = mma.make_fragment_B(uniform.partition_B(cta.buffers[1]))
+        partition = mma.partition_shape_C(self.design.tile)
+        registers = accumulator_registers(cute.size(partition), self.accumulator)
+        accum = as_accumulators(registers, partition, self.accumulator)
+        store_partitions = self.epilogue.store_partitions(cta.shared, cta.carriers)
+        alone = self.epilogue.senders > 1
+        warp_of_group = cute.arch.make_warp_uniform(own // 32)
+        sends = alone or warp_of_group == 0
+        sender = warp_of_group if const_expr(alone) else 0
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        carried = self.epilogue.partials.carry()
+        executed = Int32(0)
+        turn += team * cta.step
+        if const_expr(self.pingpong):
+            # The second group takes every other tile, and skips the stages of the first group's.
+            if team == 1:
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
+        while turn < cta.order.total:
+            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+            at = Place(m, n, l, within)
+            held = self.epilogue.fetch(at, own, given)
+            if const_expr(self.pingpong):
+                cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+            mma.set(warpgroup.Field.ACCUMULATE, False)
+            for k in cutlass.range(cta.k_tiles, unroll=1):
+                pipe.consumer_wait(read)
+                warpgroup.fence()
+                for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
+                    index = (None, None, block, read.index)
+                    cute.gemm(mma, accum, fragment_a[index], fragment_b[index], accum)
+                    mma.set(warpgroup.Field.ACCUMULATE, True)
+                warpgroup.commit_group()
+                read.advance()
+                if k >= self.ahead:
+                    warpgroup.wait_group(self.ahead)
                     pipe.consumer_release(free)
                     free.advance()
-                if const_expr(self.pingpong):
-                    read = _after(read, k_tiles)
-                    free = _after(free, k_tiles)
+            if const_expr(self.pingpong):
+                cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+            starts = self.epilogue.spare.starts(within, read, cta.buffers, cta.shared.loads)
+            ending = (turn + cta.step >= cta.order.total, within, starts)
+            copies = Team(self.epilogue, atom, own, served, executed, cta.shared, given, ending)
+            last = len(self.epilogue.walks) - 1
+            early = copies.early()
+            warpgroup.wait_group(0)
+            for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
+                pipe.consumer_release(free)
+                free.advance()
+            if const_expr(self.pingpong):
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
 
-                values = sums(registers, self.accumulator)
-                if const_expr(len(self.epilogue.vectors) > 0):
-                    if const_expr(alone or len(self.epilogue.staged) == 0):
-                        # Else the last subtile's barrier says that the vectors before were read.
-                        cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                    self.epilogue.deposit(held, shared, served, own)
+            values = sums(registers, self.accumulator)
+            if const_expr(len(self.epilogue.vectors) > 0):
+                if const_expr(alone or len(self.epilogue.staged) == 0):
+                    # Else the last subtile's barrier says that the vectors before were read.
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
-                self.epilogue.reduce_rows(values, tile, copies, given)
-                if const_expr(self.rests):
-                    if turn + step < total:
-                        nvvm.nanosleep((budget.STAGGER * rest * (first % 4)).ir_value())
-                arrived = copies.arrived(last, 0, early)
-                for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
-                    if const_expr(s < self.epilogue.subtiles):
-                        coming = copies.arrived(last, s + 1, early)
-                        leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
-                        arrived = coming
-                    # The subtile before leaves only now: this one's work hid its way into shared memory.
-                    if const_expr(s > 0 and len(self.epilogue.staged) > 0):
-                        # Where an operand was read, its fence is behind the staging as well.
-                        if const_expr(not copies.reads(s + 1, early)):
-                            cute.arch.fence_proxy("async.shared", space="cta")
-                        # The slot of this subtile is free once all stores but the newest were read.
-                        if sends:
-                            cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
-                        if const_expr(alone):
-                            cute.arch.sync_warp()
-                        else:
-                            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                        if sends:
-                            self.epilogue.send(s - 1, at, served, sender, policy, carriers, store_partitions)
-                    if const_expr(s < self.epilogue.subtiles):
-                        copies.stage(s, leaving)
-                        if const_expr(self.rests):
-                            # Nothing runs beside the epilogue of a CTA's last tile.
-                            if turn + step < total:
-                                nvvm.nanosleep(rest.ir_value())
-                self.epilogue.leave(tile, carried, copies, given)
-                executed += 1
-                turn += stride
-            if const_expr(len(carried) > 0):
-                self.epilogue.partials.leave_carried(
-                    carried, self.epilogue.division.warp_of_all(served, own // 32), given
-                )
-            if const_expr(len(self.merging) > 0):
-                cute.arch.griddepcontrol_launch_dependents()
-            if sends:
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                self.epilogue.deposit(held, cta.shared, served, own)
+                cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
+            tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
+            self.epilogue.reduce_rows(values, tile, copies, given)
+            if const_expr(self.rests):
+                if turn + cta.step < cta.order.total:
+                    nvvm.nanosleep((budget.STAGGER * cta.rest * (cta.first % 4)).ir_value())
+            arrived = copies.arrived(last, 0, early)
+            for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
+                if const_expr(s < self.epilogue.subtiles):
+                    coming = copies.arrived(last, s + 1, early)
+                    leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
+                    arrived = coming
+                # The subtile before leaves only now: this one's work hid its way into cta.shared memory.
+                if const_expr(s > 0 and len(self.epilogue.staged) > 0):
+                    # Where an operand was read, its fence is behind the staging as well.
+                    if const_expr(not copies.reads(s + 1, early)):
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                    # The slot of this subtile is free once all stores but the newest were read.
+                    if sends:
+                        cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
+                    if const_expr(alone):
+                        cute.arch.sync_warp()
+                    else:
+                        cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
+                    if sends:
+                        self.epilogue.send(s - 1, at, served, sender, policy, cta.carriers, store_partitions)
+                if const_expr(s < self.epilogue.subtiles):
+                    copies.stage(s, leaving)
+                    if const_expr(self.rests):
+                        # Nothing runs beside the epilogue of a CTA's last tile.
+                        if turn + cta.step < cta.order.total:
+                            nvvm.nanosleep(cta.rest.ir_value())
+            self.epilogue.leave(tile, carried, copies, given)
+            executed += 1
+            turn += stride
+        if const_expr(len(carried) > 0):
+            self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(served, own // 32), given)
+        if const_expr(len(self.merging) > 0):
+            cute.arch.griddepcontrol_launch_dependents()
+        if sends:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def rest(self, k_tiles):
         """Nanoseconds of one rest of a warp group."""
