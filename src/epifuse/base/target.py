@@ -10,12 +10,17 @@ import torch
 
 @dataclass(frozen=True)
 class Target:
-    """Where a kernel runs. `cc` is the compute capability times ten (90 = Hopper), 0 for the CPU."""
+    """Where a kernel runs. `cc` is the compute capability times ten (90 = Hopper), 0 for the CPU.
+
+    `shared_memory` are a CTA's bytes, and `multiprocessors` those of the GPUs that plans are made for: of H100 and H200
+    with SXM sockets. It is a plan's estimate alone that depends on them; a launch asks the GPU.
+    """
 
     name: str
     cc: int
     device: str
     shared_memory: int = 0
+    multiprocessors: int = 0
 
 
 CPU = Target("cpu", 0, "cpu")
@@ -27,7 +32,7 @@ TARGETS: dict[int, Target] = {
         Target("sm_80", 80, "cuda", shared_memory=163 << 10),
         Target("sm_86", 86, "cuda", shared_memory=99 << 10),
         Target("sm_89", 89, "cuda", shared_memory=99 << 10),
-        Target("sm_90a", 90, "cuda", shared_memory=227 << 10),
+        Target("sm_90a", 90, "cuda", shared_memory=227 << 10, multiprocessors=132),
         Target("sm_100a", 100, "cuda", shared_memory=227 << 10),
         Target("sm_103a", 103, "cuda", shared_memory=227 << 10),
         Target("sm_120a", 120, "cuda", shared_memory=99 << 10),

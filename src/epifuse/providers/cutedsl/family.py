@@ -143,11 +143,11 @@ class Family:
     def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
-        shares_rows = self.work.shares_rows
+        shares_rows, target = self.work.shares_rows, self.problem.target
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(Rated.of(found.design, shares_rows=shares_rows, spills=found.spills) for _, found in able),
+            tuple(Rated.of(found.design, target, shares_rows=shares_rows, spills=found.spills) for _, found in able),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from epifuse.base.target import Target
 from epifuse.providers.cutedsl.program import Design
 from epifuse.request.problem import Problem
 
-_MULTIPROCESSORS = 132  # of an H100 or H200
 _RESIDENT = {4: 128, 8: 128}
 """CTAs at once in clusters of so many: a cluster lies within a group of 16 or 18 multiprocessors."""
 _RATE = {
@@ -62,7 +62,7 @@ class Rated(NamedTuple):
     few: tuple[int, float, int]
 
     @staticmethod
-    def of(design: Design, *, shares_rows: bool, spills: bool) -> Rated:
+    def of(design: Design, target: Target, *, shares_rows: bool, spills: bool) -> Rated:
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), pingpong = design.tile, design.cluster, design.pingpong
 
@@ -75,7 +75,7 @@ class Rated(NamedTuple):
             cm,
             n * cn,
             cn,
-            _RESIDENT.get(cm * cn, _MULTIPROCESSORS),
+            _RESIDENT.get(cm * cn, target.multiprocessors),
             0 if pingpong else _EPILOGUE_K,
             _RATE[design.tile, pingpong],
             _FIRST_PAIR if pingpong else 1.0,
