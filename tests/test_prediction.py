@@ -7,7 +7,7 @@ from epifuse.base import rates
 from epifuse.base.rates import Rates, rates_of
 from epifuse.pytorch import prediction
 from epifuse.pytorch.payoff import Moved
-from epifuse.pytorch.prediction import Site, predicted
+from epifuse.pytorch.prediction import Extents, Site, predicted
 
 ROWS, WIDTH, INNER = 16384, 1024, 4096
 HIDDEN, WIDE = 2 * ROWS * WIDTH, 2 * ROWS * INNER  # bytes
@@ -28,8 +28,8 @@ def gelu_of(device: str) -> Site:
     """The first product of BERT-large's perceptron, with gelu behind it."""
     factors, tiles = HIDDEN + 2 * INNER * WIDTH, tiles_of(ROWS, INNER)
     moves = Moved(WIDE, 2 * INNER, WIDE, 2 * WIDE, 0, 1)
-    operations, work = 2.0 * ROWS * INNER * WIDTH, 20.0 * ROWS * INNER
-    return Site(device, operations, factors, moves, work, cost_of(tiles, WIDTH))
+    extents, work = Extents(1, ROWS, INNER, WIDTH, (128, 128)), 20.0 * ROWS * INNER
+    return Site(device, extents, factors, moves, work, cost_of(tiles, WIDTH))
 
 
 @pytest.fixture(params=["cpu", "H100", "H200"])
@@ -75,14 +75,39 @@ def test_waiting_for_rows_costs(site: Site) -> None:
         assert gain(site._replace(waits=True)) < gain(site)
 
 
+def test_factors_that_leave_the_cache_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a long K, bands of A do not stay in the L2 cache; with a short one they do, whatever is as large in all."""
+    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
+
+    def fused(n: int, k: int) -> float:
+        extents, factors = Extents(1, ROWS, n, k, (128, 128)), 2 * k * (ROWS + n)
+        moves = Moved(2 * ROWS * n, 0, 0, 0, 0, 0)
+        found = predicted(Site("cuda", extents, factors, moves, 0.0, cost_of(tiles_of(ROWS, n), k)))
+        return found.fused / found.apart
+
+    assert fused(WIDTH, 4 * INNER) > 1.02 * fused(WIDTH, INNER)
+
+
+def test_arithmetic_of_the_last_tiles_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each multiprocessor has one tile, nothing hides the epilogue."""
+    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
+
+    def cost(high: int) -> float:
+        extents, tiles = Extents(1, high, INNER, INNER, (128, 128)), tiles_of(high, INNER)
+        site = Site("cuda", extents, 2 * INNER * (high + INNER), Moved(0, 0, 0, 0, 0, 0), 0.0, cost_of(tiles, INNER))
+        return (predicted(site._replace(work=50.0 * high * INNER)).fused / predicted(site).fused) - 1
+
+    assert cost(512) > 1.5 * cost(ROWS)
+
+
 def test_few_tiles_and_a_long_k_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient of a weight, widened to float32: cuBLAS splits K, and these tiles leave half of the GPU idle."""
     monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
     weight = 2 * WIDTH * WIDTH
     moves = Moved(weight, 0, 2 * weight, 3 * weight, 0, 1)
     tiles = tiles_of(WIDTH, WIDTH)
-    operations, work = 2.0 * ROWS * WIDTH * WIDTH, 2.0 * WIDTH * WIDTH
-    site = Site("cuda", operations, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS))
+    extents, work = Extents(1, WIDTH, WIDTH, ROWS, (128, 128)), 2.0 * WIDTH * WIDTH
+    site = Site("cuda", extents, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS))
     assert gain(site) < 0
 
 
@@ -100,7 +125,7 @@ def test_a_kernel_is_not_faster_than_its_parts(site: Site) -> None:
     found = predicted(site)
     assert found.fused > predicted(site._replace(work=0.0)).fused
     assert found.fused > (site.factors + site.moved.outputs) / H200.bytes_a_second
-    assert found.apart > site.operations / H200.operations_a_second
+    assert found.apart > site.extents.operations / H200.operations_a_second
 
 
 def test_rates_of_devices() -> None:

@@ -1,32 +1,53 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
-On a GPU a fused kernel overlaps three things, the product, memory and arithmetic, and takes the root of the sum of
-their squares; where a row is spread over the CTAs of a cluster, which wait for each other, the product overlaps with
-nothing. cuBLAS hides what it reads behind the product, and not what it writes. Inductor's loops take as long as
-their bytes. The constants are fitted to 120 drawn sites on an H200 (benchmarks/results/sites.json).
+On a GPU a fused kernel overlaps the product, memory and arithmetic, but for the arithmetic of the last tiles; where a
+row is spread over the CTAs of a cluster, which wait for each other, the product overlaps with nothing. cuBLAS overlaps
+the product and memory. Inductor's loops take as long as their bytes.
+
+The constants are fitted to 240 drawn sites on two H200 (benchmarks/results/sites.json and sites_second.json). docs/
+pytorch.md tells how well they do on sites that they were not fitted to.
 """
 
 from __future__ import annotations
 
-from math import hypot, prod
+from math import ceil, hypot, prod
 from typing import NamedTuple
 
 from epifuse.base.rates import Rates, rates_of
 from epifuse.plan import Plan
-from epifuse.pytorch.cone import Cone, elements_of, tensors_of
+from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved
+
+
+class Extents(NamedTuple):
+    """Of a product, and of the tiles in which a kernel computes it; `k` in elements of 16 bits."""
+
+    batches: int
+    m: int
+    n: int
+    k: float
+    tile: tuple[int, int]
+
+    @property
+    def operations(self) -> float:
+        """On values of 16 bits."""
+        return 2.0 * self.batches * self.m * self.n * self.k
+
+    def tiles(self, tile: tuple[int, int]) -> int:
+        """How many of a size there are."""
+        return self.batches * ceil(self.m / tile[0]) * ceil(self.n / tile[1])
 
 
 class Site(NamedTuple):
     """What the prediction depends on.
 
-    `device` is its name in PyTorch, `operations` those of the product on 16-bit values, `factors` the bytes of A and B,
-    `work` instructions of the epilogue, and `cost` that of the plan: multiply-adds of 16-bit values on one
-    multiprocessor. With `waits`, values need whole rows, and a row is in several tiles.
+    `device` is its name in PyTorch, `factors` are the bytes of A and B, `work` instructions of the epilogue, and `cost`
+    that of the plan: multiply-adds of 16-bit values on one multiprocessor. With `waits`, values need whole rows, and a
+    row is in several tiles.
     """
 
     device: str
-    operations: float
+    extents: Extents
     factors: int
     moved: Moved
     work: float
@@ -50,11 +71,11 @@ class Prediction(NamedTuple):
 def site_of(cone: Cone, plan: Plan) -> Site:
     """What the prediction for `cone` depends on."""
     a, b = (tensors_of(node)[0] for node in cone.factors)
-    operations = 2.0 * elements_of(cone.product) * a.shape[-1] * a.element_size() / 2
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
-    allocation = plan.allocation
-    waits = "row" in plan.stages and plan.problem.extents["n"] > allocation.tile[1]
-    return Site(str(a.device), operations, factors, moved(cone), _work(plan), allocation.cost, waits)
+    sizes, allocation = plan.problem.extents, plan.allocation
+    extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * a.element_size() / 2, allocation.tile)
+    waits = "row" in plan.stages and sizes["n"] > allocation.tile[1]
+    return Site(str(a.device), extents, factors, moved(cone), _work(plan), allocation.cost, waits)
 
 
 def predicted(site: Site) -> Prediction:
@@ -74,7 +95,7 @@ kernel's operations. Assumed, not fitted."""
 
 
 def _on_cpu(site: Site, rates: Rates) -> Prediction:
-    product = site.operations / rates.operations_a_second
+    product = site.extents.operations / rates.operations_a_second
     apart, fused = _bytes(site)
     return Prediction(product + fused / rates.bytes_a_second + _CPU_CALL, product + apart / rates.bytes_a_second)
 
@@ -86,30 +107,110 @@ def _bytes(site: Site) -> tuple[int, int]:
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
-_KERNEL = 2.5e-6
+_KERNEL = 2e-6
 """Seconds from one kernel to the next."""
 _REACHED = 0.85
-"""Of the memory's rate, by a product. Loops reach all of it, as the L2 cache still has some of what they read."""
+"""Of the memory's rate, by a fused kernel. Loops reach all of it, as the L2 cache still has some of what they read."""
+_LIBRARY_REACHED = 0.74
+"""Of the memory's rate, by cuBLAS. With it the time of half of the 240 products is within 4 % of the one measured."""
 _INSTRUCTIONS = 128 * 1.7e9
 """Of one multiprocessor in a second: a lane a cycle."""
+_OVERLAP = 1.65
+"""The exponent of the norm that three overlapping times have together: 1 where they follow each other, 2 a hypotenuse.
+The two files alone give 1.6 and 1.8."""
+_EXPOSED = 0.7
+"""Of what the last tile computes, what no product hides. The two files alone give 0.4 and 1.0."""
+_PLANNED = 0.95
+"""Of the time that the plan's cost gives at the rate of large products."""
+_IDLE = 0.38
+"""How much idle multiprocessors speed the others up, as all share the power limit and the L2 cache: the weight of the
+product's own time in a geometric mean with the plan's. It is 0 where idle ones help nothing, and 1 where they cost
+nothing. The two files alone give 0.37 and 0.36."""
 
 
 def _on_gpu(site: Site, rates: Rates) -> Prediction:
-    parts, memory = site.moved, _REACHED * rates.bytes_a_second
-    product = site.operations / rates.operations_a_second
-    alone = max(product + parts.product / memory, (site.factors + parts.product) / memory)
+    parts, extents, memory = site.moved, site.extents, _REACHED * rates.bytes_a_second
+    product = extents.operations / rates.operations_a_second
+    library = max(product, _SPLIT * _of_tiles(extents, rates))
+    alone = hypot(library, (site.factors + parts.product) / (_LIBRARY_REACHED * rates.bytes_a_second))
     apart = alone + parts.loops_apart / rates.bytes_a_second + parts.kernels * _KERNEL
     planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
-    moving = (site.factors + parts.operands + parts.outputs) / memory
+    multiplying = _PLANNED * planned ** (1 - _IDLE) * product**_IDLE
+    moving = (site.factors + _AGAIN * _read_again(extents, rates) + parts.operands + parts.outputs) / memory
     computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
-    own = planned + hypot(moving, computing) if site.waits else hypot(planned, moving, computing)
-    return Prediction(own + parts.loops_fused / rates.bytes_a_second, apart)
+    own = multiplying + _norm(moving, computing) if site.waits else _norm(multiplying, moving, computing)
+    last = computing / max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
+    return Prediction(own + _EXPOSED * last + parts.loops_fused / rates.bytes_a_second, apart)
+
+
+def _norm(*seconds: float) -> float:
+    return float(sum(each**_OVERLAP for each in seconds) ** (1 / _OVERLAP))
+
+
+_L2 = 30e6
+"""Bytes that the L2 cache of an H100 or H200 keeps of operands: it has 50 MB, and some of it twice."""
+_AGAIN = 1.4
+"""How much what is read again weighs beside what is read once. The two files alone give 1.4 and 1.6."""
+_BAND = 16
+"""Tiles along M that are worked on side by side: eight clusters of two."""
+
+
+def _read_again(extents: Extents, rates: Rates) -> float:
+    """Bytes of A and B that leave the L2 cache before all tiles that need them are done.
+
+    Tiles are worked on in bands of rows. While a band of A is kept, B is read once a band; where K is too long for
+    that, each wave of tiles reads its rows and columns.
+    """
+    batches, m, n, k, (high, wide) = extents
+    if batches > 1:
+        return 0.0
+    rows = min(m, _BAND * high)
+    band, b = 2 * rows * k, 2 * n * k
+    if band <= _L2:
+        return (ceil(m / rows) - 1) * b if b + band > _L2 else 0.0
+    wave = rates.multiprocessors * high * wide
+    columns = min(n, wave / rows)
+    return max(0.0, max(1.0, m * n / wave) * 2 * (rows + columns) * k - 2 * (m + n) * k)
+
+
+_SPLIT = 0.7
+"""Of the time that whole waves of tiles take by the rate of large products. The two files alone give 0.72 and 0.66."""
+_RATES = {
+    (128, 128): 1.0,
+    (128, 192): 0.995,
+    (64, 256): 0.96,
+    (128, 256): 0.95,
+    (256, 128): 0.95,
+    (64, 128): 0.8,
+    (128, 64): 0.6,
+    (64, 64): 0.46,
+}
+"""Of tiles that cuBLAS may choose, beside the best: those of our own kernels (providers/cutedsl/heuristic.py)."""
+_SPLITS = (1, 2, 3, 4, 5, 6, 8)
+_SHORTEST = 512
+"""Elements of a part of K."""
+
+
+def _of_tiles(extents: Extents, rates: Rates) -> float:
+    """Seconds of cuBLAS's product in whole waves of the best tiles, with K split where there are few of them; the parts
+    are written and read in float32."""
+    each, k = rates.operations_a_second / rates.multiprocessors, extents.k
+    best = float("inf")
+    for tile, rate in _RATES.items():
+        tiles = extents.tiles(tile)
+        for split in _SPLITS:
+            if split > 1 and (k < split * _SHORTEST or split * tiles > rates.multiprocessors):
+                break
+            waves = ceil(split * tiles / rates.multiprocessors)
+            merged = 8 * split * extents.batches * extents.m * extents.n if split > 1 else 0
+            best = min(best, waves * 2 * prod(tile) * k / (split * rate * each) + merged / rates.bytes_a_second)
+    return best
 
 
 _EACH = 3
 """Instructions of an operation on one value."""
-_LONG = {"log1p": 200}
-"""Of operations that take many more: it is computed in full."""
+_LONG = {"log1p": 140, "erf": 30, "gelu_erf": 30}
+"""Of operations that take many more: they are computed in full."""
 
 
 def _work(plan: Plan) -> float:
@@ -118,5 +219,6 @@ def _work(plan: Plan) -> float:
     for node in graph.nodes:
         if node.op not in ("accum", "const", "load", "cast"):
             spread = graph.types[node.args[0] if node.op == "reduce" else node]
-            total += _LONG.get(node.op, _EACH) * prod(factor.size(extents) for factor in spread.factors)
+            name = str(node.attr) if node.op == "call" else node.op
+            total += _LONG.get(name, _EACH) * prod(factor.size(extents) for factor in spread.factors)
     return total
