@@ -1,6 +1,6 @@
 """A small set of launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
 
-    for tool in memcheck racecheck initcheck; do
+    for tool in memcheck racecheck initcheck synccheck; do
         compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 python tests/gpu/sanitize.py
     done
 
