@@ -221,6 +221,16 @@ def test_a_model_is_measured_and_trained() -> None:
     assert [row.measured is not None for row in ef.report(compiled).rows] == [True, False]
 
 
+@pytest.mark.filterwarnings("error:a site is fused as it is predicted")
+def test_a_model_is_measured_while_inductor_keeps_its_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where it is not found
+    x, y = torch.randn(9, 16), torch.randn(9, 16)
+    with inductor.patch(fx_graph_cache=True):
+        compiled = ef.compile(lambda x, y: x @ x.t() @ y + y, measure=True)
+        compiled(x, y)
+    assert any(row.measured is not None for row in ef.report(compiled).rows)
+
+
 def test_measuring_is_for_what_would_be_predicted() -> None:
     for wrong in ({"measure": 1}, {"measure": True, "sites": "all"}):
         with pytest.raises(ef.errors.ArgumentError, match="measure"):

@@ -142,7 +142,14 @@ def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
 
-    changes = {"post_grad_custom_pre_pass": None, "post_grad_custom_post_pass": None, "triton.cudagraphs": False}
+    changes = {
+        "post_grad_custom_pre_pass": None,
+        "post_grad_custom_post_pass": None,
+        "triton.cudagraphs": False,
+        # Inductor's cache collects the kernels of one graph at a time, and now collects those of the graph around it.
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+    }
     with config.patch(changes), tracing(TracingContext(fake_mode)):
         yield
 
