@@ -212,6 +212,20 @@ def test_export_keeps_one_node_and_decomposes_to_aten(strict: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_layer_that_requires_grad_is_exported_as_one_node_that_is_saved_and_loaded() -> None:
+    class Layer(torch.nn.Linear):
+        def forward(self, a: torch.Tensor) -> Any:
+            return ef.linear(a, self.weight, self.bias, epilogue=ef.gelu)
+
+    layer, kept = Layer(K, N), io.BytesIO()
+    program = torch.export.export(layer, (A,))
+    assert targets(program.graph_module) == ["t.default", "epifuse.gemm.default", "<built-in function getitem>"]
+    torch.export.save(program, kept)
+    kept.seek(0)
+    torch.testing.assert_close(torch.export.load(kept).module()(A), layer(A))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_an_exported_program_is_saved_and_loaded() -> None:
     kept = io.BytesIO()
     torch.export.save(torch.export.export(Module(), (A,)), kept)

@@ -27,14 +27,14 @@ from epifuse.request.transports import without_hints
 NAMES = {"gemm": ("A", "B"), "linear": ("x", "weight")}
 """What errors call A and B."""
 
-SCHEMA = "gemm(Tensor a, Tensor b, Tensor[] operands, Scalar[] numbers, str spec) -> Tensor[]"
+SCHEMA = "gemm(Tensor a, Tensor b, Tensor[] operands, Scalar[]? numbers, str spec) -> Tensor[]"
 
 
-def operator(a: Any, b: Any, operands: Sequence[Any], numbers: Sequence[Any], spec: str) -> list[torch.Tensor]:
-    """The outputs in the order of the return statement."""
+def operator(a: Any, b: Any, operands: Sequence[Any], numbers: Sequence[Any] | None, spec: str) -> list[torch.Tensor]:
+    """The outputs in the order of the return statement. PyTorch saves no program with an empty list of numbers."""
     if torch._C._get_tracing_state() is not None:  # torch.jit records no list of numbers
         return _composite(a, b, operands, numbers, spec)
-    return torch.ops.epifuse.gemm.default(a, b, operands, numbers, spec)  # type: ignore[no-any-return]  # by its schema
+    return torch.ops.epifuse.gemm.default(a, b, operands, numbers or None, spec)  # type: ignore[no-any-return]  # by its schema
 
 
 def recorded(request: Request) -> dict[str, torch.Tensor]:
@@ -96,10 +96,10 @@ def chosen_dtypes(asked: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _composite(
-    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any], spec: str
+    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any] | None, spec: str
 ) -> list[torch.Tensor]:
     call = decoded(spec)
-    given = dict(zip((*call.tensors, *call.numbers), (*operands, *numbers), strict=True))
+    given = dict(zip((*call.tensors, *call.numbers), (*operands, *(numbers or ())), strict=True))
     outputs = computed(Request(a, b, call.parsed, given, call.options, call.names), call.form)
     return [outputs[name] for name in call.parsed.output_names]
 
@@ -142,7 +142,7 @@ def _with_copies(request: Request) -> Request:
 
 
 def _autocast(
-    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any], spec: str
+    a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any] | None, spec: str
 ) -> list[torch.Tensor]:
     """A, B and the bias of a linear layer are cast; what is computed of them is not."""
     call = decoded(spec)

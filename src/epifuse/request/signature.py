@@ -169,6 +169,7 @@ def wants_gradient(*values: Any) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
         and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+        and torch._ops._len_torch_dispatch_stack_pre_dispatch() == 0  # type: ignore[no-untyped-call]  # untyped
         and forward_ad._current_level < 0
         and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
     )
