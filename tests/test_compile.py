@@ -387,10 +387,21 @@ def test_options_are_checked() -> None:
     for wrong in ({"numerics": "exact"}, {"sites": "some"}, {"leave": 3}):
         with pytest.raises(ef.errors.ArgumentError):
             ef.compile(nn.Linear(2, 2), **wrong)
-    with pytest.raises(ef.errors.EpifuseError):
-        ef.compile(3)
+    for other in (3, nn.Linear):  # an instance of a class is compiled
+        with pytest.raises(ef.errors.EpifuseError):
+            ef.compile(other)
     with pytest.raises(ef.errors.ArgumentError):
         ef.report(nn.Linear(2, 2))
+
+
+def test_a_function_is_decorated_with_options() -> None:
+    @ef.compile(sites="all", dynamic=False)
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ x) + x
+
+    x = torch.randn(6, 6)
+    torch.testing.assert_close(layer(x), torch.tanh(x @ x) + x)
+    assert [row.fused for row in ef.report(layer).rows] == [True]
 
 
 def test_other_passes_stay() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ _CHOICES = {"numerics": ("float32", "torch"), "sites": ("predicted", "all", "non
 
 
 def compile(  # noqa: A001 - as torch.compile, which it stands for
-    model: Any,
+    model: Any = None,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
@@ -45,9 +46,13 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     `leave` is true of are left alone. With `measure=True` each is measured both ways while the model is compiled, and
     not predicted; the times are kept on disk. `report` tells what became of each product. The backward pass reads the
     masks of dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer
-    where no product hides it. Raises `ArgumentError` for options.
+    where no product hides it. Without a model it is a decorator. Raises `ArgumentError` for options.
     """
-    if not callable(model):
+    if model is None:
+        chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
+        chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
+        return partial(compile, **chosen)
+    if not callable(model) or isinstance(model, type):
         raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))
     for name, value in {"numerics": numerics, "sites": sites, "masks": masks}.items():
         if value not in _CHOICES[name]:
