@@ -229,6 +229,8 @@ def _process(rank: int, given: argparse.Namespace, parallel: str, meet: str, out
         torch.set_num_threads(1)
     if parallel != "alone":
         backend = "nccl" if given.device == "cuda" else "gloo"
+        if sys.platform == "linux":  # else Gloo asks for the address of the host's name
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend, init_method=f"file://{meet}", rank=rank, world_size=PROCESSES)
     # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
     torch._inductor.config.fx_graph_cache = False
