@@ -374,7 +374,7 @@ def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path
     for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.bounds):
         try:
             figure()
-        except Exception:
+        except Exception:  # kept beside the figures there are: a device that runs out of memory loses one of them
             runs.found.setdefault("failed", {})[str(figure)] = traceback.format_exc()[-2000:]
             runs.save()
 

@@ -61,7 +61,7 @@ def work(options: argparse.Namespace) -> None:
             case = drawn(index, options.seed, tiny=options.tiny)
             try:
                 found = measured(case, options.device, options.lock)
-            except Exception:
+            except Exception:  # saved, counted and printed as failed; the other sites go on
                 found = {"failed": traceback.format_exc()[-3000:]}
             file.write(json.dumps({"index": index, "name": case.name, **found}) + "\n")
             file.flush()

@@ -1,4 +1,4 @@
-"""What every test file may use: `golden`, `seed`, and the rule for GPU tests."""
+"""What every test file may use: `golden`, `seed`, `compiled_anew`, and the rule for GPU tests."""
 
 import functools
 import os
@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +84,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
             assert text == path.read_text(encoding="utf-8"), f"differs from {path}"
 
     return compare
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Nothing compiled before, in this process or on disk: a graph that PyTorch finds again does not meet the pass."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    torch.compiler.reset()
+    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        yield
+    torch.compiler.reset()

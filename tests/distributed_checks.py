@@ -439,7 +439,7 @@ def main(rank: int, count: int, device: str, folder: Path) -> None:
         try:
             function(world)
             failed[name] = ""
-        except Exception:
+        except Exception:  # told to the process that waits, whose test then fails
             failed[name] = traceback.format_exc()
         print(f"{time.perf_counter() - start:6.2f} s  {name}", flush=True)
     (folder / f"{rank}.json").write_text(json.dumps(failed))

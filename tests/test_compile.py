@@ -4,15 +4,13 @@ import copy
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
-import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 import torch._inductor.inductor_prims  # registers prims.fma
 import torch.nn.functional as F
 from compile_models import MODELS, Encoder, errors, gradients, hidden, interpreted
@@ -30,16 +28,7 @@ from epifuse.pytorch.leaves import decoded
 from epifuse.pytorch.report import Report
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing compiled before, in this process or on disk: a graph that PyTorch finds again does not meet the pass."""
-    torch.compiler.reset()
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        yield
-    torch.compiler.reset()
+pytestmark = [pytest.mark.usefixtures("compiled_anew"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 # --- whole models: PyTorch's own training graphs, run operation by operation -----------------------------------------

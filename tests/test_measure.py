@@ -4,13 +4,11 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 import torch._inductor.inductor_prims  # registers prims.fma
 import torch.nn.functional as F
@@ -24,15 +22,7 @@ from epifuse.pytorch import measure, sites
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.region import Copied, region_of, text_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        yield
-    torch.compiler.reset()
+pytestmark = [pytest.mark.usefixtures("compiled_anew"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 def traced(function: Any, *args: Tensor) -> GraphModule:

@@ -1,12 +1,10 @@
 """What training does around a compiled model: eager's numbers, in the smallest model that has each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 from compile_models import interpreted
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,15 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import epifuse as ef
 from epifuse.pytorch.fuse import Fuse
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        yield
-    torch.compiler.reset()
+pytestmark = [pytest.mark.usefixtures("compiled_anew"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 class Tied(nn.Module):

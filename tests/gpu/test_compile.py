@@ -1,13 +1,10 @@
 """Compiled models on a GPU: fused there, with eager's gradients, also as CUDA graphs; and nothing goes stale."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,18 +12,11 @@ import epifuse as ef
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("compiled_anew"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # one that PyTorch makes before any model's
 ]
 ROWS, WIDTH, HEADS = 256, 256, 4
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        yield
-    torch.compiler.reset()
 
 
 class Layer(nn.Module):

@@ -76,7 +76,7 @@ def dropout(x: Value, p: Value, seed: Value) -> Value:
     """x with each element zero with the probability p, and the others divided by 1 - p.
 
     `seed` is a signed integer of 64 bits: a number, or a tensor of one element, read at each launch, which never leaves
-    the device. p is a number in [0, 1), else `ValueError`. An element is kept where `philox_rand(seed, position)` is
+    the device. p is a number in [0, 1); others are refused. An element is kept where `philox_rand(seed, position)` is
     greater than p, as PyTorch decomposes `native_dropout`; the mask is nowhere stored, and the backward pass draws it
     again. Dtype and shape are those of x; the positions are counted in its shape, row by row.
     """
