@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import interleave, machine, paired_ratio, save
+from timing import command, interleave, machine, paired_ratio, save
 
 import epifuse as ef
 from epifuse.tools.debug import peak_bytes
@@ -72,9 +73,9 @@ def main() -> None:
             rows.append(measure(epilogue, dtype, options.rounds))
             print(rows[-1], flush=True)
     if options.save:
-        command = f"python benchmarks/cpu_epilogue.py --rounds {options.rounds}"
         save(
-            options.save, {"machine": machine(), "command": command, "problem": {"M": M, "N": N, "K": K}, "rows": rows}
+            options.save,
+            {"machine": machine(), "command": command(sys.argv), "problem": {"M": M, "N": N, "K": K}, "rows": rows},
         )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import gemm_report
 import torch
 from gemm_cases import CASES, COMPILED, Case, Operands, shapes
-from timing import machine, paired_ratio, save
+from timing import command, machine, paired_ratio, save
 
 HOME = Path(__file__).parent
 RESULTS = HOME / "results" / "gemm_epilogue.json"
@@ -116,24 +116,10 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         "versions": {name: _version(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "quack-kernels")},
         "cuda": torch.version.cuda,
         "import_seconds": _import_seconds(),  # once a process, and no part of a kernel's compilation
-        "command": " ".join(["python", "benchmarks/gemm_epilogue.py", *_what_was_asked(sys.argv[1:])]),
+        "command": command(sys.argv),
         "rounds": options.rounds,
         "rows": [],
     }
-
-
-def _what_was_asked(words: Sequence[str]) -> list[str]:
-    """A command line without where its results go, which is nobody else's matter."""
-    kept, destination = [], False
-    for word in words:
-        option, _, value = word.partition("=")
-        if not destination and option not in _DESTINATIONS:
-            kept.append(word)
-        destination = option in _DESTINATIONS and not value
-    return kept
-
-
-_DESTINATIONS = ("--save", "--chart")
 
 
 def _version(name: str) -> str | None:

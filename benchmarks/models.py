@@ -1,6 +1,6 @@
 """Gradients of whole models through `ef.compile`, beside eager's and torch.compile's, against float64.
 
-    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp] [--sites all] [--json out.json]
+    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp] [--sites all] [--save out.json]
 
 The transformers models come from configurations, with random weights: nothing is downloaded. For each tensor the error
 is ||g - g64|| / max(||g64||, 1e-3 x the median norm of the parameters' gradients). Each model is one graph.
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--amp", action="store_true", help="under autocast in bfloat16")
     parser.add_argument("--sites", default="all", choices=["all", "predicted"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", type=Path)
     given = parser.parse_args()
     # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
     torch._inductor.config.fx_graph_cache = False
@@ -209,10 +209,10 @@ def main() -> None:
         worst, median = (" ".join(f"{each:8.2e}" for each in one[key].values()) for key in ("worst", "median"))
         above = f"{len(one['tensors_above_1.1'])} of {one['tensors']} tensors above 1.1 x the others"
         print(f"{name:8} {fused:>14}     {worst}   {median}   {above}", flush=True)
-    if given.json:
+    if given.save:
         versions = {"torch": torch.__version__, "epifuse": ef.__version__, "python": platform.python_version()}
         said = {**versions, "device": given.device, "amp": given.amp, "sites": given.sites, "models": results}
-        given.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        given.save.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import interleave, machine, paired_ratio, save
+from timing import command, interleave, machine, paired_ratio, save
 from torch.nn import functional as F
 
 import epifuse as ef
@@ -88,8 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results[name] = measure(variants, options.rounds)
         print(name, results[name], flush=True)
     if options.save:
-        command = f"python benchmarks/small_products.py --rounds {options.rounds} --extent {options.extent}"
-        save(options.save, {"machine": machine(), "command": command, "extent": options.extent, "results": results})
+        save(
+            options.save,
+            {"machine": machine(), "command": command(sys.argv), "extent": options.extent, "results": results},
+        )
 
 
 if __name__ == "__main__":

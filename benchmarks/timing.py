@@ -6,7 +6,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,20 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "epifuse": epifuse.__version__,
     }
+
+
+def command(words: Sequence[str]) -> str:
+    """`sys.argv` as one would type it, without where the results go: that names a folder of whoever ran it."""
+    kept, destination = [], False
+    for word in words[1:]:
+        option, _, value = word.partition("=")
+        if not destination and option not in _DESTINATIONS:
+            kept.append(word)
+        destination = option in _DESTINATIONS and not value
+    return " ".join(["python", f"benchmarks/{Path(words[0]).name}", *kept])
+
+
+_DESTINATIONS = ("--save", "--chart")
 
 
 def _processor() -> str:

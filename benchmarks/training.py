@@ -1,6 +1,6 @@
 """Loss curves of a small GPT in training: eager, torch.compile, ef.compile, and layers that call ef.linear.
 
-    python benchmarks/training.py [--parallel alone ddp tp] [--steps 300] [--device cuda] [--json out.json]
+    python benchmarks/training.py [--parallel alone ddp tp] [--steps 300] [--device cuda] [--save out.json]
 
 Each is trained alone, and on two processes by DDP and in tensor parallel (gloo; NCCL and bfloat16 autocast on GPUs),
 on the same batches of the text that Python's standard library is. Rounding makes two curves part, so the noise is
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import machine, save
+from timing import command, machine, save
 from torch import Tensor, nn
 
 import epifuse as ef
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--parallel", nargs="+", default=["alone", "ddp", "tp"], choices=["alone", "ddp", "tp"])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", type=Path)
     given = parser.parse_args()
     if "alone" not in given.parallel:
         given.parallel.insert(0, "alone")
@@ -294,13 +294,14 @@ def main() -> None:
     for row in found["rows"]:
         print(f"{row['parallel']:6} {row['way']:24} {row['last']:10.4f}  {row['distance']:.2e}")
     print(f"noise {found['noise']:.2e}: eager's own, from weights moved by one rounding")
-    if given.json:
+    if given.save:
         curves = {
             parallel: {way: [round(loss, 5) for loss in losses[::10]] for way, (losses, _) in each.items()}
             for parallel, each in found["curves"].items()
         }
         save(
-            given.json, {**machine(given.device), "steps": given.steps, "command": sys.argv, **found, "curves": curves}
+            given.save,
+            {**machine(given.device), "steps": given.steps, "command": command(sys.argv), **found, "curves": curves},
         )
 
 

@@ -19,6 +19,7 @@ import gpu_timing
 import host_time
 import pytest
 import small_products
+import timing
 import torch
 from gemm_cases import CASES, Case, Operands, Peer
 
@@ -424,7 +425,7 @@ def test_a_tree_beside_itself(tmp_path) -> None:
 
 @pytest.mark.parametrize("words", ["--save /home/x/a.json --host --chart=b.png", "--host --chart b.png --save=c.json"])
 def test_a_saved_command_names_no_folder_of_whoever_ran_it(words: str) -> None:
-    assert gemm_epilogue._what_was_asked(words.split()) == ["--host"]
+    assert timing.command(["/some/where/x.py", *words.split()]) == "python benchmarks/x.py --host"
 
 
 def test_no_result_names_a_folder_of_whoever_ran_it() -> None:
