@@ -1,4 +1,4 @@
-"""The price of an activation is one function, of a primitive one row plus those of each provider; shown on a copy."""
+"""What a row of CONTRIBUTING's price list says is enough; shown on a copy of the package."""
 
 import os
 import re
@@ -111,3 +111,60 @@ def test_a_primitive_is_one_row_plus_one_a_provider(package: Path) -> None:
     assert {"test_row", "test_elementwise"} <= outcomes(report, "PASSED", "sinh"), report
     assert "FAILED" not in report
     assert "sinh" in python(package, "-m", "epifuse", "docs").stdout
+
+
+ACCESS = '''
+"""Row vectors that every thread reads from memory where its values need them: a way that only this test knows."""
+
+import cutlass
+
+from epifuse.providers.cutedsl import device_math as dm
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads
+
+
+class Unshared(Loads):
+    def visit(self, i, like, spot, tile, team):
+        vector, shape = team.given.tensors[i], team.given.shape
+        values = [vector[0, cutlass.min(column, shape[1] - 1), tile.place.l] for column in spot.columns]
+        return dm.fragment(values, team.shape, vector.element_type).to(self.scene.held(i))
+'''
+WAY = """    "unshared": Way(lambda use: not use.leaves and use.axes == frozenset("n"), "by every thread, from memory"),
+"""
+PROGRAM = """
+import sys
+import torch
+import epifuse as ef
+
+
+def bias_gelu(accum, bias):
+    return ef.gelu(accum + bias)
+
+
+device = sys.argv[1]
+a, b, bias = (torch.randn(*shape, device=device).bfloat16() for shape in ((300, 256), (256, 520), (520,)))
+args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(bias_gelu, bias=bias, D=torch.empty_like(a @ b)))
+kernel = ef.get_kernels(args, cc=90)[0]
+print(dict(kernel.plan.allocation.transports)["bias"])
+kernel.compile(args)
+if device == "cuda":
+    kernel.run(args)
+    expected = torch.nn.functional.gelu((a.double() @ b.double()) + bias.double())
+    print((args.epilogue.tensors["D"].double() - expected).abs().max().item() < 0.25)
+print("compiled")
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_access_is_one_class_and_its_rows(package: Path, device: str) -> None:
+    pytest.importorskip("cutlass")
+    cutedsl = package / "providers" / "cutedsl"
+    (cutedsl / "kernels" / "accesses" / "unshared.py").write_text(ACCESS, encoding="utf-8")
+    insert(cutedsl / "ways.py", '    "row": Way(', WAY)
+    registry = cutedsl / "kernels" / "accesses" / "__init__.py"
+    insert(registry, "LOADS: Mapping", "from epifuse.providers.cutedsl.kernels.accesses.unshared import Unshared\n\n")
+    insert(registry, '    "row": Vectors,\n', '    "unshared": Unshared,\n')
+    program = package.parent / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    ran = python(package, str(program), device)
+    said = ["by every thread, from memory", *(["True"] if device == "cuda" else []), "compiled"]
+    assert ran.stdout.splitlines() == said, ran.stderr

@@ -353,7 +353,7 @@ def test_a_rest_is_one_instruction_a_subtile_and_one_before_all_and_one_before_o
     args = arguments(epilogue, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
     _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
     found = len(re.findall(r"\bnanosleep", function.__ptx__))
-    assert found == (0 if besides is None else budget.subtiles(design) + besides)
+    assert found == (0 if besides is None else design.subtiles + besides)
 
 
 LOGARITHMS = {"a number": (lambda accum: ef.sum(ef.softplus(accum)), 2), "rows": (row_losses, 4)}
@@ -430,7 +430,7 @@ def test_warps_wait_for_each_other_in_the_epilogue_only_where_an_output_lies_by_
     args = arguments(lambda accum: accum, accum=accum if by_rows else accum.t())
     _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
     waits = len(re.findall(r"\bbar(?:rier)?(?:\.cta)?\.sync", function.__ptx__))
-    assert waits == 1 + (0 if by_rows else budget.subtiles(design))
+    assert waits == 1 + (0 if by_rows else design.subtiles)
 
 
 @pytest.mark.parametrize("shapes", [((128, 64), (64, 1)), ((128, 1), (1, 64))], ids=str)

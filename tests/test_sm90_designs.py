@@ -196,11 +196,11 @@ def test_operands_of_the_last_tile_lie_apart_within_spare_stages(dtype, design):
     """Every round of subtiles but the first has a place of its own, of whole swizzle patterns."""
     program, staged = with_c(residual, 1024, design, dtype)
     places = budget.spare_places(staged, program)
-    rounds = range(1, budget.subtiles(staged) // staged.load_stages)
+    rounds = range(1, staged.subtiles // staged.load_stages)
     if not places:
         assert staged.spare == 0
         return
-    assert set(places) == {(within, r, 0) for within in range(budget.sharing(staged)) for r in rounds}
+    assert set(places) == {(within, r, 0) for within in range(staged.sharing) for r in rounds}
     size = staged.load_stages * 64 * 32 * dtype.itemsize
     taken = {(*part, byte) for *part, first in places.values() for byte in range(first, first + size, 1024)}
     assert len(taken) == len(places) * size // 1024

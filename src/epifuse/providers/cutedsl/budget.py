@@ -9,9 +9,10 @@ from itertools import product
 from epifuse.ir import Graph, Node
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
-from epifuse.providers.cutedsl.program import SUBTILE, WARP_GROUP, Access, Design, Program
+from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.ways import Access
 
-MATH_GROUPS = 2
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
 _FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
 _LEAST_BYTES = 144 << 10  # of A and B where K is long
@@ -56,28 +57,13 @@ def rests(design: Design, program: Program) -> bool:
     accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json). What
     goes direct or computes more than one function was not measured.
     """
-    graph, operands = program.graph, program.loads_by("tile", "direct")
-    ways = {access.way for access in (*program.stores, *(access for _, access in program.loads))}
+    graph, operands = program.graph, program.coming
+    direct = any(a.travels.in_place for a in (*program.stores, *program.coming))
     narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
-    gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and "direct" not in ways
+    gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and not direct
     calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
     long = is_heavy(graph, ("longest",)) or has_row_stage(graph) or calls > 1
     return design.pingpong and _accumulators(design) == WARP_GROUP and gains and not long
-
-
-def subtiles(design: Design) -> int:
-    """Subtiles of one warp group in one tile."""
-    return rows(design) // SUBTILE[0] * (design.tile[1] // SUBTILE[1])
-
-
-def rows(design: Design) -> int:
-    """Rows of a tile that one warp group has."""
-    return design.tile[0] // sharing(design)
-
-
-def sharing(design: Design) -> int:
-    """Warp groups that share a tile."""
-    return 1 if design.pingpong else MATH_GROUPS
 
 
 _WIDE = 128 * 160
@@ -105,12 +91,13 @@ def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
     few = len(_reductions(program.graph)) <= _FEW
-    return _taken(program.graph) <= {"few"} and few and not wide and not program.loads_by("column")
+    columns = any("m" in access.axes and not access.travels.by_value for _, access in program.loads)
+    return _taken(program.graph) <= {"few"} and few and not wide and not columns
 
 
 def producer_registers(program: Program) -> int:
     """Registers of a thread that loads: one that also brings the epilogue's tiles holds more addresses."""
-    return 40 if program.loads_by("tile") else 24
+    return 40 if program.staged else 24
 
 
 _REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
@@ -139,12 +126,12 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
-    direct = any(a.way == "direct" for a in (*program.stores, *(access for _, access in program.loads)))
+    direct = any(access.travels.in_place for access in (*program.stores, *program.coming))
     spills = len(reductions) > _FEW or "values" in program.edges or direct or "many" in _taken(program.graph)
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
-    held += 4 * any(access.dtype.itemsize > 2 for _, access in program.loads_by("tile"))  # up to 280 bytes spill
+    held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # up to 280 bytes spill
     return min(most, accumulators + _FEW_REGISTERS + 8 * (held // 2))
 
 
@@ -156,8 +143,8 @@ def _hungry(program: Program) -> str | None:
 
 def _bytes(program: Program) -> tuple[int, int]:
     """Bytes a value of the operands that come with each subtile, and of the outputs that leave with it."""
-    coming = sum(access.dtype.itemsize for _, access in program.loads_by("tile", "direct"))
-    return coming, sum(access.dtype.itemsize for access in program.stores if access.way in ("tile", "direct"))
+    coming = sum(access.dtype.itemsize for access in program.coming)
+    return coming, sum(access.dtype.itemsize for access in program.stores if access.travels.by_value)
 
 
 def crowded(program: Program, design: Design, short: bool) -> str | None:
@@ -179,7 +166,7 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > _ROOM:
         return "its accumulator leaves too few registers for so many operands and outputs"
-    if any(access.dtype.itemsize == 8 for access in program.stores if access.way == "direct"):  # 550 bytes spill
+    if any(access.dtype.itemsize == 8 for access in program.stores if access.travels.by_value):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
     if reductions and "values" in program.edges:
         return "its accumulator leaves too few registers for reductions that end within 64 rows or 32 columns"
@@ -212,7 +199,7 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
 
 def _accumulators(design: Design) -> int:
     """Registers of a thread that hold its part of the product."""
-    return rows(design) * design.tile[1] // WARP_GROUP
+    return design.rows * design.tile[1] // WARP_GROUP
 
 
 def least_stages(design: Design) -> int:
@@ -254,13 +241,13 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
     the first free one on, 0 for A's part of it or 1 for B's, and the byte in it. Nothing where half of the stages are
     too few: others are free too late.
     """
-    sizes = [access.dtype.itemsize for _, access in program.loads_by("tile")]
+    sizes = [access.dtype.itemsize for access in program.staged]
     free = {
         (stage, matrix): size for stage in range(design.stages // 2) for matrix, size in enumerate(stage_bytes(design))
     }
     places = {}
-    rounds = range(1, subtiles(design) // design.load_stages if sizes else 0)
-    for within, round_, (operand, size) in product(range(sharing(design)), rounds, enumerate(sizes)):
+    rounds = range(1, design.subtiles // design.load_stages if sizes else 0)
+    for within, round_, (operand, size) in product(range(design.sharing), rounds, enumerate(sizes)):
         taken = design.load_stages * SUBTILE[0] * SUBTILE[1] * size
         part = next((part for part in free if free[part] >= taken), None)
         if part is None:
@@ -270,41 +257,27 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
     return places
 
 
-def vector_slots(design: Design, way: str) -> int:
-    """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
-    return round_up(design.tile[1] if way == "row" else rows(design), WARP_GROUP)
-
-
 EXCHANGES = 2
 """Slots of what CTAs tell each other: who tells the next but one has heard the next from all, so all have read this."""
 
 
 def exchange_bytes(design: Design) -> int:
     """Shared memory in which a CTA hears of its rows from each of its cluster, and the barriers that say so."""
-    heard = 4 * design.exchanged * rows(design) * design.cluster[1]
+    heard = 4 * design.exchanged * design.rows * design.cluster[1]
     return EXCHANGES * MATH_GROUPS * (heard + 8) if design.exchanged else 0
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below `value`."""
-    return -(-value // multiple) * multiple
 
 
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
-    loads, area = tuple(loads), SUBTILE[0] * SUBTILE[1]
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
     if design.load_stages:
-        barriers += 8 * sharing(design) * (subtiles(design) // design.load_stages - 1)  # of spare stages
-    vectors = sum(
-        max(4, access.dtype.itemsize) * vector_slots(design, access.way)
-        for access in loads
-        if access.way in ("row", "column")
-    )
-    tiles = sum(design.load_stages * area * access.dtype.itemsize for access in loads if access.way == "tile")
-    tiles += sum(design.store_stages * area * access.dtype.itemsize for access in stores if access.way == "tile")
-    head = round_up(barriers + MATH_GROUPS * vectors + exchange_bytes(design), 1024)
-    return head + design.stages * sum(stage_bytes(design)) + MATH_GROUPS * tiles
+        barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # of spare stages
+    head, tiles = barriers + exchange_bytes(design), 0
+    for accesses, stages in ((loads, design.load_stages), (stores, design.store_stages)):
+        for access in accesses:
+            own = MATH_GROUPS * access.travels.shared_bytes(design, access, stages)
+            head, tiles = (head, tiles + own) if access.travels.staged else (head + own, tiles)
+    return round_up(head, 1024) + design.stages * sum(stage_bytes(design)) + tiles
 
 
 def fit(
@@ -318,9 +291,9 @@ def fit(
     four where a warp group sends together, and waits together: two cost gelu a quarter. Only divisors of the number of
     subtiles: a slot is then known while tracing.
     """
-    counts = [stages for stages in (2, 3, 4) if subtiles(design) % stages == 0][:2]
-    loading = counts if any(access.way == "tile" for access in loads) else [0]
-    staged = [access for access in stores if access.way == "tile"]
+    counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2]
+    loading = counts if any(access.travels.staged for access in loads) else [0]
+    staged = [access for access in stores if access.travels.staged]
     storing = (counts[:1] if all(access.by_rows for access in staged) else counts) if staged else [0]
     found = []
     for load_stages in loading:

@@ -14,7 +14,7 @@ from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
-from epifuse.providers.cutedsl.program import Access
+from epifuse.providers.cutedsl.ways import Access
 
 # Two compilations at once abort the process (CuTe DSL 4.8.1).
 _one_at_a_time = threading.Lock()
@@ -93,7 +93,7 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int) -> Any:
     An axis that a reshape cut comes in pieces, the fastest first; `whole` puts them together again.
     """
     dtype = DTYPES[access.dtype]
-    if access.way != "tile":
+    if not access.travels.staged:
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)

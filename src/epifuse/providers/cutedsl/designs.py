@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epifuse.plan import KernelSpec
-from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.design import Design
 
 DESIGNS = tuple(
     Design(tile, cluster, pingpong, spans)

@@ -16,13 +16,15 @@ from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
 from epifuse.providers.cutedsl import budget, refusals, rows
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
+from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
 from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
-from epifuse.providers.cutedsl.program import NO_EDGES, SUBTILE, Access, Design, Program
+from epifuse.providers.cutedsl.program import NO_EDGES, Program
+from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem
 
 _SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
@@ -61,13 +63,13 @@ class Arranged:
         """For people. Why an operand goes direct may name a stride, which is the problem's own."""
         own = sides(work, problem)
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
-        loads = [_told(*pair) for pair in kept if pair[0].way != "number"]
+        loads = [_told(*pair) for pair in kept if not pair[0].travels.is_number]
         stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
         return Details(refusals.transports(loads, stores), refusals.notes(self.design, problem, spills=self.spills))
 
 
 def _told(kept: Access, own: Access | None) -> Access:
-    return own if own is not None and own.way == "direct" else kept
+    return own if own is not None and own.travels.in_place else kept
 
 
 class Key(NamedTuple):
@@ -196,7 +198,7 @@ class Family:
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
         # Outputs by columns need stages of their own (`budget.fit`).
-        spared = any(load.way == "tile" for load in loads) and all(a.by_rows for a in stores if a.way == "tile")
+        spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         enough = _ENOUGH_STAGES if work.reduces or (spared and not budget.is_heavy(graph)) else _FEWER_STAGES
         enough = _SHORT_STAGES if short else enough
         least = budget.least_stages(design) if is_long(problem) and not several else 0
@@ -231,7 +233,7 @@ def _with_room(
     asked, sides = problem.by_tma, (list(sides[0]), list(sides[1]))
 
     def tiles(may: Callable[[Access], bool]) -> list[list[int]]:
-        return [[i for i, access in enumerate(side) if access.way == "tile" and may(access)] for side in sides]
+        return [[i for i, access in enumerate(side) if access.travels.otherwise and may(access)] for side in sides]
 
     while True:
         capacity = problem.target.shared_memory
@@ -247,4 +249,5 @@ def _with_room(
             return None if found is None else (found, sides)
         which = 0 if len(leaving[0]) >= len(leaving[1]) else 1
         last = leaving[which][-1]
-        sides[which][last] = replace(sides[which][last], way="direct", why=why)
+        leaves = sides[which][last]
+        sides[which][last] = replace(leaves, way=leaves.travels.otherwise or leaves.way, why=why)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from epifuse.base.target import Target
-from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
 
 _RESIDENT = {4: 128, 8: 128}

@@ -17,7 +17,9 @@ import torch
 from epifuse.base.errors import fail
 from epifuse.ir import Factor, Graph, Load, Node, Output, Type
 from epifuse.passes.assign_stages import Stage
-from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem
 
 
@@ -93,7 +95,7 @@ def _column(nodes: Iterable[Node], rows: Iterable[tuple[Any, ...]], place: int) 
 
 
 def _nameless(access: Access) -> Access:
-    return replace(access, name="", why="", pairs=access.pairs and access.way == "direct")
+    return replace(access, name="", why="", pairs=access.pairs and access.travels.in_place)
 
 
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in (Access, Design, Factor, Stage, Type)}

@@ -14,14 +14,15 @@ from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl.addresses import Modes, modes, strides_of, written
-from epifuse.providers.cutedsl.budget import round_up
 from epifuse.providers.cutedsl.clusters import resident_clusters
+from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.inputs import filled
 from epifuse.providers.cutedsl.load import function
 from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
-from epifuse.providers.cutedsl.program import Access, Program
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -243,7 +244,7 @@ def _full(own: TensorInfo, where: Modes, access: Access, *, batched: bool) -> Vi
     """
     shape = where.extents
     steps = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, where.strides, strict=True)])
-    if access.way != "tile":
+    if not access.travels.staged:
         return View.beside(own, shape, steps)
     # No address depends on the stride of a single row or batch, but TMA checks it.
     if 0 in steps:

@@ -22,8 +22,8 @@ from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
-from epifuse.providers.cutedsl.program import Way
 from epifuse.providers.cutedsl.rows import Walk, is_line, walks
+from epifuse.providers.cutedsl.ways import Use, candidates
 from epifuse.request.problem import Problem
 
 NATIVE = frozenset(costs.FAST)
@@ -82,12 +82,10 @@ class Lowered:
         """The loads, as `loads` has them."""
         types = self.stored.types
         early = {node for walk in self.walks for node in (*walk.nodes, *walk.lines)}
-        ways: list[Way | None] = [
-            _VECTOR_WAYS.get(types[node].axes - {"l"}) if node in early else "finish" for node in self.loads
-        ]
+        uses = [Use(types[node].axes - {"l"}, leaves=False, late=node not in early) for node in self.loads]
         return tuple(
-            Read(node.attr, types[node].axes, way, Along.of(node.attr.dims, self.factors))
-            for node, way in zip(self.loads, ways, strict=True)
+            Read(node.attr, types[node].axes, candidates(use), Along.of(node.attr.dims, self.factors))
+            for node, use in zip(self.loads, uses, strict=True)
         )
 
     @cached_property
@@ -126,31 +124,31 @@ class Lowered:
 
 
 class Read(NamedTuple):
-    """A load, the axes it varies over, its way where that does not depend on its strides, and its dims."""
+    """A load, the axes it varies over, the ways it may travel, of which its strides decide, and its dims."""
 
     load: Load
     axes: frozenset[str]
-    way: Way | None
+    ways: tuple[str, ...]
     along: Along
 
 
 class Write(NamedTuple):
-    """An output, the axes it varies over, its way where that does not depend on its strides, and its dims."""
+    """An output, the axes it varies over, the ways it may travel, of which its strides decide, and its dims."""
 
     output: Output
     axes: frozenset[str]
-    way: Way | None
+    ways: tuple[str, ...]
     along: Along
 
 
-_VECTOR_WAYS: Mapping[frozenset[str], Way] = {frozenset("n"): "row", frozenset("m"): "column", frozenset(): "scalar"}
-
-
 def _write(output: Output, graph: Graph, factors: tuple[Factor, ...]) -> Write:
-    along = Along.of(output.dims, factors)
-    if graph.stages[output.node].kind == "finish":
-        return Write(output, graph.types[output.node].axes, "line" if is_line(output, graph) else "finish", along)
-    return Write(output, frozenset(factor.axis for dim in output.dims or () for factor in dim), None, along)
+    late = graph.stages[output.node].kind == "finish"
+    by_line = late and is_line(output, graph)
+    axes = (
+        graph.types[output.node].axes if late else frozenset(factor.axis for dim in output.dims or () for factor in dim)
+    )
+    use = Use(axes - {"l"}, leaves=True, late=late, by_line=by_line)
+    return Write(output, axes, candidates(use), Along.of(output.dims, factors))
 
 
 class Launch(NamedTuple):

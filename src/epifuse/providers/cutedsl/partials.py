@@ -16,8 +16,9 @@ from epifuse.base.target import TARGETS
 from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl.costs import REDUCTIONS
+from epifuse.providers.cutedsl.design import SUBTILE, WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
-from epifuse.providers.cutedsl.program import SUBTILE, WARPS, Design, Edge
+from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, written
 from epifuse.request.problem import Problem
 

@@ -10,9 +10,11 @@ from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, partials
 from epifuse.providers.cutedsl.accesses import Sides
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
 from epifuse.providers.cutedsl.lowering import Lowered
-from epifuse.providers.cutedsl.program import Access, Design, Program
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -60,31 +62,22 @@ def not_asked_for(design: Design, problem: Problem) -> str | None:
 
 def not_by_tma(program: Program, problem: Problem) -> str | None:
     """Why something does not travel by TMA that was asked to."""
+    told = transports((access for _, access in program.tensors), program.stores)
     travelling = (*(access for _, access in program.tensors), *program.stores)
-    other = next((access for access in travelling if access.name in problem.by_tma and access.way != "tile"), None)
-    return None if other is None else f"'{other.name}' does not travel by TMA, as was asked for, but {_way(other)}"
-
-
-_WAYS = {
-    "scalar": "one load a tile",
-    "row": "once a tile, through shared memory",
-    "column": "once a tile, through shared memory",
-    "tile": "TMA through shared memory",
-    "direct": "direct, {size} at a time, as {why}",
-    "line": "once a row, by the CTA that holds where it starts",
-    "finish": "merged by a second kernel in a fixed order",
-}
+    for access, (name, how) in zip(travelling, told, strict=True):
+        if name in problem.by_tma and not access.travels.staged:
+            return f"'{name}' does not travel by TMA, as was asked for, but {how}"
+    return None
 
 
 def transports(loads: Iterable[Access], stores: Iterable[Access]) -> tuple[tuple[str, str], ...]:
     """How each operand and each output travels, by name."""
-    late = "once, after all tiles"
-    read = [(access.name, late if access.way == "finish" else _way(access)) for access in loads]
-    return (*read, *((access.name, _way(access)) for access in stores))
+    read = [(access.name, _way(access, access.travels.arriving)) for access in loads]
+    return (*read, *((access.name, _way(access, access.travels.leaving)) for access in stores))
 
 
-def _way(access: Access) -> str:
-    return _WAYS[access.way].format(size=_bytes(access.bytes_at_once), why=access.why)
+def _way(access: Access, told: str) -> str:
+    return told.format(size=_bytes(access.bytes_at_once), why=access.why)
 
 
 def _bytes(count: int) -> str:

@@ -16,7 +16,7 @@ from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl.program import Design
+from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
 
 MOST_COLUMNS = 2048

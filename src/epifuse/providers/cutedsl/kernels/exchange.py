@@ -13,9 +13,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS, Design
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
-from epifuse.providers.cutedsl.program import WARPS, Design
 
 
 class Heard(NamedTuple):
@@ -31,21 +31,21 @@ class Exchange:
     def __init__(self, design: Design, fragment: Fragment) -> None:
         self.fragment = fragment
         self.ranks = design.cluster[1]
-        self.rows = budget.rows(design)
+        self.rows = design.rows
         self.words = design.exchanged
 
     def allocate(self, allocator):
         """Every thread, before what needs wide alignment."""
         if not self.words:
             return None
-        shape = (self.rows, self.words, self.ranks, budget.MATH_GROUPS, budget.EXCHANGES)
+        shape = (self.rows, self.words, self.ranks, MATH_GROUPS, budget.EXCHANGES)
         heard = allocator.allocate_tensor(Int32, cute.make_layout(shape), 16)
-        return Heard(heard, allocator.allocate_array(Int64, budget.MATH_GROUPS * budget.EXCHANGES))
+        return Heard(heard, allocator.allocate_array(Int64, MATH_GROUPS * budget.EXCHANGES))
 
     def initialise(self, heard):
         """One thread."""
         if heard is not None:
-            for i in range(budget.MATH_GROUPS * budget.EXCHANGES):
+            for i in range(MATH_GROUPS * budget.EXCHANGES):
                 cute.arch.mbarrier_init(heard.barriers + i, WARPS)
 
     def complete(self, merges, partial, at, team, heard):
@@ -57,7 +57,7 @@ class Exchange:
             return partial
         number, rank, rows = at
         slot = number % budget.EXCHANGES
-        full = heard.barriers + slot * budget.MATH_GROUPS + team.group
+        full = heard.barriers + slot * MATH_GROUPS + team.group
         count = len(_words(partial[0]))
         with cute.arch.elect_one():  # each warp says how many bytes are to come for its rows
             cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * self.rows * count * self.ranks // WARPS)

@@ -5,9 +5,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
-from epifuse.providers.cutedsl.kernels.epilogue import coordinate
+from epifuse.providers.cutedsl.kernels.modes import coordinate
 from epifuse.providers.cutedsl.kernels.reduce import (
     ROWS,
     across,
@@ -18,7 +19,7 @@ from epifuse.providers.cutedsl.kernels.reduce import (
     neutral,
     plane_of,
 )
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import finish_nodes
 from epifuse.providers.cutedsl.store_math import stored
 
@@ -48,7 +49,7 @@ class Finish:
         self.outputs = [
             i
             for i, (output, access) in enumerate(zip(graph.outputs, program.stores, strict=True))
-            if access.way == "finish" and self._is_mine(graph.types[output.node].axes)
+            if access.travels.merged and self._is_mine(graph.types[output.node].axes)
         ]
         self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
@@ -254,5 +255,5 @@ def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32):
 def merging_kernels(design: Design, program: Program) -> list[Finish]:
     """One kernel for the outputs of each extent."""
     stores = zip(program.graph.outputs, program.stores, strict=True)
-    axes = dict.fromkeys(program.graph.types[o.node].axes for o, access in stores if access.way == "finish")
+    axes = dict.fromkeys(program.graph.types[o.node].axes for o, access in stores if access.travels.merged)
     return [Finish(design, program, "".join(sorted(found - {"l"})), "l" in found) for found in axes]

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Int32
 
-from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.program import SUBTILE, WARPS, Design
+from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS, Design
 
 
 class Place(NamedTuple):
@@ -23,7 +22,7 @@ class Division:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.groups = budget.sharing(design)
+        self.groups = design.sharing
         self.across = design.tile[1] // SUBTILE[1]
         self.down = design.tile[0] // (SUBTILE[0] * self.groups)
         self.subtiles = self.across * self.down
@@ -43,6 +42,10 @@ class Division:
             place.n * self.across + right,
         )
 
+    def lines(self, rows):
+        """Which of a warp group's rows of a tile each slot of a thread is, whose rows of a subtile these are."""
+        return [down * SUBTILE[0] + row for down in range(self.down) for row in rows]
+
     def warp_of_rows(self, place, warp):
         """Number of a warp among those that have different rows of the result."""
         return (place.m * self.groups + place.within) * WARPS + warp
@@ -51,10 +54,10 @@ class Division:
         """Number of a warp among those of the launch that multiply."""
         x, y, z = cute.arch.block_idx()
         cta = (z * self.design.cluster[1] + y) * self.design.cluster[0] + x
-        return (cta * budget.MATH_GROUPS + served) * WARPS + warp
+        return (cta * MATH_GROUPS + served) * WARPS + warp
 
     def turns(self, served, step):
         """Of a warp group: which tile it starts with, `within` of its places, and its distance between tiles."""
         if self.design.pingpong:
-            return served, Int32(0), step * budget.MATH_GROUPS
+            return served, Int32(0), step * MATH_GROUPS
         return Int32(0), served, step

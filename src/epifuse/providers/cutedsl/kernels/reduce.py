@@ -16,9 +16,10 @@ from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import ALL_LANES, Fragment
-from epifuse.providers.cutedsl.program import Design, Program
+from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.store_math import as_kind
 
 INFINITY = float("inf")
@@ -243,11 +244,6 @@ class Partials:
         counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column)}
         kinds = zip(self.reductions, self.rows, strict=True)
         return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
-
-    @property
-    def along_columns(self):
-        """Whether some reduction runs down columns."""
-        return any(reduction.axis == "n" for reduction in self.reductions)
 
     def add(self, held, found, spot, shape):
         """Merge a subtile."""

@@ -16,9 +16,12 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.kernels.epilogue import Epilogue, Given, Team, Tile, with_batches
+from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last, Tile
+from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
+from epifuse.providers.cutedsl.kernels.modes import with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
     as_accumulators,
@@ -28,7 +31,7 @@ from epifuse.providers.cutedsl.kernels.multiply import (
 )
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
-from epifuse.providers.cutedsl.program import SUBTILE, WARP_GROUP, Design, Program
+from epifuse.providers.cutedsl.program import Program
 
 try:
     from cutlass.memory import SmemAllocator
@@ -36,7 +39,6 @@ try:
 except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
-MATH_GROUPS = budget.MATH_GROUPS
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
@@ -76,7 +78,7 @@ class Sm90Gemm:
         self.accumulator = accumulator
         self.cluster = design.cluster
         self.pingpong = design.pingpong
-        self.groups = budget.sharing(design)
+        self.groups = design.sharing
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
@@ -110,6 +112,7 @@ class Sm90Gemm:
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
         self.epilogue = Epilogue(self.design, self.program, Fragment.of_accumulators(atom, SUBTILE))
+        self.arrivals, self.departures = self.epilogue.arrivals, self.epilogue.departures
         tensors, outputs = self.epilogue.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
@@ -121,7 +124,7 @@ class Sm90Gemm:
         )
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
         order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), band)
-        policy = self.epilogue.store_policy(shape)
+        policy = self.departures.policy(shape)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
         self.kernel(
@@ -162,8 +165,9 @@ class Sm90Gemm:
         if warp == 0:
             cpasync.prefetch_descriptor(tma_a)
             cpasync.prefetch_descriptor(tma_b)
-            for carrier in (*carriers[0], *carriers[1]):
-                cpasync.prefetch_descriptor(carrier[0])
+            for own in carriers:
+                for carrier in own:
+                    cpasync.prefetch_descriptor(carrier[0])
 
         allocator = SmemAllocator()
         barriers = allocator.allocate_array(cutlass.Int64, 2 * self.stages)
@@ -208,7 +212,7 @@ class Sm90Gemm:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
                 self.load_operands(cta, pipe, (tma_a, tma_b))
-            if const_expr(len(self.epilogue.tiles) > 0):
+            if const_expr(bool(self.arrivals.members)):
                 if warp == 1 or warp == 2:
                     self.load_tiles(cta, warp - 1)
         else:
@@ -264,21 +268,20 @@ class Sm90Gemm:
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         turn += team * cta.step
-        partitions = self.epilogue.load_partitions(cta.shared, cta.carriers)
+        own, carriers = cta.shared.own[self.arrivals.number], cta.carriers[self.arrivals.number]
+        tma = carriers, self.arrivals.partitions(own, carriers)
         arrivals = Int32(0)
         if const_expr(self.rests):
             nvvm.nanosleep((budget.STAGGER * cta.rest).ir_value())
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
             at = Place(m, n, l, within)
-            coming = Int32(self.epilogue.brought)
+            coming = Int32(self.arrivals.brought)
             if const_expr(self.design.spare > 0):
                 if turn + cta.step >= cta.order.total:
                     coming = Int32(self.design.load_stages)
             for s in cutlass.range(coming, unroll=1):
-                self.epilogue.bring(
-                    s % self.epilogue.subtiles, arrivals, at, served, cta.shared, cta.carriers, partitions
-                )
+                self.arrivals.bring(s % self.epilogue.division.subtiles, arrivals, at, served, own, tma)
                 arrivals += 1
             turn += stride
         if const_expr(self.design.spare > 0):
@@ -290,9 +293,9 @@ class Sm90Gemm:
                 )
                 m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
                 at = Place(m, n, l, within)
-                starts = self.epilogue.spare.starts(within, behind, cta.buffers, cta.shared.loads)
+                starts = self.arrivals.spare.starts(within, behind, cta.buffers, own.buffers)
                 cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
-                self.epilogue.bring_rest(starts, at, cta.shared, cta.carriers, partitions)
+                self.arrivals.bring_rest(starts, at, own, tma)
 
     @cute.jit
     def multiply(
@@ -316,8 +319,9 @@ class Sm90Gemm:
         partition = mma.partition_shape_C(self.design.tile)
         registers = accumulator_registers(cute.size(partition), self.accumulator)
         accum = as_accumulators(registers, partition, self.accumulator)
-        store_partitions = self.epilogue.store_partitions(cta.shared, cta.carriers)
-        alone = self.epilogue.senders > 1
+        leaving = cta.carriers[self.departures.number]
+        leaving = leaving, self.departures.partitions(cta.shared.own[self.departures.number], leaving)
+        alone = self.departures.senders > 1
         warp_of_group = cute.arch.make_warp_uniform(own // 32)
         sends = alone or warp_of_group == 0
         sender = warp_of_group if const_expr(alone) else 0
@@ -354,11 +358,11 @@ class Sm90Gemm:
                     free.advance()
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            starts = self.epilogue.spare.starts(within, read, cta.buffers, cta.shared.loads)
-            ending = (turn + cta.step >= cta.order.total, within, starts)
-            copies = Team(self.epilogue, atom, own, served, executed, cta.shared, given, ending)
+            starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
+            ending = Last(turn + cta.step >= cta.order.total, within, starts)
+            threads = self.epilogue.team(atom, own, served, executed, cta.shared, given, ending)
             last = len(self.epilogue.walks) - 1
-            early = copies.early()
+            early = self.arrivals.early(threads)
             warpgroup.wait_group(0)
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
                 pipe.consumer_release(free)
@@ -368,27 +372,27 @@ class Sm90Gemm:
                 free = _after(free, cta.k_tiles)
 
             values = sums(registers, self.accumulator)
-            if const_expr(len(self.epilogue.vectors) > 0):
-                if const_expr(alone or len(self.epilogue.staged) == 0):
+            if const_expr(self.epilogue.deposits):
+                if const_expr(alone or not self.departures.members):
                     # Else the last subtile's barrier says that the vectors before were read.
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                 self.epilogue.deposit(held, cta.shared, served, own)
                 cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-            tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.down), {})
-            self.epilogue.reduce_rows(values, tile, copies, given)
+            tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.division.down), {})
+            self.epilogue.reduce_rows(values, tile, threads)
             if const_expr(self.rests):
                 if turn + cta.step < cta.order.total:
                     nvvm.nanosleep((budget.STAGGER * cta.rest * (cta.first % 4)).ir_value())
-            arrived = copies.arrived(last, 0, early)
-            for s in cutlass.range_constexpr(self.epilogue.subtiles + 1):
-                if const_expr(s < self.epilogue.subtiles):
-                    coming = copies.arrived(last, s + 1, early)
-                    leaving = self.epilogue.subtile(s, values, arrived, tile, copies, given)
+            arrived = self.epilogue.arrive(last, 0, threads, early)
+            for s in cutlass.range_constexpr(self.epilogue.division.subtiles + 1):
+                if const_expr(s < self.epilogue.division.subtiles):
+                    coming = self.epilogue.arrive(last, s + 1, threads, early)
+                    results = self.epilogue.subtile(s, values, arrived, tile, threads)
                     arrived = coming
                 # The subtile before leaves only now: this one's work hid its way into cta.shared memory.
-                if const_expr(s > 0 and len(self.epilogue.staged) > 0):
+                if const_expr(s > 0 and len(self.departures.members) > 0):
                     # Where an operand was read, its fence is behind the staging as well.
-                    if const_expr(not copies.reads(s + 1, early)):
+                    if const_expr(not self.arrivals.reads_behind(s + 1, early)):
                         cute.arch.fence_proxy("async.shared", space="cta")
                     # The slot of this subtile is free once all stores but the newest were read.
                     if sends:
@@ -398,14 +402,14 @@ class Sm90Gemm:
                     else:
                         cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     if sends:
-                        self.epilogue.send(s - 1, at, served, sender, policy, cta.carriers, store_partitions)
-                if const_expr(s < self.epilogue.subtiles):
-                    copies.stage(s, leaving)
+                        self.departures.send(s - 1, at, served, sender, policy, leaving)
+                if const_expr(s < self.epilogue.division.subtiles):
+                    self.departures.stage(s, results, threads)
                     if const_expr(self.rests):
                         # Nothing runs beside the epilogue of a CTA's last tile.
                         if turn + cta.step < cta.order.total:
                             nvvm.nanosleep(cta.rest.ir_value())
-            self.epilogue.leave(tile, carried, copies, given)
+            self.epilogue.leave(tile, carried, threads)
             executed += 1
             turn += stride
         if const_expr(len(carried) > 0):

@@ -12,7 +12,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.program import SUBTILE, Design, Program
+from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, Design
+from epifuse.providers.cutedsl.program import Program
 
 _PATTERN = 1024  # bytes of the longest swizzle pattern; a subtile has whole ones
 
@@ -24,8 +25,8 @@ class Spare:
         self.design = design
         self.places = budget.spare_places(design, program) if design.spare else {}
         self.rounds = sorted({round_ for _, round_, _ in self.places})
-        self.first = 2 * budget.MATH_GROUPS * design.load_stages
-        self.barriers = budget.sharing(design) * len(self.rounds)
+        self.first = 2 * MATH_GROUPS * design.load_stages
+        self.barriers = design.sharing * len(self.rounds)
 
     def there(self, barriers, within, round_):
         """The barrier that says that a warp group's round is there; they are behind those of the epilogue's stages."""
@@ -50,7 +51,7 @@ class Spare:
         }
 
     def _place(self, within, round_, number, parts):
-        places = [self.places[one, round_, number] for one in range(budget.sharing(self.design))]
+        places = [self.places[one, round_, number] for one in range(self.design.sharing)]
         addresses = [parts[stage, matrix] + first for stage, matrix, first in places]
         return addresses[0] if len(addresses) == 1 else cutlass.select_(within == 0, *addresses)
 

@@ -1,0 +1,64 @@
+"""A design: one way to run a GEMM, and how it divides a tile. Imports no cutlass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SUBTILE = (64, 32)
+"""What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
+WARP_GROUP, WARPS = 128, 4
+"""Threads and warps of a warp group. Each warp has 16 rows of a subtile."""
+MATH_GROUPS = 2
+"""Warp groups that multiply."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters along M in a raster band.
+
+    Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
+    beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
+    those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
+    a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
+    thread that computes.
+    """
+
+    tile: tuple[int, int]
+    cluster: tuple[int, int]
+    pingpong: bool
+    spans: int = 1
+    stages: int = 0
+    load_stages: int = 0
+    store_stages: int = 0
+    spare: int = 0
+    exchanged: int = 0
+    registers: int = 0
+    raster: int = 0
+
+    @property
+    def schedule(self) -> str:
+        """Its name, as `Constraints.schedule` spells it."""
+        return "pingpong" if self.pingpong else "cooperative"
+
+    def __str__(self) -> str:
+        return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}"
+
+    @property
+    def sharing(self) -> int:
+        """Warp groups that share a tile."""
+        return 1 if self.pingpong else MATH_GROUPS
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that one warp group has."""
+        return self.tile[0] // self.sharing
+
+    @property
+    def subtiles(self) -> int:
+        """Subtiles of one warp group in one tile."""
+        return self.rows // SUBTILE[0] * (self.tile[1] // SUBTILE[1])
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple

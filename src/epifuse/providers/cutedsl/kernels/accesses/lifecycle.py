@@ -1,0 +1,181 @@
+"""What an access is in a kernel: a class with a lifecycle, for all operands or all outputs that travel one way.
+
+Of a launch: `carriers` on the host; `allocate`, `buffers` and `initialise` by every thread. Of a tile: `fetch` before
+the main loop, whose latency it then hides, and `deposit` behind it. Of a subtile: `arrive`, while the one before is
+computed; `visit` and `store`, where it is computed. `rows` and `store_rows` are for values of which a row has one.
+
+A way needs a class here, its row in `LOADS` or `STORES` of this package, and what planning knows of it in `ways.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cutlass.cute as cute
+
+from epifuse.providers.cutedsl.design import SUBTILE, Design
+from epifuse.providers.cutedsl.device_types import HELD
+from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.place import Division, Place
+from epifuse.providers.cutedsl.partials import reductions_of
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.rows import walks
+
+Fragments = Mapping[int, Any]
+"""Values of operands, by their number among the program's tensors."""
+
+
+class Scene:
+    """What a kernel's accesses know while it is traced."""
+
+    def __init__(self, design: Design, program: Program, fragment: Fragment) -> None:
+        self.design, self.program, self.fragment = design, program, fragment
+        self.division = Division(design)
+        self.walks = walks(program.graph)
+        self.loads = [access for _, access in program.tensors]
+        self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
+        self.numbers = {node: i for i, (node, _) in enumerate(program.tensors)}
+        self._down_first = any(reduction.axis == "n" for reduction in reductions_of(program.graph))
+
+    def held(self, i: int) -> Any:
+        """What an operand's values are in registers."""
+        return HELD["int32" if self.kinds[i] == "mask" else self.kinds[i]]
+
+    def walked(self, s: Any) -> tuple[Any, Any]:
+        """How far down and right a walk over subtiles is at step `s`.
+
+        It goes along rows, so that half lines of memory meet soon, which is worth 4 % at 8192 x 8192 x 512. With
+        reductions along columns it goes down, and one column of subtiles holds partial results.
+        """
+        down, across = self.division.down, self.division.across
+        return (s % down, s // down) if self._down_first else (s // across, s % across)
+
+
+class Given(NamedTuple):
+    """What the launch was given: operands, numbers, outputs, the workspace of reductions or None, and (M, N, L)."""
+
+    tensors: Any
+    numbers: Any
+    outputs: Any
+    workspace: Any
+    shape: Any
+
+
+class Shared(NamedTuple):
+    """The epilogue's shared memory: what each access has, by its number, and what a cluster tells."""
+
+    own: Sequence[Any]
+    heard: Any
+
+
+class Tile(NamedTuple):
+    """What a warp group holds while it is at a tile: scalars and vectors, partial results, and what rows make."""
+
+    place: Place
+    held: dict[int, Any]
+    kept: list[Any]
+    lines: dict[Any, Any]
+
+
+class Spot(NamedTuple):
+    """A subtile: how far down and right it is in the warp group's, and where this thread's values lie in the result."""
+
+    down: Any
+    right: Any
+    rows: Sequence[Any]
+    columns: Sequence[Any]
+
+
+class Last(NamedTuple):
+    """Whether a tile is the CTA's last, whose of it this warp group's part is, and where its operands wait then."""
+
+    is_last: Any
+    within: Any
+    starts: Mapping[int, Sequence[Any]]
+
+
+class Team:
+    """A thread of a warp group at a tile, and the places of its values in a subtile.
+
+    `group` is the warp group's number, `executed` counts its tiles before this one. `own` has what each access made of
+    it for itself.
+    """
+
+    def __init__(
+        self, scene: Scene, mma: Any, thread: Any, group: Any, executed: Any, shared: Shared, given: Given, last: Last
+    ) -> None:
+        self.mma, self.thread, self.group, self.executed = mma, thread, group, executed
+        self.shared, self.given, self.last = shared, given, last
+        self.shape = mma.partition_shape_C(SUBTILE)
+        self.count = cute.size(self.shape)
+        places = mma.get_slice(thread).partition_C(cute.make_identity_tensor(SUBTILE))
+        self.rows = [places[registers[0]][0] for registers in scene.fragment.by_row]
+        self.columns = [places[registers[0]][1] for registers in scene.fragment.by_column]
+        self.own: dict[int, Any] = {}
+
+
+class Lifecycle:
+    """The accesses `members`, numbers among the program's tensors or outputs. `number` is this one's among all."""
+
+    deposits = False
+    """Whether `deposit` writes to shared memory."""
+
+    def __init__(self, scene: Scene, members: Sequence[int], number: int) -> None:
+        self.scene, self.members, self.number = scene, members, number
+
+    def carriers(self, given: Any) -> tuple[Any, ...]:
+        """On the host: TMA's descriptors for the members; `given` are all operands, or all outputs."""
+        return ()
+
+    def allocate(self, allocator: Any) -> Any:
+        """Shared memory that needs no wide alignment."""
+        return None
+
+    def buffers(self, allocator: Any, allocated: Any, carriers: Any, given: Any) -> Any:
+        """All shared memory: what `allocate` gave, and what needs wide alignment."""
+        return allocated
+
+    @property
+    def barriers(self) -> int:
+        """How many barriers `initialise` has to do with."""
+        return 0
+
+    def initialise(self, own: Any) -> None:
+        """One thread, before all else."""
+
+    def begin(self, team: Team) -> None:
+        """A warp group, once its tile is multiplied."""
+
+
+class Loads(Lifecycle):
+    """Operands that travel one way."""
+
+    def fetch(self, place: Place, thread: Any, given: Given) -> dict[int, Any]:
+        """Before the main loop: values that the tile needs, in registers. Lanes outside the result read its edge."""
+        return {}
+
+    def deposit(self, held: Fragments, own: Any, group: Any, thread: Any) -> None:
+        """Behind the main loop: what was fetched, to shared memory."""
+
+    def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
+        """What subtile `s` of a walk reads ahead, while the one before is computed."""
+        return {}
+
+    def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
+        """An operand's values at a subtile, shaped as `like`."""
+        raise NotImplementedError
+
+    def rows(self, i: int, like: Any, tile: Tile, team: Team) -> Any:
+        """An operand's values of the tile's rows, one for each of a thread's."""
+        raise NotImplementedError
+
+
+class Stores(Lifecycle):
+    """Outputs that travel one way."""
+
+    def store(self, results: Sequence[Any], spot: Spot, tile: Tile, team: Team) -> None:
+        """Values of a subtile, in the outputs' dtypes."""
+
+    def store_rows(self, rows: Sequence[Any], tile: Tile, team: Team) -> None:
+        """Values of which a row has one; `rows` are the rows of the result that this thread's slots are."""

@@ -1,0 +1,65 @@
+"""Operands and outputs as (M, N, L) on the device, and single values of them."""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from epifuse.providers.cutedsl.ways import Access
+
+
+def whole(tensor: Any, access: Access) -> Any:
+    """A tensor as (M, N, L): an axis that a reshape cut is one mode of several pieces."""
+    if not any(access.inner):
+        return with_batches(tensor)
+    shape, stride, first = [], [], 0
+    for inner in access.inner:
+        last = first + len(inner)
+        shape.append((*inner, tensor.shape[last]) if inner else tensor.shape[last])
+        stride.append(tensor.stride[first : last + 1] if inner else tensor.stride[last])
+        first = last + 1
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def with_batches(tensor: Any) -> Any:
+    """A matrix as one batch of matrices, with a stride that TMA accepts."""
+    if cute.rank(tensor) == 3:
+        return tensor
+    long = 0 if cute.is_static(tensor.stride[1]) else 1
+    batch = Int64(tensor.shape[long]) * tensor.stride[long]
+    divisor = 128 // tensor.element_type.width
+    shape, stride = (*tensor.shape, Int32(1)), (*tensor.stride, cute.assume(batch, divby=divisor))
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
+def coordinate(factors: Any, place: Any, shape: Any) -> Any:
+    """Where a place (m, n, l) is along a dim of these factors, outermost first."""
+    found = Int32(0)
+    extents = dict(zip("mnl", shape, strict=True))
+    for factor in factors:
+        own = dict(zip("mnl", place, strict=True))[factor.axis]
+        own = own // factor.stride if factor.stride > 1 else own
+        if factor.extent is not None:
+            own, extent = own % factor.extent, factor.extent
+        else:
+            extent = extents[factor.axis] // factor.stride
+        found = own if factor is factors[0] else found * extent + own
+    return found
+
+
+def element(tensor: Any, access: Access, row: Any, column: Any, batch: Any) -> Any:
+    """The element at a place, or the pair of columns that starts there."""
+    pointer = tensor.iterator + cute.crd2idx((row, column, batch), tensor.layout)
+    return cute.make_tensor(pointer.align(access.bytes_at_once), cute.make_layout(2 if access.pairs else 1))
+
+
+def under(fragment: Any, shape: Any) -> Any:
+    """The same registers under another shape, which counts them in the same order."""
+    return cute.make_tensor(fragment.iterator, cute.make_layout(shape))
+
+
+@cute.jit
+def store_inside(values: cute.Tensor, to: cute.Tensor, place: tuple, limits: list):
+    """Store values whose place is below the limits."""
+    if cute.elem_less(place, tuple(limits)):
+        cute.autovec_copy(values, to)

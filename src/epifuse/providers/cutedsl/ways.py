@@ -1,0 +1,194 @@
+"""The ways in which operands and outputs travel, a row each: what planning knows of them. Imports no cutlass.
+
+The first way takes a tensor that is for what the graph does with it, and does not refuse how it lies. In the kernel a
+way is a class of `kernels/accesses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from epifuse.providers.cutedsl.addresses import UNCUT, Inner, Modes
+from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP, Design, round_up
+
+ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
+_WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous.
+
+    `pairs`: going direct, it can go two neighbouring columns at a time; `why`: it goes direct and not by TMA. `inner`:
+    the extents of the pieces of M, N and L, fastest first and without the last, where a reshape cut an axis and no
+    single stride steps over the cut.
+    """
+
+    name: str
+    way: str
+    axes: frozenset[str] = frozenset()
+    dtype: torch.dtype = torch.float32
+    by_rows: bool = True
+    pairs: bool = False
+    why: str = field(default="", compare=False)
+    inner: Inner = UNCUT
+
+    @property
+    def bytes_at_once(self) -> int:
+        """What one instruction moves, going direct."""
+        return self.dtype.itemsize * (2 if self.pairs else 1)
+
+    @property
+    def travels(self) -> Way:
+        """What planning knows of its way."""
+        return WAYS[self.way]
+
+
+class Use(NamedTuple):
+    """What the graph does with an operand or output.
+
+    The axes it varies over but the batches; whether it `leaves`; whether only merged reductions need it, or make it;
+    whether a walk of the tile that is there for full-size values knows it, one value a row.
+    """
+
+    axes: frozenset[str]
+    leaves: bool
+    late: bool = False
+    by_line: bool = False
+
+
+class Lying(NamedTuple):
+    """How an operand or output lies: where its elements are, which axes it varies over, and bytes of an element."""
+
+    where: Modes
+    axes: frozenset[str]
+    size: int
+    aligned: bool
+    leaves: bool
+
+
+class Way(NamedTuple):
+    """One way to travel: what it is chosen by, what it needs, and what the rest of planning asks of it."""
+
+    meant: Callable[[Use], bool]
+    """Whether it is for such a use."""
+    arriving: str = ""
+    """What a plan tells of an operand: `{size}` are the bytes at once, `{why}` why no other way took it."""
+    leaving: str = ""
+    """The same of an output."""
+    refuses: Callable[[Lying], str | None] | None = None
+    """Why a tensor cannot travel so as it lies, or None."""
+    otherwise: str | None = None
+    """Which way is left where shared memory has no room."""
+    slots: Callable[[Design], int] = lambda _: 0
+    """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
+    shared_bytes: Callable[[Design, Access, int], int] = lambda *_: 0
+    """Bytes of shared memory of one warp group, with so many stages."""
+    staged: bool = False
+    """Whether it goes in subtiles through shared memory, by TMA."""
+    in_place: bool = False
+    """Whether threads read or write it where it lies, value by value."""
+    merged: bool = False
+    """Whether it goes after all tiles, in the kernel that merges reductions."""
+    is_number: bool = False
+    """Whether it is an argument of the launch."""
+
+    @property
+    def by_value(self) -> bool:
+        """Whether each subtile has values of its own that come or leave with it."""
+        return self.staged or self.in_place
+
+
+def _columns(design: Design) -> int:
+    return round_up(design.tile[1], WARP_GROUP)
+
+
+def _rows(design: Design) -> int:
+    return round_up(design.rows, WARP_GROUP)
+
+
+def _as_words(slots: Callable[[Design], int]) -> Callable[[Design, Access, int], int]:
+    return lambda design, access, _: max(4, access.dtype.itemsize) * slots(design)
+
+
+def _subtiles(_: Design, access: Access, stages: int) -> int:
+    return stages * SUBTILE[0] * SUBTILE[1] * access.dtype.itemsize
+
+
+def _not_staged(lying: Lying) -> str | None:
+    """Why a tensor cannot go through shared memory by TMA, or None."""
+    where, axes, size, aligned, leaves = lying
+    if size > _WIDEST_STAGED:
+        return f"its values have {8 * size} bits"
+    if any(where.inner):
+        return "no single stride steps along M, N or the batches"
+    if not ("m" in axes and "n" in axes):
+        return "it does not vary over both M and N"
+    if not aligned:
+        return f"it does not start at a multiple of {ALIGNMENT} bytes"
+    if 1 not in where.strides[:2]:
+        return "neither its rows nor its columns are contiguous"
+    # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
+    line = size * where.extents[1 if where.strides[1] == 1 else 0]
+    if leaves and line % ALIGNMENT:
+        return f"its contiguous lines of {line} bytes are no multiple of {ALIGNMENT}"
+    return _unaddressable(where, axes, size)
+
+
+def _unaddressable(where: Modes, axes: frozenset[str], size: int) -> str | None:
+    """Why TMA cannot address a tensor that is contiguous along M or N, or None."""
+    (m, n, l), (down, right, deep), _ = where
+    steps = [(m, down) if right == 1 else (n, right)]
+    if "l" in axes:
+        steps.append((l, deep))
+    strides = [size * step for extent, step in steps if extent > 1]
+    if 0 in strides:
+        return "it is expanded: hand in what it was expanded from"
+    for stride in strides:
+        if stride < 0 or stride % ALIGNMENT:
+            return f"a stride of {stride} bytes is no multiple of {ALIGNMENT}"
+    return None
+
+
+def _varies_over(*axes: str) -> Callable[[Use], bool]:
+    return lambda use: not use.leaves and use.axes == frozenset(axes)
+
+
+WAYS: Mapping[str, Way] = {
+    "number": Way(lambda _: False, is_number=True),
+    "line": Way(lambda use: use.leaves and use.by_line, leaving="once a row, by the CTA that holds where it starts"),
+    "finish": Way(
+        lambda use: use.late,
+        "once, after all tiles",
+        "merged by a second kernel in a fixed order",
+        merged=True,
+    ),
+    "scalar": Way(_varies_over(), "one load a tile"),
+    "row": Way(
+        _varies_over("n"), "once a tile, through shared memory", slots=_columns, shared_bytes=_as_words(_columns)
+    ),
+    "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words(_rows)),
+    "tile": Way(
+        lambda use: True,
+        "TMA through shared memory",
+        "TMA through shared memory",
+        refuses=_not_staged,
+        otherwise="direct",
+        shared_bytes=_subtiles,
+        staged=True,
+    ),
+    "direct": Way(
+        lambda use: True, "direct, {size} at a time, as {why}", "direct, {size} at a time, as {why}", in_place=True
+    ),
+}
+
+
+def candidates(use: Use) -> tuple[str, ...]:
+    """The ways that are meant for a use, the preferred one first, up to one that takes what lies anyhow."""
+    meant = [name for name, way in WAYS.items() if way.meant(use)]
+    ends = next(i for i, name in enumerate(meant) if WAYS[name].refuses is None)
+    return tuple(meant[: ends + 1])
