@@ -15,13 +15,13 @@ HOMES = {
 
 
 def found(pattern: str, homes: tuple[str, ...], folder: Path) -> list[str]:
-    files = [path for path in sorted(folder.rglob("*.py")) if path.name not in homes]
-    return [
-        f"{path.name}: {line.strip()}"
-        for path in files
-        for line in path.open()
-        if re.search(pattern, line.split("#")[0])
+    lines = [
+        (path.name, line.strip())
+        for path in sorted(folder.rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if path.name not in homes
     ]
+    return [f"{name}: {line}" for name, line in lines if re.search(pattern, line.split("#")[0])]
 
 
 @pytest.mark.parametrize("fact", HOMES)
