@@ -20,7 +20,21 @@ BROKEN = torch.tensor([torch.nan, torch.inf, -torch.inf])
 
 # PyTorch's function takes other arguments than a value for each of ours.
 OTHER_SIGNATURE = {
-    *("max", "min", "clamp", "permute", "reshape", "unsqueeze", "norm", "prelu", "any", "all", "threshold", "dropout")
+    *(
+        "max",
+        "min",
+        "clamp",
+        "permute",
+        "reshape",
+        "unsqueeze",
+        "norm",
+        "prelu",
+        "any",
+        "all",
+        "threshold",
+        "dropout",
+        "masked_fill",
+    )
 }
 
 # On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes; its scalar tail, its float64 and the formula give inf.

@@ -136,6 +136,7 @@ SOURCES: dict[str, str] = {
     "masks_in_arithmetic": epilogue("return (accum > 0) + (C > 0)"),
     "mask_wanted": epilogue("return where(accum, C, 0.0)"),
     "integers_wanted": epilogue("return accum % 2"),
+    "dtypes_differ": epilogue("return torch.lerp(accum, C.half(), 0.5)"),
     "float_wanted": epilogue("return index.mean()"),
     "negative_power": epilogue("return index ** index"),
     "storage_only": epilogue("return accum.to(torch.float8_e4m3fn) + 1"),

@@ -24,12 +24,8 @@ HINTS = {
     "rellu(accum)": "did you mean ef.relu",
     "swoosh(accum)": "make it a parameter, or define it before the epilogue",
     "swish(accum)": "write silu(x)",
-    "torch.isnan(accum)": "write x != x",
-    "torch.isinf(accum)": "write abs(x) == math.inf",
-    "accum.isfinite()": "write abs(x) < math.inf",
     "torch.nan_to_num(accum)": "write where(x == x, x, 0.0)",
     "torch.logical_xor(accum > 0, C > 0)": "write a != b",
-    "F.softsign(accum)": "write x / (1 + abs(x))",
     "torch.sigmod(accum)": "did you mean ef.sigmoid",
     "torch.gelu(accum)": "write ef.gelu, after",
     "F.ReLU(accum)": "write ef.relu, after",
@@ -53,8 +49,7 @@ HINTS = {
     "F.rms_norm(accum, (16,))": "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight",
     "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",
     "accum / accum.shape[0]": "an epilogue holds for every shape",
-    "accum.masked_fill(C > 0, 0)": "write where(mask, value, x)",
-    "float(accum)": "write x.float()",
+    "int(accum)": "write x.to(torch.int32) or a comparison",
     "len(accum)": "an epilogue holds for every shape",
     "accum.sum(axis=1)": "write dim=",
     "accum.sum(-1, keepdims=True)": "write keepdim=",
@@ -93,11 +88,7 @@ def test_the_hint_is_what_to_write(expression: str, hint: str | None) -> None:
 
 
 INSTEAD = {
-    "x != x": torch.isnan,
-    "abs(x) == math.inf": torch.isinf,
-    "abs(x) < math.inf": torch.isfinite,
     "where(x == x, x, 0.0)": lambda x: torch.nan_to_num(x, 0.0, math.inf, -math.inf),
-    "x / (1 + abs(x))": lambda x: torch.where(x.isinf(), torch.nan, F.softsign(x)),
 }
 
 

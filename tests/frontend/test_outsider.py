@@ -266,7 +266,7 @@ def exclusive_or(accum, mask): return torch.where(mask ^ (accum > 0), accum, 0.0
 def operand_assigned_in_place(accum, C):
     C += accum  # fault
     return C
-def limit_of_a_dtype(accum, mask): return torch.where(mask, accum, torch.finfo(torch.float32).min)  # fault
+def limit_of_a_dtype(accum, mask): return torch.where(mask, accum, torch.finfo(accum.dtype).min)  # fault
 # fmt: on
 
 FUNCTIONS = [

@@ -193,6 +193,9 @@ EPILOGUE: dict[str, Sentence] = {
         "{op} takes integers, and this is {kind}",
         "a number handed as an operand is a float; write .to(torch.int32)",
     ),
+    "dtypes_differ": Sentence(
+        _T, "{op} takes floats of one dtype, as torch does", "write .float() for those cast to another"
+    ),
     "float_wanted": Sentence(_T, "{op} takes floats, and this is {kind}", "write .float() first"),
     "negative_power": Sentence(
         _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"

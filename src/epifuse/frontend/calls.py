@@ -15,7 +15,7 @@ from epifuse.base.errors import kind_of
 from epifuse.frontend import torch_rules
 from epifuse.frontend.context import Context, TupleValue, Visit
 from epifuse.frontend.hints import parameter_hint
-from epifuse.frontend.names import FunctionRef, HostFunction, Static
+from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, refuse_decorated
 from epifuse.fusion import host
@@ -119,6 +119,20 @@ def host_call(
         )
     arguments = [context.value(item, at) for item, at in zip(positional, node.args, strict=True)]
     return context.emit("host", *arguments, attr=function.function.__name__, at=node)
+
+
+def fixed_call(
+    context: Context, function: FixedFunction, positional: list[Any], named: dict[str, Any], at: ast.AST
+) -> Node | Static:
+    """`float("-inf")`, `torch.finfo(torch.float32)`: evaluated while parsing."""
+    given = [*positional, *named.values()]
+    try:
+        (item,) = given
+        found = function.function(item.value if isinstance(item, Static) else None)
+    except (TypeError, ValueError):
+        name = next(iter(named), "argument")
+        raise context.fail("wrong_static", at, function=function.spelled, name=name, want=function.wanted) from None
+    return context.emit("const", attr=found, at=at) if isinstance(found, float) else Static(found)
 
 
 # --- the vocabulary --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from epifuse.frontend.hints import hint_for, words_for
 from epifuse.frontend.modules import is_module
 from epifuse.frontend.names import (
     RECEIVER,
+    FixedFunction,
     FunctionRef,
     Helper,
     HostFunction,
@@ -59,7 +60,7 @@ def describe(item: Any) -> str:
             return f"the module {item.spelled}"
         case Instance():
             return f"the object {item.spelled}"
-        case FunctionRef() | HostFunction() | Helper():
+        case FunctionRef() | HostFunction() | FixedFunction() | Helper():
             return f"the function {item.spelled}"
         case Method():
             return f"the method .{item.name} without its call"

@@ -6,10 +6,22 @@ import ast
 import types
 from typing import Any
 
+import torch
+
 from epifuse.frontend import calls, names
 from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe
 from epifuse.frontend.hints import hint_for, unknown_method_hint, words_for
-from epifuse.frontend.names import ActivationModule, FunctionRef, Helper, HostFunction, Instance, Module, Number, Static
+from epifuse.frontend.names import (
+    ActivationModule,
+    FixedFunction,
+    FunctionRef,
+    Helper,
+    HostFunction,
+    Instance,
+    Module,
+    Number,
+    Static,
+)
 from epifuse.fusion.vocabulary import METHODS, VOCABULARY
 from epifuse.ir import Node
 
@@ -84,6 +96,10 @@ class Expressions(Context):
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
             raise self.fail("unknown_method", node, name=node.attr, near=unknown_method_hint(node.attr))
+        if isinstance(base, Static) and isinstance(base.value, (torch.finfo, torch.iinfo)):
+            number = getattr(base.value, node.attr, None)
+            if isinstance(number, (int, float)):
+                return self.emit("const", attr=number, at=node)
         raise self.fail("attribute_of", node, name=node.attr, what=describe(base))
 
     def visit_BinOp(self, node: ast.BinOp) -> Visit:
@@ -207,6 +223,8 @@ class Expressions(Context):
         match function:
             case HostFunction():
                 return calls.host_call(self, function, positional, named, node)
+            case FixedFunction():
+                return calls.fixed_call(self, function, positional, named, node)
             case Helper():
                 receiver = [] if function.receiver is None else [function.receiver]
                 return (yield self.inline(function.function, receiver + positional, named, node, library=False))

@@ -71,6 +71,15 @@ class HostFunction:
 
 
 @dataclass(frozen=True)
+class FixedFunction:
+    """A function of what is fixed while parsing: a string, or a dtype. `wanted` says what it takes."""
+
+    function: Callable[[Any], Any]
+    wanted: str
+    spelled: str
+
+
+@dataclass(frozen=True)
 class Helper:
     """A function of the user's own, to be inlined."""
 
@@ -112,7 +121,7 @@ class Number:
     spelled: str
 
 
-Meaning = Static | FunctionRef | HostFunction | Helper | Instance | ActivationModule | Module | Number
+Meaning = Static | FunctionRef | HostFunction | FixedFunction | Helper | Instance | ActivationModule | Module | Number
 
 _OURS = types.SimpleNamespace(**{name: entry.function for name, entry in VOCABULARY.items()})
 _STRING_NAMES: dict[str, Any] = {
@@ -124,6 +133,11 @@ _STRING_NAMES: dict[str, Any] = {
     "epifuse": _OURS,
 }
 _STRING_MODULES = (torch, torch.nn, F, torch.special, math, _OURS)
+_FIXED: Mapping[Any, str] = {
+    float: "a string, as in float('-inf'); of a tensor write x.float()",
+    torch.finfo: "a floating-point dtype",
+    torch.iinfo: "an integer dtype",
+}
 _MISSING = object()
 
 
@@ -341,7 +355,7 @@ def _root(value: object) -> str:
     return str(getattr(value, "__module__", None) or "").split(".")[0]
 
 
-def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | Helper | None:
+def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | FixedFunction | Helper | None:
     """The function `value` is to the language, if it is one."""
     if (entry := vocabulary.ours(value)) is not None:
         return FunctionRef(entry, "epifuse", spelled)
@@ -351,6 +365,8 @@ def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | Hel
         return FunctionRef(VOCABULARY[vocabulary.BUILTINS[value]], "builtin", spelled)
     if isinstance(value, types.BuiltinFunctionType) and value in vocabulary.MATH_FUNCTIONS:
         return HostFunction(value, spelled)
+    if isinstance(value, type) and value in _FIXED:
+        return FixedFunction(value, _FIXED[value], spelled)
     if not isinstance(value, types.FunctionType) or _root(value) == "torch":
         return None
     return Helper(value, spelled)

@@ -33,9 +33,16 @@ class Asks(NamedTuple):
     """A parameter that is passed by name only."""
 
 
-_TENSOR, _NUMBER, _FLOAT, _NO_MASK = "tensor", "number", "float", "no mask"
+_TENSOR, _NUMBER, _FLOAT, _NO_MASK, _SAME_FLOATS = "tensor", "number", "float", "no mask", "same floats"
 _BOTH = Asks(((_TENSOR, ("x",)), (_TENSOR, ("y",))))
 _FLOATS = Asks(((_TENSOR, ("x",)), (_FLOAT, ("x",))))
+_TERMS = Asks(
+    (
+        *((_TENSOR, (name,)) for name in ("x", "tensor1", "tensor2")),
+        (_NUMBER, ("value",)),
+        (_SAME_FLOATS, ("x", "tensor1", "tensor2")),
+    )
+)
 _ANYTHING = Asks(((_TENSOR, ("x",)),))
 
 
@@ -48,7 +55,12 @@ ASKS: dict[str, Asks] = {
     "where": Asks(((_TENSOR, ("condition",)),)),
     "clamp": Asks(((_TENSOR, ("x",)), ("alike", ("min", "max")))),
     **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "max", "min"), _BOTH),
-    **dict.fromkeys(("silu", "logsigmoid", "hardswish", "hardsigmoid", "mish"), _FLOATS),
+    **dict.fromkeys(("silu", "logsigmoid", "hardswish", "hardsigmoid", "mish", "selu"), _FLOATS),
+    "masked_fill": Asks(((_TENSOR, ("mask",)), ("mask", ("mask",)), (_NUMBER, ("value",)), *_FLOATS.rules)),
+    **dict.fromkeys(("clamp_min", "clamp_max"), _numbers(_NO_MASK)),
+    "lerp": Asks(((_TENSOR, ("x",)), (_TENSOR, ("end",)), (_SAME_FLOATS, ("x", "end", "weight")))),
+    **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),
+    "logaddexp": Asks((*_BOTH.rules, (_FLOAT, ("x",)), (_FLOAT, ("y",)))),
     **dict.fromkeys(("relu", "relu6"), _numbers(_NO_MASK)),
     "gelu": Asks(_FLOATS.rules, by_name="approximate"),
     "leaky_relu": _numbers(_FLOAT, "negative_slope"),

@@ -23,6 +23,7 @@ from epifuse.fusion.primitives import (
     where,
 )
 
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _SQRT_HALF = 0.7071067811865476
 _INV_SQRT_2PI = 0.3989422804014327
 _SQRT_2_OVER_PI = 0.7978845608028654
@@ -61,6 +62,21 @@ def prelu(x: Value, weight: Value) -> Value:
 def elu(x: Value, alpha: Value = 1.0) -> Value:
     """x above zero, alpha * (exp(x) - 1) elsewhere."""
     return where(x > 0, x, alpha * expm1(x))
+
+
+def selu(x: Value) -> Value:
+    """elu scaled so that it keeps mean 0 and variance 1 (arXiv 1706.02515)."""
+    return _SELU_SCALE * where(x > 0, x, _SELU_ALPHA * expm1(x))
+
+
+def softsign(x: Value) -> Value:
+    """x / (1 + abs(x))."""
+    return x / (1.0 + abs(x))
+
+
+def tanhshrink(x: Value) -> Value:
+    """x - tanh(x)."""
+    return x - tanh(x)
 
 
 def expm1(x: Value) -> Value:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from epifuse.fusion import activation, forms, philox, primitives, reduction
+from epifuse.fusion import activation, composites, forms, philox, primitives, reduction
 
 Group = Literal["primitive", "activation", "macro", "reduction", "form"]
 
@@ -61,6 +61,8 @@ def _entries() -> dict[str, Entry]:
     for name, function in public_functions(activation).items():
         static = builtins.any(map(is_static, inspect.signature(function).parameters.values()))
         entries[name] = Entry(name, "macro" if static else "activation", function)
+    for name, function in public_functions(composites).items():
+        entries[name] = Entry(name, "macro", function)
     for name in reduction.REDUCTIONS:
         entries[name] = Entry(name, "reduction", getattr(reduction, name))
     for name in ("softmax", "log_softmax"):

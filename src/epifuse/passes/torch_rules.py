@@ -29,10 +29,18 @@ def _prelu(x: Argument, weight: Argument) -> bool:
     )
 
 
+def _same_floats(*arguments: Argument) -> bool:
+    """A number takes the dtype of the tensors beside it."""
+    tensors = [argument for argument in arguments if not argument.host]
+    return all((x.kind, x.narrow) == ("float", tensors[0].narrow) for x in tensors)
+
+
 _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "tensor": (lambda x: not x.host, "tensor_wanted"),
     "number": (lambda x: x.host, "number_wanted"),
     "float": (lambda x: x.kind == "float", "float_wanted"),
+    "same floats": (_same_floats, "dtypes_differ"),
+    "mask": (lambda x: x.kind == "mask", "mask_wanted"),
     "no mask": (lambda x: x.kind != "mask", "masks_in_arithmetic"),
     "not all numbers": (lambda x, y: not (x.host and y.host), "tensor_wanted"),
     "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
