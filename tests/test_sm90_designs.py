@@ -1,4 +1,4 @@
-"""What a design makes of an epilogue: stages, registers, what makes room, who rests. Needs no compiler."""
+"""What a design makes of an epilogue: stages, registers, what makes room. Needs no compiler."""
 
 from dataclasses import replace
 
@@ -227,61 +227,6 @@ def test_two_blocks_of_k_are_under_way_beside_long_epilogues_that_reduce(case):
     assert staged.stages >= 6
     assert budget.ahead(staged, program) == blocks
     assert budget.ahead(replace(staged, stages=5), program) == 1
-
-
-RESTS = {
-    "the product": (lambda accum: accum, False),
-    "squares of rows": (lambda accum: ef.sum_of_squares(accum, dim=-1), True),
-    "the largest": (lambda accum: ef.absmax(accum), True),
-    "sums of columns": (lambda accum: ef.sum(accum, dim=0), False),
-    "sums of what takes long": (lambda accum: ef.sum(ef.tanh(accum)), False),
-    "sums of logarithms": (lambda accum: ef.sum(ef.softplus(accum)), True),
-    "logsumexp of rows": (lambda accum: ef.logsumexp(accum, dim=-1), False),
-    "what takes long alone": (lambda accum: ef.tanh(accum), False),
-    "rows that are walked twice": (lambda accum: accum * ef.rsqrt(ef.mean(accum * accum, dim=-1, keepdim=True)), False),
-}
-
-
-@pytest.mark.parametrize("case", RESTS)
-def test_who_rests_between_subtiles(case):
-    epilogue, rests = RESTS[case]
-    program, staged = arranged(arguments(epilogue, n=128, k=4096), replace(SCHEDULES[128, 128], cluster=(1, 1)))
-    assert budget.rests(staged, program) == rests
-
-
-def summed(accum, C):
-    return ef.sum(accum + C, dim=0)
-
-
-def gated_twice(accum, C):
-    return ef.silu(accum) * ef.sigmoid(C)
-
-
-WITH_C = {
-    "16 bits": (residual, torch.empty(4096, 4096, dtype=BF16), True),
-    "32 bits": (residual, torch.empty(4096, 4096), False),
-    "direct": (residual, torch.empty(4096, 4097, dtype=BF16)[:, :4096], False),
-    "summed down columns": (summed, torch.empty(4096, 4096, dtype=BF16), False),
-    "two functions": (gated_twice, torch.empty(4096, 4096, dtype=BF16), False),
-}
-
-
-@pytest.mark.parametrize("case", WITH_C)
-def test_who_rests_beside_an_operand(case):
-    epilogue, C, rests = WITH_C[case]
-    args = arguments(epilogue, m=4096, n=4096, k=4096, C=C)
-    program, staged = arranged(args, SCHEDULES[128, 128])
-    assert budget.rests(staged, program) == rests
-    assert not any(budget.rests(design, program) for design in DESIGNS if not design.pingpong)
-
-
-def test_nobody_rests_beside_two_operands():
-    program, staged = arranged(many(2, 1, BF16, 4096, 4096), SCHEDULES[128, 128])
-    assert not budget.rests(staged, program)
-
-
-def test_no_rest_is_longer_than_nanosleep_may_be():
-    assert 3 * budget.STAGGER * budget.LONGEST_REST <= 1_000_000
 
 
 @pytest.mark.parametrize(("operands", "dtype", "k"), [(5, BF16, 4096), (2, torch.float32, 1024), (4, BF16, 1024)])

@@ -54,8 +54,8 @@ def test_of_several_batches(batches: int, machine: Machine) -> None:
     check(machine, source_of(operands), a, b, operands, out_dtypes=torch.bfloat16, layouts=("rows",))
 
 
-def test_beside_rests(machine: Machine) -> None:
-    """K so long that a warp group rests after each subtile, while the other one multiplies."""
+def test_beside_a_long_main_loop(machine: Machine) -> None:
+    """K of many blocks: all stages are used again and again before the last tile's operands come."""
     m, n, k = 1296, 1808, 2568
     a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
     C = machine.laid_out(torch.randint(0, 100, (m, n)).bfloat16(), "rows")

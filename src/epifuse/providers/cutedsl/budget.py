@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
 from epifuse.ir import Graph, Node
-from epifuse.passes.assign_stages import has_row_stage
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
@@ -32,38 +31,6 @@ def ahead(design: Design, program: Program) -> int:
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
     takes_long = _column_reductions(program.graph) > 0 or (bool(_reductions(program.graph)) and is_heavy(program.graph))
     return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
-
-
-RESTLESS_BLOCKS, REST_NANOSECONDS = 16, 16
-"""A warp group rests for so many ns a subtile for each block of K beyond the first ones: for 0.4 of the other's main
-loop, where a block of 128 x 128 takes some 330 ns and an epilogue that reads C the time of 14 blocks besides."""
-STAGGER = 3
-"""So many rests more come before the first subtile of a tile in every second of four clusters, twice as many in the
-third and three times as many in the fourth, which then rests for 0.8 of a main loop: not all multiprocessors read and
-write at once. As many come before a CTA's first operands, which nothing needs before a main loop has ended, and whose
-loads hold up the first ones of A and B. Both save 0.2 to 0.5 % of 4096 x 4096 x 4096, half of it the latter; bce of
-1024 x 4096 x 4096 loses 0.1 % (benchmarks/results/kernel_variants.json). Not measured where K is below 4096. Nanosleep
-may take twice as long as it is asked to, and was seen to take as long."""
-LONGEST_REST = 1_000_000 // (3 * STAGGER)  # nanosleep takes no more than a millisecond
-
-
-def rests(design: Design, program: Program) -> bool:
-    """Whether a warp group rests after each subtile of an epilogue that the other's main loop hides.
-
-    What it reads and writes is then spread over that main loop, whose own loads are held up less. Adding C takes 0.2 to
-    0.4 % less at K of 4096, with row sums of squares 0.5 to 0.8 %, and 0.4 to 0.5 % at K of 2048; absmax takes up to
-    0.5 % less. For bce it is 0.3 % less on one GPU and 0.2 % more on another, and 0.4 to 0.8 % less with STAGGER.
-    Outputs alone, column sums, two operands and what else is heavy gain nothing, or lose up to 0.5 %; beside an
-    accumulator of 192 registers C gains nothing, and row sums spill (benchmarks/results/kernel_variants.json). What
-    goes direct or computes more than one function was not measured.
-    """
-    graph, operands = program.graph, program.coming
-    direct = any(a.travels.in_place for a in (*program.stores, *program.coming))
-    narrow = len(operands) <= 1 and max(_bytes(program)) <= 2
-    gains = bool(operands or _reductions(graph)) and narrow and not _column_reductions(graph) and not direct
-    calls = sum(node.op == "call" and {"m", "n"} <= graph.types[node].axes for node in graph.nodes)
-    long = is_heavy(graph, ("longest",)) or has_row_stage(graph) or calls > 1
-    return design.pingpong and _accumulators(design) == WARP_GROUP and gains and not long
 
 
 _WIDE = 128 * 160
@@ -104,10 +71,9 @@ _REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp group
 _FEW_REGISTERS = 48  # beside those of the accumulator
 
 
-def is_heavy(graph: Graph, times: Container[str] = ("long", "longest")) -> bool:
-    """Whether an epilogue takes long, by a reduction of these times or by what it computes."""
-    reduces_much = any(REDUCTIONS[node.attr[0]].time in times for node in _reductions(graph))
-    return reduces_much or not _taken(graph) <= {"few"}
+def is_heavy(graph: Graph) -> bool:
+    """Whether an epilogue takes long, by a reduction or by what it computes."""
+    return any(REDUCTIONS[node.attr[0]].time == "long" for node in _reductions(graph)) or not _taken(graph) <= {"few"}
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:

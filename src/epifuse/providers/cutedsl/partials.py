@@ -137,12 +137,8 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     return _too_many(graph, problem)
 
 
-MERGING_WARPS = {"m": 4, "n": 8, "": 8}
-"""Of a block of the merging kernel, by the axis along which results lie: rows have fewest parts, one for each tile.
-
-With 8, row sums of squares take up to 0.7 % more (16384 x 4096 x 1024), and with 32 column sums 0.3 to 1 %.
-"""
-MERGED_BYTES = 4 * 32 * (max(MERGING_WARPS.values()) + 1)
+MERGING_WARPS = 8  # of a block of the merging kernel
+MERGED_BYTES = 4 * 32 * (MERGING_WARPS + 1)
 """Shared memory of the merging kernel for a word of a partial result: of 32 results by its warps, banks apart."""
 
 

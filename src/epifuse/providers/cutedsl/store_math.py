@@ -9,9 +9,9 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 
-from epifuse.providers.cutedsl.device_math import each, fragment, numbers, reinterpreted
+from epifuse.providers.cutedsl.device_math import each
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 
 Fragment = Any  # cute.TensorSSA
@@ -25,20 +25,6 @@ def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
         one = cute.full(value.shape, 1, HELD[wanted])
         return cute.where(value, one, cute.full_like(one, 0))
     return _as_float(value) if wanted == "float" else value.to(HELD[wanted])
-
-
-def widened(raw: Fragment, kind: Any) -> Fragment:
-    """What was read, as the type that holds it.
-
-    The upper half of a pair of bfloat16 is a float32 under a mask; the compiler moves it down and up again, half an
-    instruction a value: relu(alpha accum + beta C) takes up to 0.1 % less so, bce 0.3 to 0.4 %
-    (benchmarks/results/kernel_variants.json).
-    """
-    if raw.element_type is not BFloat16 or kind is not Float32 or cute.size(raw.shape) % 2:
-        return raw.to(kind)
-    halves = [(pair << 16, pair & 0xFFFF0000) for pair in numbers(raw.bitcast(Int32))]
-    bits = fragment([half for pair in halves for half in pair], raw.shape, Int32)
-    return reinterpreted(bits, Float32)
 
 
 def _as_float(value: Fragment) -> Fragment:

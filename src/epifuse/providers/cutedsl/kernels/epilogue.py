@@ -23,7 +23,7 @@ from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
 from epifuse.providers.cutedsl.partials import reduction, reductions_of
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import read_lines
-from epifuse.providers.cutedsl.store_math import as_kind, stored, widened
+from epifuse.providers.cutedsl.store_math import as_kind, stored
 
 
 class Epilogue:
@@ -205,7 +205,7 @@ class Epilogue:
             value = cute.full_like(like, number, HELD["float" if kind == "mask" else kind])
             return value != 0.0 if kind == "mask" else value
         i = self.scene.numbers[node]
-        value = widened(loaded(i), self.scene.held(i))
+        value = loaded(i).to(self.scene.held(i))
         return value != 0 if kind == "mask" else value
 
     # Rows. A slot is one of a thread's rows of a tile: those of its first subtile down come first.

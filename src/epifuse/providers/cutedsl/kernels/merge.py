@@ -28,10 +28,7 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import SmemAllocator
 
-AT_ONCE, WORDS_AT_ONCE = {"m": 8, "n": 16, "": 16}, 32
-"""Parts that a thread loads before it waits, by the axis that results lie along, and at most how many words: gelu and
-its column sums take 0.6 % longer one after the other. Rows have fewer parts, and code that finds none takes time too.
-"""
+AT_ONCE, WORDS_AT_ONCE = 8, 32  # parts that a thread loads before it waits, and at most how many words
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
 ELEMENTS = WARP  # results of a block, where there is more than one
@@ -54,11 +51,11 @@ class Finish:
         self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
-        self.warps = partials.MERGING_WARPS[axis]
+        self.warps = partials.MERGING_WARPS
         self.lanes = self.warps * WARP // self.elements
         self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
         words = sum(self.reductions[number].words for number in self.needed)
-        self.at_once = max(1, min(AT_ONCE[axis], WORDS_AT_ONCE // words))
+        self.at_once = max(1, min(AT_ONCE, WORDS_AT_ONCE // words))
 
     def _is_mine(self, axes):
         return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
@@ -92,7 +89,6 @@ class Finish:
         held = [self.start(number) for number in self.needed]
         start = thread // self.elements
         first = self.places(start, rounds, where)
-        self.touch(workspace, first)
         cute.arch.griddepcontrol_wait()
         self.read(held, workspace, first, where)
         step = self.at_once * self.lanes
@@ -162,16 +158,6 @@ class Finish:
             origin, length, _ = where[number]
             starts[number] = [origin + Int64(cutlass.min(part, rounds - 1)) * length for part in parts]
         return [part < rounds for part in parts], starts
-
-    def touch(self, workspace, places):
-        """Ask for parts that may not be written yet.
-
-        Else ptxas computes where they are only after the wait: row sums of squares take up to 0.4 % longer.
-        """
-        for number in self.needed:
-            values = as_words(self.reductions[number], workspace)
-            for start in places[1][number]:
-                cute.arch.prefetch((values.iterator + start).to_llvm_ptr(), cache_level="L2")
 
     def read(self, held, workspace, places, where):
         """Merge parts of the workspace, all loaded before the first is waited for; what is no part is neutral."""

@@ -95,17 +95,8 @@ def _log_of_product(excess) -> tuple:
     return (cute.math.log1p(cute.math.fma(excess, -moved, excess)),)
 
 
-def _sum_of_squares(xs: list) -> Any:
-    """By fours: of four, one needs a multiplication and three a multiply-add; pairwise it is two each, and a sum.
-
-    Row sums of squares take up to 0.2 % less so of 4096 x 4096 x 4096 (benchmarks/results/kernel_variants.json).
-    """
-    parts = [(sum((x * x for x in xs[i + 1 : i + 4]), xs[i] * xs[i]),) for i in range(0, len(xs), 4)]
-    return fold(ROWS["sum"], parts)
-
-
 _SUM = _by(lambda x, y: x + y)
-_SQUARES = Row(0.0, lambda x: (x * x,), _SUM, _sum_of_squares)
+_SQUARES = Row(0.0, lambda x: (x * x,), _SUM)
 # The product of 1 + exp(x) <= 2 over 64 values is within 2^64; as its excess it is as exact as its smallest term.
 _PRODUCT = Pool(64, _exp_below_one, lambda p, q: cute.math.fma(p, q, p) + q, _log_of_product)
 _LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)

@@ -12,7 +12,6 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, const_expr, pipeline
-from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
@@ -48,7 +47,7 @@ class Cta(NamedTuple):
     """What all roles of a CTA know.
 
     The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
-    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; and how long a rest is.
+    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next.
     """
 
     buffers: tuple
@@ -59,7 +58,6 @@ class Cta(NamedTuple):
     place: Any
     first: Any
     step: Any
-    rest: Any
 
     @property
     def k_tiles(self):
@@ -82,7 +80,6 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
-        self.rests = budget.rests(design, program)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
         self.merging = merging_kernels(design, program)
@@ -196,7 +193,6 @@ class Sm90Gemm:
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         tiles_b = cute.local_tile(tensor_b, (bn, bk), (None, None, None))
-        k_tiles = cute.size(tiles_a, mode=[3])
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
         # All of the above may run while the kernel before ends: products of 31 to 46 us are 2 to 5 % faster so. To let
@@ -205,9 +201,7 @@ class Sm90Gemm:
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        cta = Cta(
-            (buffer_a, buffer_b), shared, carriers, (tiles_a, tiles_b), order, place, first, step, self.rest(k_tiles)
-        )
+        cta = Cta((buffer_a, buffer_b), shared, carriers, (tiles_a, tiles_b), order, place, first, step)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
@@ -271,8 +265,6 @@ class Sm90Gemm:
         own, carriers = cta.shared.own[self.arrivals.number], cta.carriers[self.arrivals.number]
         tma = carriers, self.arrivals.partitions(own, carriers)
         arrivals = Int32(0)
-        if const_expr(self.rests):
-            nvvm.nanosleep((budget.STAGGER * cta.rest).ir_value())
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
             at = Place(m, n, l, within)
@@ -380,9 +372,6 @@ class Sm90Gemm:
                 cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
             tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.division.down), {})
             self.epilogue.reduce_rows(values, tile, threads)
-            if const_expr(self.rests):
-                if turn + cta.step < cta.order.total:
-                    nvvm.nanosleep((budget.STAGGER * cta.rest * (cta.first % 4)).ir_value())
             arrived = self.epilogue.arrive(last, 0, threads, early)
             for s in cutlass.range_constexpr(self.epilogue.division.subtiles + 1):
                 if const_expr(s < self.epilogue.division.subtiles):
@@ -405,10 +394,6 @@ class Sm90Gemm:
                         self.departures.send(s - 1, at, served, sender, policy, leaving)
                 if const_expr(s < self.epilogue.division.subtiles):
                     self.departures.stage(s, results, threads)
-                    if const_expr(self.rests):
-                        # Nothing runs beside the epilogue of a CTA's last tile.
-                        if turn + cta.step < cta.order.total:
-                            nvvm.nanosleep(cta.rest.ir_value())
             self.epilogue.leave(tile, carried, threads)
             executed += 1
             turn += stride
@@ -418,11 +403,6 @@ class Sm90Gemm:
             cute.arch.griddepcontrol_launch_dependents()
         if sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-    def rest(self, k_tiles):
-        """Nanoseconds of one rest of a warp group."""
-        blocks = cutlass.max(k_tiles - budget.RESTLESS_BLOCKS, 0)
-        return cutlass.min(blocks * budget.REST_NANOSECONDS, budget.LONGEST_REST)
 
 
 def _after(state, steps):
