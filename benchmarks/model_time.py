@@ -284,9 +284,9 @@ class Runs:
             self.step("eager")
         self.found["operations"] = counter.get_total_flops()
         with contextlib.suppress(ImportError, AttributeError):  # of another version of epifuse
-            from epifuse.base.rates import rates_of
+            from epifuse.base.target import target_of
 
-            rates = rates_of(self.at.device)
+            rates = target_of(self.at.device).processor
             self.found["rates"] = rates._asdict()
             bounds = {"products_ms": 1e3 * self.found["operations"] / rates.operations_a_second}
             for way, found in self.found["ways"].items():

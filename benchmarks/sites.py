@@ -29,6 +29,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ from timing import machine
 from torch.fx import Node
 
 from epifuse import providers
-from epifuse.base.rates import Rates, rates_of
-from epifuse.base.target import TARGETS
+from epifuse.base.processors import GPUS
+from epifuse.base.target import TARGETS, target_of
 from epifuse.frontend.fx import value_of
 from epifuse.plan import settle
 from epifuse.pytorch import measure, prediction, sites
@@ -293,13 +294,13 @@ def main() -> int:
             "tiny": options.tiny,
             "count": options.count,
             "seconds": round(time.monotonic() - begun, 1),
-            "rates": rates_of(options.device)._asdict(),
+            "rates": target_of(options.device).processor._asdict(),
             "sites": found,
         }
         _write(options.save / "sites.json", results)
     if options.again and results["where"] == "cuda":  # for the device that they were measured on
-        settle.target_of = lambda _: TARGETS[90]
-        prediction.rates_of = lambda _: Rates(**results["rates"])
+        device = replace(TARGETS[90], processor=GPUS["H200"]._replace(**results["rates"]))
+        settle.target_of = lambda _: device
     rows = predicted(results)
     if options.save:
         _write(options.save / "predicted.json", {"summary": summary(rows), "rows": rows})

@@ -1,17 +1,17 @@
 """What the prediction says follows from what it reads: more bytes, a slower memory, a dearer plan."""
 
-import pytest
-import torch
+from dataclasses import replace
 
-from epifuse.base import rates
-from epifuse.base.rates import Rates, rates_of
-from epifuse.pytorch import prediction
+import pytest
+
+from epifuse.base.processors import GPUS
+from epifuse.base.target import CPU, TARGETS, Target
 from epifuse.pytorch.payoff import Moved
 from epifuse.pytorch.prediction import Extents, Site, predicted
 
 ROWS, WIDTH, INNER = 16384, 1024, 4096
 HIDDEN, WIDE = 2 * ROWS * WIDTH, 2 * ROWS * INNER  # bytes
-H100, H200 = Rates.of_gpu(132, 2.619e9, 5120), Rates.of_gpu(132, 3.201e9, 6144)
+H100, H200 = (replace(TARGETS[90], processor=GPUS[name]) for name in ("H100", "H200"))
 
 
 def tiles_of(m: int, n: int) -> int:
@@ -21,24 +21,21 @@ def tiles_of(m: int, n: int) -> int:
 
 def cost_of(tiles: int, k: int) -> float:
     """Whole waves of them."""
-    return float(-(-tiles // 132) * 128 * 128 * k)
+    return float(-(-tiles // GPUS["H200"].multiprocessors) * 128 * 128 * k)
 
 
-def gelu_of(device: str) -> Site:
+def gelu_of(target: Target) -> Site:
     """The first product of BERT-large's perceptron, with gelu behind it."""
     factors, tiles = HIDDEN + 2 * INNER * WIDTH, tiles_of(ROWS, INNER)
     moves = Moved(WIDE, 2 * INNER, WIDE, 2 * WIDE, 0, 1)
     extents, work = Extents(1, ROWS, INNER, WIDTH, (128, 128)), 20.0 * ROWS * INNER
-    return Site(device, extents, factors, moves, work, cost_of(tiles, WIDTH))
+    return Site(target, extents, factors, moves, work, cost_of(tiles, WIDTH))
 
 
-@pytest.fixture(params=["cpu", "H100", "H200"])
-def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
+@pytest.fixture(params=[CPU, H100, H200], ids=lambda target: target.processor.name)
+def site(request: pytest.FixtureRequest) -> Site:
     """The same on each device."""
-    if request.param == "cpu":
-        return gelu_of("cpu")
-    monkeypatch.setattr(prediction, "rates_of", lambda device: {"H100": H100, "H200": H200}[request.param])
-    return gelu_of("cuda:0")
+    return gelu_of(request.param)
 
 
 def gain(site: Site) -> float:
@@ -51,7 +48,7 @@ def test_gelu_pays(site: Site) -> None:
 
 @pytest.mark.parametrize(("field", "is_better"), [("loops_apart", True), ("kernels", True), ("loops_fused", False)])
 def test_what_loops_no_longer_move_pays(site: Site, field: str, is_better: bool) -> None:
-    if site.device == "cpu" and field == "kernels":
+    if site.target == CPU and field == "kernels":
         return  # what a loop costs the host is little beside a call of ours
     more = site._replace(moved=site.moved._replace(**{field: getattr(site.moved, field) + (10 << 20)}))
     assert (gain(more) > gain(site)) == is_better
@@ -61,89 +58,61 @@ def test_what_the_epilogue_moves_or_computes_costs(site: Site) -> None:
     for field in ("operands", "outputs"):
         more = site._replace(moved=site.moved._replace(**{field: getattr(site.moved, field) + (100 << 20)}))
         assert gain(more) < gain(site)
-    if site.device != "cpu":
+    if site.target != CPU:
         assert gain(site._replace(work=3 * site.work)) < gain(site)
 
 
 def test_a_dearer_plan_costs(site: Site) -> None:
-    if site.device != "cpu":
+    if site.target != CPU:
         assert gain(site._replace(cost=1.3 * site.cost)) < gain(site)
 
 
 def test_waiting_for_rows_costs(site: Site) -> None:
-    if site.device != "cpu":
+    if site.target != CPU:
         assert gain(site._replace(waits=True)) < gain(site)
 
 
-def test_factors_that_leave_the_cache_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_that_leave_the_cache_cost() -> None:
     """With a long K, bands of A do not stay in the L2 cache; with a short one they do, whatever is as large in all."""
-    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
 
     def fused(n: int, k: int) -> float:
         extents, factors = Extents(1, ROWS, n, k, (128, 128)), 2 * k * (ROWS + n)
         moves = Moved(2 * ROWS * n, 0, 0, 0, 0, 0)
-        found = predicted(Site("cuda", extents, factors, moves, 0.0, cost_of(tiles_of(ROWS, n), k)))
+        found = predicted(Site(H200, extents, factors, moves, 0.0, cost_of(tiles_of(ROWS, n), k)))
         return found.fused / found.apart
 
     assert fused(WIDTH, 4 * INNER) > 1.02 * fused(WIDTH, INNER)
 
 
-def test_arithmetic_of_the_last_tiles_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_of_the_last_tiles_is_exposed() -> None:
     """Where each multiprocessor has one tile, nothing hides the epilogue."""
-    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
 
     def cost(high: int) -> float:
         extents, tiles = Extents(1, high, INNER, INNER, (128, 128)), tiles_of(high, INNER)
-        site = Site("cuda", extents, 2 * INNER * (high + INNER), Moved(0, 0, 0, 0, 0, 0), 0.0, cost_of(tiles, INNER))
+        site = Site(H200, extents, 2 * INNER * (high + INNER), Moved(0, 0, 0, 0, 0, 0), 0.0, cost_of(tiles, INNER))
         return (predicted(site._replace(work=50.0 * high * INNER)).fused / predicted(site).fused) - 1
 
     assert cost(512) > 1.5 * cost(ROWS)
 
 
-def test_few_tiles_and_a_long_k_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tiles_and_a_long_k_do_not_pay() -> None:
     """A gradient of a weight, widened to float32: cuBLAS splits K, and these tiles leave half of the GPU idle."""
-    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
     weight = 2 * WIDTH * WIDTH
     moves = Moved(weight, 0, 2 * weight, 3 * weight, 0, 1)
     tiles = tiles_of(WIDTH, WIDTH)
     extents, work = Extents(1, WIDTH, WIDTH, ROWS, (128, 128)), 2.0 * WIDTH * WIDTH
-    site = Site("cuda", extents, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS))
+    site = Site(H200, extents, 2 * HIDDEN, moves, work, cost_of(tiles, ROWS))
     assert gain(site) < 0
 
 
-def test_bytes_weigh_more_where_memory_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = gelu_of("cuda")
-    monkeypatch.setattr(prediction, "rates_of", lambda device: H100)
-    slower = gain(site)
-    monkeypatch.setattr(prediction, "rates_of", lambda device: H200)
-    assert slower > gain(site)
+def test_bytes_weigh_more_where_memory_is_slower() -> None:
+    assert gain(gelu_of(H100)) > gain(gelu_of(H200))
 
 
 def test_a_kernel_is_not_faster_than_its_parts(site: Site) -> None:
-    if site.device == "cpu":
+    if site.target == CPU:
         return
     found = predicted(site)
     assert found.fused > predicted(site._replace(work=0.0)).fused
-    assert found.fused > (site.factors + site.moved.outputs) / H200.bytes_a_second
-    assert found.apart > site.extents.operations / H200.operations_a_second
-
-
-def test_rates_of_devices() -> None:
-    """The rates that NVIDIA states for the two, within the two percent that clocks differ."""
-    assert H100.bytes_a_second == pytest.approx(3.35e12, rel=0.02)
-    assert H200.bytes_a_second == pytest.approx(4.8e12, rel=0.03)
-    assert Rates.of_gpu(66, 2.619e9, 5120).operations_a_second == pytest.approx(H100.operations_a_second / 2)
-    assert rates_of("cpu").bytes_a_second < rates_of("cuda").bytes_a_second
-
-
-def test_rates_are_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        multi_processor_count = 78
-        memory_clock_rate = 1_000_000  # kHz
-        memory_bus_width = 4096
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
-    found = rates.rates_of.__wrapped__("cuda:0")
-    assert found.multiprocessors == 78
-    assert found.bytes_a_second == pytest.approx(1.024e12)
+    assert found.fused > (site.factors + site.moved.outputs) / site.target.processor.bytes_a_second
+    assert found.apart > site.extents.operations / site.target.processor.operations_a_second

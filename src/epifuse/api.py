@@ -16,7 +16,7 @@ from epifuse.base.autocast import followed
 from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import EpifuseError, fail, kind_of
 from epifuse.base.results import Results
-from epifuse.base.target import TARGETS
+from epifuse.base.target import TARGETS, Target
 from epifuse.frontend import FrontEnd
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.biased import with_bias
@@ -83,7 +83,7 @@ def get_kernels(
 
 
 def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] | None = None) -> Selection:
-    problem = args.problem if cc is None else args.problem._replace(target=_target(cc))
+    problem = args.problem if cc is None else args.problem._replace(target=_target(cc, args.problem.target))
     if isinstance(names, str) or not isinstance(names, (Iterable, type(None))):
         raise fail("option", None, name="providers", want="a list of names", value=names)
     wanted = providers.NAMES if names is None else tuple(names)
@@ -93,10 +93,11 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
     return select(args.structure, problem, providers.candidates(wanted))
 
 
-def _target(cc: int) -> Any:
+def _target(cc: int, own: Target) -> Target:
+    """The target asked for: `own`, the device's, where it is that architecture, else the one of the default model."""
     if not isinstance(cc, int) or isinstance(cc, bool) or cc not in TARGETS:
         raise fail("cc_type", None, known=", ".join(map(str, TARGETS)), value=cc)
-    return TARGETS[cc]
+    return own if own.cc == cc else TARGETS[cc]
 
 
 @outside_graph

@@ -181,7 +181,7 @@ class Kernel:
         if given is not None and given.kernel is self and given.fits(args):
             return given
         target = self.plan.problem.target
-        if target_of(args.problem.a.device) != target:
+        if target_of(args.problem.a.device).cc != target.cc:
             raise fail("kernel_device", None, kernel=self.spec.name, target=target.name, device=args.A.device)
         made = self.compile(args)
         if given is not None and given.plan != made.plan:

@@ -282,10 +282,7 @@ def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
     elements = extents["l"] * extents["m"] * extents["n"]
     apart, fused = (at_extents(size, extents) for size in (derivative.bytes_by_operations, derivative.bytes_fused))
     stored = 2 * elements * itemsize + apart - fused
-    narrow = problem.a.dtype.itemsize == 2
-    return 2 * elements * extents["k"] > stored * _OPERATIONS_A_BYTE[problem.target.device, narrow]
-
-
-_OPERATIONS_A_BYTE = {("cuda", True): 165, ("cuda", False): 80, ("cpu", True): 10, ("cpu", False): 10}
-"""Operations of a product while memory moves one byte, of 16-bit floats and of others. An H200: 790 TFLOPS and
-4.8 TB/s, half of that in tf32. A few cores: 200 GFLOPS and 20 GB/s."""
+    target = problem.target
+    halved = 2 if target.device == "cuda" and problem.a.dtype.itemsize > 2 else 1  # tf32
+    operations, memory = target.processor.operations_a_second / halved, target.processor.bytes_a_second
+    return 2 * elements * extents["k"] / operations > stored / memory

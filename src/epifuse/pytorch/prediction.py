@@ -13,7 +13,8 @@ from __future__ import annotations
 from math import ceil, hypot, prod
 from typing import NamedTuple
 
-from epifuse.base.rates import Rates, rates_of
+from epifuse.base.processors import Processor
+from epifuse.base.target import Target
 from epifuse.plan import Plan
 from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved
@@ -41,12 +42,12 @@ class Extents(NamedTuple):
 class Site(NamedTuple):
     """What the prediction depends on.
 
-    `device` is its name in PyTorch, `factors` are the bytes of A and B, `work` instructions of the epilogue, and `cost`
+    `target` is the device, `factors` are the bytes of A and B, `work` instructions of the epilogue, and `cost`
     that of the plan: multiply-adds of 16-bit values on one multiprocessor. With `waits`, values need whole rows, and a
     row is in several tiles.
     """
 
-    device: str
+    target: Target
     extents: Extents
     factors: int
     moved: Moved
@@ -75,13 +76,12 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     sizes, allocation = plan.problem.extents, plan.allocation
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * a.element_size() / 2, allocation.tile)
     waits = "row" in plan.stages and sizes["n"] > allocation.tile[1]
-    return Site(str(a.device), extents, factors, moved(cone), _work(plan), allocation.cost, waits)
+    return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), allocation.cost, waits)
 
 
 def predicted(site: Site) -> Prediction:
     """What the rates of the site's device give."""
-    rates = rates_of(site.device)
-    return _on_gpu(site, rates) if site.device.startswith("cuda") else _on_cpu(site, rates)
+    return (_on_gpu if site.target.device == "cuda" else _on_cpu)(site, site.target.processor)
 
 
 def seconds_gained(site: Site) -> float:
@@ -94,7 +94,7 @@ _CPU_CALL = 20e-6
 kernel's operations. Assumed, not fitted."""
 
 
-def _on_cpu(site: Site, rates: Rates) -> Prediction:
+def _on_cpu(site: Site, rates: Processor) -> Prediction:
     product = site.extents.operations / rates.operations_a_second
     apart, fused = _bytes(site)
     return Prediction(product + fused / rates.bytes_a_second + _CPU_CALL, product + apart / rates.bytes_a_second)
@@ -113,8 +113,6 @@ _REACHED = 0.85
 """Of the memory's rate, by a fused kernel. Loops reach all of it, as the L2 cache still has some of what they read."""
 _LIBRARY_REACHED = 0.74
 """Of the memory's rate, by cuBLAS. With it the time of half of the 240 products is within 4 % of the one measured."""
-_INSTRUCTIONS = 128 * 1.7e9
-"""Of one multiprocessor in a second: a lane a cycle."""
 _OVERLAP = 1.65
 """The exponent of the norm that three overlapping times have together: 1 where they follow each other, 2 a hypotenuse.
 The two files alone give 1.6 and 1.8."""
@@ -128,7 +126,7 @@ product's own time in a geometric mean with the plan's. It is 0 where idle ones 
 nothing. The two files alone give 0.37 and 0.36."""
 
 
-def _on_gpu(site: Site, rates: Rates) -> Prediction:
+def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, _REACHED * rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
     library = max(product, _SPLIT * _of_tiles(extents, rates))
@@ -137,7 +135,7 @@ def _on_gpu(site: Site, rates: Rates) -> Prediction:
     planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
     multiplying = _PLANNED * planned ** (1 - _IDLE) * product**_IDLE
     moving = (site.factors + _AGAIN * _read_again(extents, rates) + parts.operands + parts.outputs) / memory
-    computing = site.work / (rates.multiprocessors * _INSTRUCTIONS)
+    computing = site.work / rates.instructions_a_second
     own = multiplying + _norm(moving, computing) if site.waits else _norm(multiplying, moving, computing)
     last = computing / max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
     return Prediction(own + _EXPOSED * last + parts.loops_fused / rates.bytes_a_second, apart)
@@ -147,15 +145,15 @@ def _norm(*seconds: float) -> float:
     return float(sum(each**_OVERLAP for each in seconds) ** (1 / _OVERLAP))
 
 
-_L2 = 30e6
-"""Bytes that the L2 cache of an H100 or H200 keeps of operands: it has 50 MB, and some of it twice."""
+_KEPT = 0.572
+"""Of the L2 cache, that operands have: some of it holds things twice."""
 _AGAIN = 1.4
 """How much what is read again weighs beside what is read once. The two files alone give 1.4 and 1.6."""
 _BAND = 16
 """Tiles along M that are worked on side by side: eight clusters of two."""
 
 
-def _read_again(extents: Extents, rates: Rates) -> float:
+def _read_again(extents: Extents, rates: Processor) -> float:
     """Bytes of A and B that leave the L2 cache before all tiles that need them are done.
 
     Tiles are worked on in bands of rows. While a band of A is kept, B is read once a band; where K is too long for
@@ -165,9 +163,9 @@ def _read_again(extents: Extents, rates: Rates) -> float:
     if batches > 1:
         return 0.0
     rows = min(m, _BAND * high)
-    band, b = 2 * rows * k, 2 * n * k
-    if band <= _L2:
-        return (ceil(m / rows) - 1) * b if b + band > _L2 else 0.0
+    band, b, kept = 2 * rows * k, 2 * n * k, _KEPT * rates.l2
+    if band <= kept:
+        return (ceil(m / rows) - 1) * b if b + band > kept else 0.0
     wave = rates.multiprocessors * high * wide
     columns = min(n, wave / rows)
     return max(0.0, max(1.0, m * n / wave) * 2 * (rows + columns) * k - 2 * (m + n) * k)
@@ -191,7 +189,7 @@ _SHORTEST = 512
 """Elements of a part of K."""
 
 
-def _of_tiles(extents: Extents, rates: Rates) -> float:
+def _of_tiles(extents: Extents, rates: Processor) -> float:
     """Seconds of cuBLAS's product in whole waves of the best tiles, with K split where there are few of them; the parts
     are written and read in float32."""
     each, k = rates.operations_a_second / rates.multiprocessors, extents.k

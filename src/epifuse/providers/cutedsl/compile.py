@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass.cute as cute
 import torch
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
@@ -73,7 +73,9 @@ def _compile(source: KernelSource, options: str) -> Any:
         kernel = Sm90Gemm(source.design, program, DTYPES[source.accumulator])
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": options, "no_jit_engine": True}
-        return cute.compile(kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), stream, **flags)
+        return cute.compile(
+            kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), Int64(1), stream, **flags
+        )
 
 
 def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...]) -> Any:

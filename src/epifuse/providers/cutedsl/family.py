@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from epifuse.base.cache import LRU
+from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
 from epifuse.providers.cutedsl import budget, refusals, rows
@@ -88,7 +89,7 @@ class Key(NamedTuple):
     columns: int
     by_tma: tuple[str, ...]
     stands_in_the_way: tuple[str, ...]
-    shared_memory: int
+    target: Target
 
 
 def family_of(work: Lowered, problem: Problem) -> Family:
@@ -103,7 +104,7 @@ def family_of(work: Lowered, problem: Problem) -> Family:
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
-        problem.target.shared_memory,
+        problem.target,
     )
     return FAMILIES.get(key) or FAMILIES.put(key, Family(work, problem))
 
@@ -145,11 +146,11 @@ class Family:
     def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
-        shares_rows, target = self.work.shares_rows, self.problem.target
+        shares_rows, processor = self.work.shares_rows, self.problem.target.processor
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(Rated.of(found.design, target, shares_rows=shares_rows, spills=found.spills) for _, found in able),
+            tuple(Rated.of(found.design, processor, shares_rows=shares_rows, spills=found.spills) for _, found in able),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

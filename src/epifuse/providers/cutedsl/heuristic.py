@@ -1,16 +1,14 @@
-"""Which design is likely to be the fastest: a model of waves of tiles, with rates measured on one H200."""
+"""Which design is likely to be the fastest: a model of waves of tiles, with rates of designs measured on one H200."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from epifuse.base.target import Target
+from epifuse.base.processors import Processor
 from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
 
-_RESIDENT = {4: 128, 8: 128}
-"""CTAs at once in clusters of so many: a cluster lies within a group of 16 or 18 multiprocessors."""
 _RATE = {
     ((128, 128), True): 1.0,
     ((128, 192), True): 0.995,
@@ -62,7 +60,7 @@ class Rated(NamedTuple):
     few: tuple[int, float, int]
 
     @staticmethod
-    def of(design: Design, target: Target, *, shares_rows: bool, spills: bool) -> Rated:
+    def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), pingpong = design.tile, design.cluster, design.pingpong
 
@@ -75,7 +73,7 @@ class Rated(NamedTuple):
             cm,
             n * cn,
             cn,
-            _RESIDENT.get(cm * cn, target.multiprocessors),
+            processor.at_once(cm * cn),
             0 if pingpong else _EPILOGUE_K,
             _RATE[design.tile, pingpong],
             _FIRST_PAIR if pingpong else 1.0,

@@ -25,6 +25,9 @@ from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
+_KEPT = 0.64
+"""Of the L2 cache: outputs of so many bytes are still there when the next kernel reads them."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -70,6 +73,7 @@ class GpuKernel:
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
+        self.kept = int(_KEPT * given.target.processor.l2)
         self.clusters = 0
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
@@ -95,7 +99,7 @@ class GpuKernel:
             step = self._with_memory(a, b, further, clusters, operands.get(WORKSPACE))
         else:
             product = (a, b) if views.a.same and views.b.same else (views.a.of(a), views.b.of(b))
-            step = self._launch((*product, *further, none, clusters, self.band))
+            step = self._launch((*product, *further, none, clusters, self.band, self.kept))
         return _printing(step, self.prints, printed) if self.prints else step
 
     def _count_clusters(self) -> int:
@@ -140,7 +144,7 @@ class GpuKernel:
             matrices = product or self._nothing(a)
             makes = elements and workspace is None
             workspaces = [torch.empty(elements, dtype=torch.float32, device=device)] if makes else given
-            self._launch((*matrices, *further, workspaces, clusters, self.band))()
+            self._launch((*matrices, *further, workspaces, clusters, self.band, self.kept))()
 
         return step
 

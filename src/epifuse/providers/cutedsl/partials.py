@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from epifuse.base.target import TARGETS
 from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl.costs import REDUCTIONS
@@ -23,7 +22,7 @@ from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, writ
 from epifuse.request.problem import Problem
 
 MATH_WARPS = 8  # of a CTA
-MOST_CTAS = TARGETS[90].multiprocessors  # at once; a launch on a larger GPU uses no more
+MOST_CTAS = 256  # at once; a launch on a GPU with more multiprocessors uses no more
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class Sm90Gemm:
         workspaces: tuple,
         clusters: Int32,
         band: Int32,
+        kept: Int64,
         stream: Any,
     ):
         a, b = with_batches(a), with_batches(b)
@@ -121,7 +122,7 @@ class Sm90Gemm:
         )
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
         order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), band)
-        policy = self.departures.policy(shape)
+        policy = self.departures.policy(shape, kept)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
         self.kernel(

@@ -26,7 +26,6 @@ except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum
 
 _EARLY, _EARLY_BYTES = 2, 2  # subtiles of operands, and bytes a value
-_KEPT_IN_L2 = 32 << 20  # bytes, of an H200's 50 MB
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90. Where the stores of gelu and its argument displace A and
 # B, 8192 x 8192 x 512 takes 4 to 6 % longer.
 _EVICT_FIRST, _EVICT_NORMAL = 0x12F0000000000000, 0x1000000000000000
@@ -222,11 +221,11 @@ class TileStores(Stores):
         """Shared and global side of each member."""
         return [_partition(carrier, buffer, self._sent) for carrier, buffer in zip(carriers, own.buffers, strict=True)]
 
-    def policy(self, shape: Any) -> Any:
-        """How L2 keeps what the launch stores: not before operands, where it could not be kept until it is read."""
+    def policy(self, shape: Any, kept: Any) -> Any:
+        """How L2, which keeps `kept` bytes, does what the launch stores: not before operands, where it could not."""
         bytes_each = sum(self.scene.program.stores[i].dtype.itemsize for i in self.members)
         written = Int64(shape[0]) * shape[1] * shape[2] * bytes_each
-        return Int64(cutlass.select_(written > _KEPT_IN_L2, Int64(_EVICT_FIRST), Int64(_EVICT_NORMAL)))
+        return Int64(cutlass.select_(written > kept, Int64(_EVICT_FIRST), Int64(_EVICT_NORMAL)))
 
     def begin(self, team: Team) -> None:
         buffers, outputs = team.shared.own[self.number].buffers, team.given.outputs

@@ -1,0 +1,71 @@
+"""One row a model of processor: what plans and predictions know of a card beside its architecture. Data, no code.
+
+Where a GPU is there, what its driver tells takes the place of what the row says. The row of the default model stands in
+for FakeTensors, and where a plan is made for another machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Processor(NamedTuple):
+    """A GPU, or a CPU, whose rates are assumed.
+
+    `clustered` are the CTAs that run at once in clusters of more than two, each CTA with a multiprocessor of its own;
+    `l2` are bytes of the L2 cache. Memory moves `bytes_a_second`; large products of 16-bit matrices reach
+    `operations_a_second`; a lane executes an instruction a cycle of `clock` Hz, under load. `measured` is the file of
+    benchmarks/results that says how fast it is.
+    """
+
+    name: str
+    multiprocessors: int
+    clustered: int
+    l2: int
+    bytes_a_second: float
+    operations_a_second: float
+    clock: float
+    measured: str = ""
+
+    @property
+    def instructions_a_second(self) -> float:
+        """Of all 32-bit lanes."""
+        return self.multiprocessors * 128 * self.clock
+
+    def at_once(self, size: int) -> int:
+        """CTAs that run at once in clusters of `size`."""
+        return self.clustered if size > 2 else self.multiprocessors
+
+    def told(self, properties: Any) -> Processor:
+        """This model as PyTorch's `properties` of a device say it is: a card may have some of it switched off."""
+        count = properties.multi_processor_count
+        clock, width = (getattr(properties, f"memory_{name}", 0) for name in ("clock_rate", "bus_width"))  # PyTorch 2.8
+        return self._replace(
+            name=properties.name,
+            multiprocessors=count,
+            clustered=self.clustered * count // self.multiprocessors // 8 * 8,
+            l2=properties.L2_cache_size,
+            bytes_a_second=2e3 * clock * width / 8 or self.bytes_a_second,  # kHz; two transfers a cycle
+            operations_a_second=self.operations_a_second * count / self.multiprocessors,
+        )
+
+
+CPU = Processor("CPU", 1, 1, 0, 10e9, 1e11, 0.0)
+
+_H100 = Processor(
+    "H100", 132, 128, 50 << 20, bytes_a_second=3.352e12, operations_a_second=800e12, clock=1.7e9, measured="sites.json"
+)
+"""With an SXM socket. A cluster lies within one group of 16 or 18 multiprocessors. The rate of products is that of a
+training step: cuBLAS's large ones reach 840e12 where the GPU rests between them, and 690e12 one after the other, at the
+card's 700 W (benchmarks/results/design_choice.json)."""
+
+GPUS: dict[str, Processor] = {"H100": _H100, "H200": _H100._replace(name="H200", bytes_a_second=4.814e12)}
+"""By a word of the name that the driver gives."""
+
+DEFAULT = "H100"
+
+
+def model_of(properties: Any) -> Processor:
+    """A device by what PyTorch says of it: its model, or the default one where there is no row for it."""
+    row = next((row for word, row in GPUS.items() if word in properties.name), GPUS[DEFAULT])
+    return row.told(properties)
