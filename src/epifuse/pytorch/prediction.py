@@ -16,6 +16,7 @@ from typing import NamedTuple
 from epifuse.base.processors import Processor
 from epifuse.base.target import Target
 from epifuse.plan import Plan
+from epifuse.providers.cutedsl import tuned
 from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved
 
@@ -173,17 +174,8 @@ def _read_again(extents: Extents, rates: Processor) -> float:
 
 _SPLIT = 0.7
 """Of the time that whole waves of tiles take by the rate of large products. The two files alone give 0.72 and 0.66."""
-_RATES = {
-    (128, 128): 1.0,
-    (128, 192): 0.995,
-    (64, 256): 0.96,
-    (128, 256): 0.95,
-    (256, 128): 0.95,
-    (64, 128): 0.8,
-    (128, 64): 0.6,
-    (64, 64): 0.46,
-}
-"""Of tiles that cuBLAS may choose, beside the best: those of our own kernels (providers/cutedsl/heuristic.py)."""
+_RATES = {tile: rate for (tile, _), rate in tuned.RATES.value.items()}
+"""Of tiles that cuBLAS may choose, beside the best: those of our own kernels."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8)
 _SHORTEST = 512
 """Elements of a part of K."""

@@ -7,37 +7,25 @@ from dataclasses import replace
 from itertools import product
 
 from epifuse.ir import Graph, Node
+from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
-_FEWEST_STAGES = 3  # of A and B: two do not hide the latency of a TMA load
-_LEAST_BYTES = 144 << 10  # of A and B where K is long
-_MOST_STAGES = 12
-
-
-_AHEAD_STAGES = 6
+_REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
 
 
 def ahead(design: Design, program: Program) -> int:
     """Blocks of K whose multiplications are under way while the stage of the one before is given back.
 
     One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
-    next is not always issued within them. Two give column sums of gelu 1.5 % and logsumexp 1 %, and cost row sums of
-    squares 0.5 to 1.1 %, as they take a stage from the loads (4096 x 4096 x 4096). Of five stages that costs 7 %.
+    next is not always issued within them. Two take a stage from the loads.
     """
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
     takes_long = _column_reductions(program.graph) > 0 or (bool(_reductions(program.graph)) and is_heavy(program.graph))
-    return 2 if design.pingpong and short and takes_long and design.stages >= _AHEAD_STAGES else 1
-
-
-_WIDE = 128 * 160
-"""Elements of a ping-pong tile from which on its accumulator leaves few of one warp group's registers."""
-_ROOM = 4  # fragments beside such an accumulator
-_ROOM_BESIDE_128, _ROOM_WHERE_K_IS_LONG = 13, 16  # beside one of 128 registers
-_FEW = 2  # reductions
+    return 2 if design.pingpong and short and takes_long and design.stages >= tuned.AHEAD_STAGES.value else 1
 
 
 def _taken(graph: Graph) -> set[Registers]:
@@ -57,18 +45,14 @@ def _column_reductions(graph: Graph) -> int:
 def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
-    few = len(_reductions(program.graph)) <= _FEW
+    few = len(_reductions(program.graph)) <= tuned.FEW_REDUCTIONS.value
     columns = any("m" in access.axes and not access.travels.by_value for _, access in program.loads)
     return _taken(program.graph) <= {"few"} and few and not wide and not columns
 
 
 def producer_registers(program: Program) -> int:
-    """Registers of a thread that loads: one that also brings the epilogue's tiles holds more addresses."""
-    return 40 if program.staged else 24
-
-
-_REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
-_FEW_REGISTERS = 48  # beside those of the accumulator
+    """Registers of a thread that loads."""
+    return tuned.PRODUCER_REGISTERS.value[bool(program.staged)]
 
 
 def is_heavy(graph: Graph) -> bool:
@@ -81,11 +65,8 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
 
     An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
     that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
-    With 176 instead of 232, bce takes 0.7 to 1.6 % less at 4096 x 4096 x 4096 and 3.5 to 4.3 % less at 16384 x 4096 x
-    1024; with 184, softplus, mish and exp take 5 to 7 % less there, and dgelu, which is longer than the main
-    loop, 2 % more. Where a reduction is `waited_for` (K of 512) many are up to 14 % better, and where little is
-    computed up to 2 % (benchmarks/results/kernel_variants.json).
-    What more there is to hold has eight more for two fragments of 16 bits a value, so that nothing spills.
+    Where a reduction is `waited_for`, or little is computed, many are better. What more there is to hold has eight more
+    for two fragments of 16 bits a value, so that nothing spills.
     """
     most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
     reductions, heavy = _reductions(program.graph), is_heavy(program.graph)
@@ -93,12 +74,17 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
     direct = any(access.travels.in_place for access in (*program.stores, *program.coming))
-    spills = len(reductions) > _FEW or "values" in program.edges or direct or "many" in _taken(program.graph)
+    spills = (
+        len(reductions) > tuned.FEW_REDUCTIONS.value
+        or "values" in program.edges
+        or direct
+        or "many" in _taken(program.graph)
+    )
     if not hidden or not heavy or spills or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
     held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # up to 280 bytes spill
-    return min(most, accumulators + _FEW_REGISTERS + 8 * (held // 2))
+    return min(most, accumulators + tuned.FEW_REGISTERS.value + 8 * (held // 2))
 
 
 def _hungry(program: Program) -> str | None:
@@ -116,21 +102,16 @@ def _bytes(program: Program) -> tuple[int, int]:
 def crowded(program: Program, design: Design, short: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
-    Seen with CuTe DSL 4.8.1 on 128 x 192: four fragments do not spill or up to 100 bytes, which costs nothing; six do,
-    and so do an exact sine, comparisons with M and N for each value that is reduced, and reductions of what is not
-    light. Where K is `short`, it is the epilogue that is waited for: with K of 512 bce takes 137 us, and 124 in 128 x
-    128. With K of 1024 it takes 199 and, since `registers`, 194; of six other epilogues five are 3 to 10 % faster in
-    128 x 192 (benchmarks/results/kernel_variants.json).
-
-    Epilogues of whole rows are not refused where nothing smaller fits them: where x = accum + C is stored beside its
-    weighted layer normalisation, 128 x 256 and 128 x 128 ping-pong spill some 200 bytes a thread.
+    Seen with CuTe DSL 4.8.1 on 128 x 192: what spills are many fragments, an exact sine, comparisons with M and N for
+    each value that is reduced, and reductions of what is not light. Where K is `short`, it is the epilogue that is
+    waited for. Epilogues of whole rows are not refused where nothing smaller fits them.
     """
-    if not design.pingpong or design.tile[0] * design.tile[1] < _WIDE:
+    if _accumulators(design) <= WARP_GROUP:
         return None
     reductions, fragments = _reductions(program.graph), _fragments(program)
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
-    if fragments > _ROOM:
+    if fragments > tuned.ROOM_BESIDE_192.value:
         return "its accumulator leaves too few registers for so many operands and outputs"
     if any(access.dtype.itemsize == 8 for access in program.stores if access.travels.by_value):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
@@ -153,14 +134,9 @@ def _fragments(program: Program) -> int:
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:
-    """Whether so many operands and outputs spill beside an accumulator of 128 registers that a smaller one is better.
-
-    Eight and eight of 16 bits spill 5 KB a thread in 128 x 128, and take 1.8 to 2.5 times as long as in 64 x 128. With
-    K of 1024 that one is better from 14 fragments on, by 4 % at least; with K of 4096, which is `long`, from 18 on: of
-    15 and 16, 128 x 128 takes 19 and 2 % less.
-    """
-    room = _ROOM_WHERE_K_IS_LONG if long else _ROOM_BESIDE_128
-    return _accumulators(design) >= WARP_GROUP and _fragments(program) > room
+    """Whether so many operands and outputs spill beside 128 accumulators a thread that a smaller tile is better."""
+    room = tuned.ROOM_WHERE_K_IS_LONG if long else tuned.ROOM_BESIDE_128
+    return _accumulators(design) >= WARP_GROUP and _fragments(program) > room.value
 
 
 def _accumulators(design: Design) -> int:
@@ -171,12 +147,9 @@ def _accumulators(design: Design) -> int:
 def least_stages(design: Design) -> int:
     """Stages of A and B to make room for where K is long, at the cost of what the epilogue reads and writes.
 
-    In 128 x 128 two operands and two outputs of float32 leave three stages, 4096 x 4096 x 4096 then takes 307 us, and
-    242 with five and half of them direct; one operand and two outputs 233 with four and 215 with five. With K of 1024
-    they take 22 % more and as long; operands of 16 bits, whose pairs fill half a sector of memory, are better in tiles
-    (benchmarks/results/kernel_variants.json).
+    Only of 32 bits: pairs of 16 bits fill half a sector of memory, and are better in tiles.
     """
-    return -(-_LEAST_BYTES // sum(stage_bytes(design)))
+    return -(-tuned.LEAST_BYTES.value // sum(stage_bytes(design)))
 
 
 def stage_bytes(design: Design) -> tuple[int, int]:
@@ -188,12 +161,9 @@ def stage_bytes(design: Design) -> tuple[int, int]:
 def spare(design: Design, program: Program, *, short: bool) -> int:
     """Stages of A and B in which operands of a CTA's last tile wait, or 0.
 
-    Else the last tile waits for each round of subtiles anew. Where each CTA has one tile, adding C takes 2.1 to 2.3 %
-    less at 1024 x 4096 x 4096 and 8 to 17 % less at 1024 x 2048 x 1024; where it has eight, of 4096 x 4096 x 4096, 0.6
-    to 4 % less. Each subtile of every tile takes a little more then: heavy epilogues, which compute while the next
-    subtiles come, lose up to 7 % (dgelu at K of 1024), and row squares 0.5 % where K is `short`, as less is hidden. An
-    accumulator of more than 128 registers leaves none for it, and what is not heavy gains nothing beside it
-    (benchmarks/results/kernel_variants.json).
+    Else the last tile waits for each round of subtiles anew, with nothing beside it. Each subtile of every tile takes a
+    little more then, which heavy epilogues, and reductions where K is `short`, cannot hide. An accumulator of more than
+    128 registers leaves none for it.
     """
     if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > WARP_GROUP:
         return 0
@@ -251,11 +221,9 @@ def fit(
 ) -> Design | None:
     """The design with the stages that fit it best, or None if too few do.
 
-    First `enough` stages for A and B; then three or four rather than two for operands: with two, relu(accum + C) takes
-    11 % longer at 8192 x 8192 x 512. Two for outputs that leave by rows, warp by warp: four are 1 to 2 % slower for
-    plain products, and a stage more of A and B makes gelu and its argument 2 % faster at 16384 x 4096 x 1024. Three or
-    four where a warp group sends together, and waits together: two cost gelu a quarter. Only divisors of the number of
-    subtiles: a slot is then known while tracing.
+    First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
+    rows, warp by warp: a stage more of A and B gains more. Three or four where a warp group sends together, and waits
+    together. Only divisors of the number of subtiles: a slot is then known while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2]
     loading = counts if any(access.travels.staged for access in loads) else [0]
@@ -267,13 +235,11 @@ def fit(
             made = replace(design, load_stages=load_stages, store_stages=store_stages)
             found.append(replace(made, stages=_stages(made, loads, stores, capacity)))
     best = max(found, key=lambda made: (min(made.stages, enough), made.load_stages, made.store_stages))
-    return best if best.stages >= _FEWEST_STAGES else None
+    return best if best.stages >= tuned.FEWEST_STAGES.value else None
 
 
 def _stages(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> int:
     stages = 0
-    while stages < _MOST_STAGES:
-        if shared_bytes(replace(design, stages=stages + 1), loads, stores) > capacity:
-            break
+    while shared_bytes(replace(design, stages=stages + 1), loads, stores) <= capacity:
         stages += 1
     return stages

@@ -21,8 +21,8 @@ DESIGNS = tuple(
 )
 """Candidates. A ping-pong tile has one warp group, whose registers hold 128 x 192 at most.
 
-64 x 64 is done with 128 bytes of K so soon that waiting for a stage shows: two spans a stage are 2 to 7 % faster where
-it is the best tile, M of 64 and 128. Wider tiles lose the stages that this takes."""
+64 x 64 is done with 128 bytes of K so soon that waiting for a stage shows, so it has two spans a stage. Wider tiles
+lose the stages that this takes."""
 
 ROW_DESIGNS = tuple(
     Design(tile, cluster, pingpong)

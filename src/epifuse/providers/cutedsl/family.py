@@ -15,7 +15,7 @@ from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, refusals, rows
+from epifuse.providers.cutedsl import budget, refusals, rows, tuned
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
@@ -27,15 +27,6 @@ from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem
-
-_SHORT_STAGES, _FEWER_STAGES, _ENOUGH_STAGES = 4, 5, 6
-"""Of A and B, where K is short, in between, and where something is reduced or spare stages hold the last tile's
-operands; what is left serves the epilogue's tiles first. Beside two operands that are added four stages take 4 to 6 %
-longer than five. Beside one, six and spare ones take up to 7 % less than five in calls in a row, and 1.3 % more for
-relu(alpha accum + beta C) of 16384 x 4096 x 1024; of 4096 x 4096 x 4096, where the GPU rests between calls, 1.5 % more
-on one GPU and 0.7 % less on another. Six alone leave too few subtiles ahead in a last tile, and row sums of squares
-take 8 % more with six where K is 512 (benchmarks/results/kernel_variants.json).
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +191,8 @@ class Family:
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
-        enough = _ENOUGH_STAGES if work.reduces or (spared and not budget.is_heavy(graph)) else _FEWER_STAGES
-        enough = _SHORT_STAGES if short else enough
+        many = work.reduces or (spared and not budget.is_heavy(graph))
+        enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES).value
         least = budget.least_stages(design) if is_long(problem) and not several else 0
         fitted = _with_room(design, (loads, stores), problem, enough, least)
         if fitted is None:

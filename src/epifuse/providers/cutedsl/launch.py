@@ -13,6 +13,7 @@ from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
+from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.addresses import Modes, modes, strides_of, written
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
@@ -24,9 +25,6 @@ from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
-
-_KEPT = 0.64
-"""Of the L2 cache: outputs of so many bytes are still there when the next kernel reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class GpuKernel:
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
-        self.kept = int(_KEPT * given.target.processor.l2)
+        self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters = 0
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))

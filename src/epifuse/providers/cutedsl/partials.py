@@ -14,6 +14,7 @@ from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
+from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import SUBTILE, WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
@@ -136,8 +137,7 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     return _too_many(graph, problem)
 
 
-MERGING_WARPS = 8  # of a block of the merging kernel
-MERGED_BYTES = 4 * 32 * (MERGING_WARPS + 1)
+MERGED_BYTES = 4 * 32 * (tuned.MERGING_WARPS.value + 1)
 """Shared memory of the merging kernel for a word of a partial result: of 32 results by its warps, banks apart."""
 
 

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl import partials, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
@@ -28,7 +28,6 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import SmemAllocator
 
-AT_ONCE, WORDS_AT_ONCE = 8, 32  # parts that a thread loads before it waits, and at most how many words
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
 ELEMENTS = WARP  # results of a block, where there is more than one
@@ -51,11 +50,11 @@ class Finish:
         self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
         self.reductions = partials.reductions_of(graph)
         self.elements = ELEMENTS if axis else 1
-        self.warps = partials.MERGING_WARPS
+        self.warps = tuned.MERGING_WARPS.value
         self.lanes = self.warps * WARP // self.elements
         self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
         words = sum(self.reductions[number].words for number in self.needed)
-        self.at_once = max(1, min(AT_ONCE, WORDS_AT_ONCE // words))
+        self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // words))
 
     def _is_mine(self, axes):
         return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched

@@ -1,8 +1,7 @@
 """The order in which tiles are worked on: bands of a few clusters along m, walked column by column, for reuse in L2.
 
-Clusters are numbered as the GPU places them. Which multiprocessors work on neighbouring tiles matters beside that: to
-give the first 64 of them out in other blocks makes 4096 x 4096 x 4096 2 to 10 % slower, and so do bands of 12 and 16
-(benchmarks/results/kernel_variants.json).
+Clusters are numbered as the GPU places them: which multiprocessors work on neighbouring tiles matters beside that
+(kernel_variants.json#order-of-tiles).
 """
 
 from typing import Any, NamedTuple

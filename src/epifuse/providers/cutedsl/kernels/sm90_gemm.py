@@ -196,8 +196,7 @@ class Sm90Gemm:
         tiles_b = cute.local_tile(tensor_b, (bn, bk), (None, None, None))
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
-        # All of the above may run while the kernel before ends: products of 31 to 46 us are 2 to 5 % faster so. To let
-        # the next kernel start at once makes plain ones up to 5 % slower.
+        # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
         cute.arch.griddepcontrol_wait()
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()

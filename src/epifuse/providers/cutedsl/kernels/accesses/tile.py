@@ -14,6 +14,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 
+from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
 from epifuse.providers.cutedsl.kernels.modes import under
@@ -25,9 +26,7 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum
 
-_EARLY, _EARLY_BYTES = 2, 2  # subtiles of operands, and bytes a value
-# L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90. Where the stores of gelu and its argument displace A and
-# B, 8192 x 8192 x 512 takes 4 to 6 % longer.
+# L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
 _EVICT_FIRST, _EVICT_NORMAL = 0x12F0000000000000, 0x1000000000000000
 
 
@@ -133,7 +132,7 @@ class TileLoads(Loads):
         i, j = self.scene.division.subtile(*self.scene.walked(s), place)
         for index, carrier, to, (_, from_) in zip(self.members, tma[0], slots, tma[1], strict=True):
             l = place.l if "l" in self.scene.loads[index].axes else 0
-            # Nothing reads them again soon, and A and B are: at K = 4096 what adds a C takes 0.5 % less so.
+            # Nothing reads them again soon, and A and B are (kernel_variants.json#c-leaves-l2-first).
             cute.copy(carrier.atom, from_[None, i, j, l], to, tma_bar_ptr=full, cache_policy=Int64(_EVICT_FIRST))
 
     # A warp group.
@@ -153,13 +152,13 @@ class TileLoads(Loads):
     def early(self, team: Team) -> list[dict[int, Any]]:
         """Fragments of the first subtiles, read while the last multiplications are under way.
 
-        Their stages are free again so much sooner: with two, relu(accum + C) takes 1.1 % less at 8192 x 8192 x 512, and
-        with one 0.6 % more. Who walks the accumulator several times has no registers for it, nor have several operands:
-        gelu(accum * C + E) * tanh(F) + G spills 320 bytes so, and 68 else.
+        Their stages are free again so much sooner. Who walks the accumulator several times has no registers for it, nor
+        have several operands.
         """
-        if not self.bringing or len(self.scene.walks) > 1 or self.brought_bytes > _EARLY_BYTES:
+        if not self.bringing or len(self.scene.walks) > 1 or self.brought_bytes > tuned.EARLY_BYTES.value:
             return []
-        return [self._read(0, s, team) for s in range(min(_EARLY, self.stages, self.scene.division.subtiles))]
+        early = min(tuned.EARLY_SUBTILES.value, self.stages, self.scene.division.subtiles)
+        return [self._read(0, s, team) for s in range(early)]
 
     def reads_behind(self, s: int, early: Sequence[Any]) -> bool:
         """Whether subtile `s` of the last walk is read, with a fence behind it, while the one before is computed."""
@@ -205,8 +204,8 @@ class TileStores(Stores):
     def __init__(self, scene: Scene, members: Sequence[int], number: int) -> None:
         super().__init__(scene, members, number)
         self.stages = scene.design.store_stages
-        # Where each warp's rows lie together in memory it sends them itself, and waits for no other warp: gelu 8192 x
-        # 8192 x 512 takes 4 % less. An output by columns leaves as a whole subtile, or its lines would be cut in four.
+        # Where each warp's rows lie together in memory it sends them itself, and waits for no other warp
+        # (kernel_variants.json#senders). An output by columns leaves whole, or its lines would be cut in four.
         self.senders = WARPS if all(scene.program.stores[i].by_rows for i in members) else 1
         self._sent = SUBTILE[0] // self.senders, SUBTILE[1]  # what of a subtile one warp sends
 

@@ -57,9 +57,8 @@ class Vectors(Loads):
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
         """Where outputs are staged.
 
-        Staging an output would hold back a read of shared memory behind it, and so the arithmetic that waits for it:
-        gelu 8192 x 8192 x 512 takes 3 % less so. Where nothing is staged it is bce that takes 3 % more, and where rows
-        are walked several times layer normalisation has no registers for it.
+        Staging an output would hold back a read of shared memory behind it, and so the arithmetic that waits for it
+        (kernel_variants.json#vectors-ahead). Who walks rows several times has no registers for it.
         """
         scene = self.scene
         if len(scene.walks) > 1 or not any(access.travels.staged for access in scene.program.stores):

@@ -1,0 +1,205 @@
+"""The tuned numbers of the Hopper kernel: a row each, with what it rests on. Imports no cutlass.
+
+`measured` are ids of experiments in benchmarks/results/kernel_variants.json, files beside it, or tests that read what
+the compiler spills. docs/tuning.md tells what was found, and what was tried and not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Tuned(Generic[Value]):
+    """One number, or several of a kind."""
+
+    value: Value
+    unit: str
+    measured: tuple[str, ...]
+    why: str
+
+
+MODEL = ("design_choice.json",)
+SPILLS = ("test_reductions_fit_beside_the_widest_accumulator",)
+
+# How long K is.
+
+SHORT_K = Tuned(
+    2048,
+    "bytes along K",
+    ("reductions-128x192-k512", "stages-k512"),
+    "An epilogue that reduces is waited for below it.",
+)
+LONG_K = Tuned(
+    8192,
+    "bytes along K",
+    ("stages-float32-k4096", "stages-float32-k1024", "spilling-64x128"),
+    "From it on stages of A and B are worth more than room for what the epilogue reads and writes.",
+)
+
+# The model of waves of tiles.
+
+RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
+    {
+        ((128, 128), True): 1.0,
+        ((128, 192), True): 0.995,
+        ((64, 256), True): 0.96,
+        ((128, 256), False): 0.95,
+        ((256, 128), False): 0.95,
+        ((64, 128), True): 0.8,
+        ((128, 64), True): 0.6,
+        ((64, 64), True): 0.46,
+    },
+    "rate beside the best, by tile and ping-pong",
+    MODEL,
+    "Plain products of bfloat16 with K of 1024 and more.",
+)
+CLUSTER_COST: Tuned[Mapping[tuple[tuple[int, int], str], float]] = Tuned(
+    {
+        ((2, 1), "several"): 0.97,
+        ((1, 2), "several"): 0.98,
+        ((1, 1), "several"): 1.0,
+        ((2, 1), "one"): 1.1,
+        ((1, 2), "one"): 1.02,
+        ((1, 1), "one"): 1.0,
+        ((2, 1), "few"): 1.1,
+        ((1, 2), "few"): 0.95,
+        ((1, 1), "few"): 1.0,
+        **{((1, 4), rows): 1.06 for rows in ("several", "one", "few")},
+        **{((1, 8), rows): 0.96 for rows in ("several", "one", "few")},
+    },
+    "time, by cluster and rows of tiles: several, one, or one with few rows in it",
+    (*MODEL, "clusters-of-four"),
+    "Sharing B pays where several rows read it, sharing A where it is mostly what lies beyond it.",
+)
+FIRST_PAIR = Tuned(
+    1.1,
+    "time",
+    MODEL,
+    "A multiprocessor's only pair of ping-pong tiles reuses less than one tile twice as large, and its start shows.",
+)
+EPILOGUE_K = Tuned(160, "elements of 16 bits along K", MODEL, "What an exposed epilogue costs, as a longer main loop.")
+PAIRS_THAT_EXCHANGE = Tuned(
+    1.08,
+    "time",
+    ("gemm_epilogue.json",),
+    "Where a cluster shares rows, each ping-pong group waits for its like in all CTAs, and its pair for it.",
+)
+SPILLING = Tuned(
+    2.0, "time", ("spilling-64x128",), "What spills loses so much that 64 x 128, whose rate is 0.8, is chosen instead."
+)
+LEAST_AREA = Tuned(
+    64 * 128,
+    "elements",
+    MODEL,
+    "Where most rows of a tile are empty, memory is waited for, and a smaller tile gains nothing.",
+)
+BAND = Tuned(8, "clusters along M", ("bands-long-k", "stages-cool-clock"), "Eight share operands best.")
+SHORT_BAND = Tuned(
+    4,
+    "clusters along M",
+    ("bands-short-k", "bands-of-two"),
+    "Where K is small it is outputs that count, and four leave longer lines of them.",
+)
+
+# Stages.
+
+FEWEST_STAGES = Tuned(
+    3,
+    "stages of A and B",
+    ("stages-float32-k4096",),
+    "Two do not hide the latency of a TMA load; three cost a quarter.",
+)
+SHORT_STAGES = Tuned(
+    4,
+    "stages of A and B",
+    ("stages-with-operands", "stages-k512"),
+    "Enough where K is short: what is left serves tiles.",
+)
+FEWER_STAGES = Tuned(
+    5, "stages of A and B", ("stages-two-operands", "stages-one-operand"), "Enough where nothing is reduced or spare."
+)
+ENOUGH_STAGES = Tuned(
+    6,
+    "stages of A and B",
+    ("stages-row-reductions", "spare-stages", "stages-cool-clock"),
+    "Enough where something is reduced, or spare stages hold the last tile's operands.",
+)
+LEAST_BYTES = Tuned(
+    144 << 10,
+    "bytes of A and B",
+    ("stages-float32-k4096", "stages-float32-k1024", "stages-bfloat16-many"),
+    "Where K is long, operands and outputs of 32 bits go direct until A and B have so many.",
+)
+AHEAD_STAGES = Tuned(
+    6,
+    "stages of A and B",
+    ("ahead-six-stages", "ahead-five-stages", "ahead-long-epilogues", "ahead-row-squares"),
+    "With fewer, a second block of K under way takes a stage that the loads need.",
+)
+EARLY_SUBTILES = Tuned(
+    2, "subtiles", ("early-subtiles",), "Read beside the last multiplications, they free their stages so much sooner."
+)
+EARLY_BYTES = Tuned(
+    2,
+    "bytes a value",
+    ("test_several_operands_are_not_read_early",),
+    "More would spill the registers of the first subtiles.",
+)
+
+# Registers.
+
+PRODUCER_REGISTERS = Tuned(
+    (24, 40),
+    "registers of a thread",
+    ("test_cross_compiles_without_spills",),
+    "Of one that loads A and B alone, and of one that also brings the epilogue's tiles, which holds more addresses.",
+)
+FEW_REGISTERS = Tuned(
+    48,
+    "registers of a thread beside the accumulator's",
+    ("registers-bce", "registers-long-epilogues", "registers-few"),
+    "With more, so much of an epilogue is computed at once that the tensor cores wait for their accumulators.",
+)
+FEW_REDUCTIONS = Tuned(2, "reductions", SPILLS, "More hold too many partial results beside a large accumulator.")
+ROOM_BESIDE_192 = Tuned(
+    4, "fragments of 16 bits a value", (*SPILLS, "registers-or-128x192"), "More spill beside 192 accumulators a thread."
+)
+ROOM_BESIDE_128 = Tuned(
+    13,
+    "fragments of 16 bits a value",
+    ("spilling-64x128",),
+    "With more, 64 x 128 is faster than what spills in 128 x 128.",
+)
+ROOM_WHERE_K_IS_LONG = Tuned(
+    16,
+    "fragments of 16 bits a value",
+    ("spilling-64x128",),
+    "The same beside a long main loop, which hides some of it.",
+)
+
+# Memory.
+
+KEPT_IN_L2 = Tuned(
+    0.64,
+    "of the L2 cache",
+    ("outputs-leave-l2-first",),
+    "Outputs of more bytes would displace A and B, and not be there when the next kernel reads them.",
+)
+
+# The merging kernel.
+
+MERGING_WARPS = Tuned(
+    8, "warps of a block", ("merge-warps", "merge-sixteen-at-once"), "More place fewer blocks at once."
+)
+PARTS_AT_ONCE = Tuned(
+    8,
+    "parts that a thread loads before it waits",
+    ("merge-four-at-once", "merge-addresses-early", "merge-then-32"),
+    "One after the other waits for memory each time; of rows there are seldom more than eight a thread.",
+)
+WORDS_AT_ONCE = Tuned(32, "words of 32 bits", ("merge-then-32",), "More would need too many registers.")
