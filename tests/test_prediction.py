@@ -1,11 +1,17 @@
 """What the prediction says follows from what it reads: more bytes, a slower memory, a dearer plan."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from epifuse.base.processors import GPUS
 from epifuse.base.target import CPU, TARGETS, Target
+from epifuse.frontend import activation_body
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Node
+from epifuse.providers.cutedsl import costs
+from epifuse.pytorch import prediction
 from epifuse.pytorch.payoff import Moved
 from epifuse.pytorch.prediction import Extents, Site, predicted
 
@@ -116,3 +122,20 @@ def test_a_kernel_is_not_faster_than_its_parts(site: Site) -> None:
     assert found.fused > predicted(site._replace(work=0.0)).fused
     assert found.fused > (site.factors + site.moved.outputs) / site.target.processor.bytes_a_second
     assert found.apart > site.extents.operations / site.target.processor.operations_a_second
+
+
+ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.group == "activation"]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_takes_as_much_as_its_form_or_its_body(name: str) -> None:
+    taken = prediction._instructions(Node("call", (Node("accum"),), name))
+    assert (taken > 0) == (len(activation_body(name).nodes) > 1)
+    if name not in costs.FAST:
+        assert taken == sum(map(prediction._instructions, activation_body(name).nodes))
+
+
+@pytest.mark.parametrize("row", [costs.Cost, costs.Reduced])
+def test_a_row_of_costs_says_all_of_it(row: Callable[..., object]) -> None:
+    with pytest.raises(TypeError):
+        row("few")

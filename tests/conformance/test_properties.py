@@ -76,8 +76,10 @@ VALUES = torch.tensor([[1.5], [-2.0], [0.25], [0.0], [-7.0]], dtype=torch.float6
 
 
 def test_a_reduction_without_its_properties_is_none() -> None:
-    with pytest.raises(TypeError, match=r"has_identity.*of_one.*of_equal.*of_ones"):
+    with pytest.raises(TypeError, match="merge"):
         reduction("sum")  # type: ignore[call-arg]  # what is tested
+    with pytest.raises(TypeError, match=r"has_identity.*of_one.*of_equal.*of_ones"):
+        reduction("sum", REDUCTIONS["sum"].merge)  # type: ignore[call-arg]  # what is tested
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -105,3 +107,29 @@ def test_of_ones(name: str, count: int) -> None:
     for zeros in (1, 4):
         ones_and_zeros = torch.tensor([1.0] * count + [0.0] * zeros, dtype=torch.float64)
         assert row.meaning(ones_and_zeros, 0, False).item() == row.of_ones(count)
+
+
+JOINED = {
+    "sum": torch.add,
+    "largest": torch.maximum,
+    "smallest": torch.minimum,
+    "any": torch.logical_or,
+    "all": torch.logical_and,
+    "exponentials": torch.logaddexp,
+}
+SUMS = {"mean": (lambda x, count: x * count), "norm": (lambda x, count: x * x)}
+"""The sums that these are made of, from the reduction."""
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_parts_are_joined(name: str) -> None:
+    row = REDUCTIONS[name]
+
+    def partial(x: torch.Tensor) -> torch.Tensor:
+        return SUMS.get(name, lambda x, count: x)(row.meaning(x, 0, False), len(x))
+
+    neutral = torch.full((1,), row.merge.neutral, dtype=torch.float64)
+    for x in (VALUES[:, 0], VALUES[[3, 3], 0]):
+        whole = partial(x)
+        torch.testing.assert_close(JOINED[row.merge.how](partial(x[:1]), partial(x[1:])), whole)
+        torch.testing.assert_close(partial(torch.cat([x, neutral])), whole)

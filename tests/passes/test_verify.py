@@ -10,7 +10,7 @@ import torch
 import epifuse as ef
 from epifuse import passes
 from epifuse.base.errors import InternalError
-from epifuse.fusion.operations import OPERATIONS, broken
+from epifuse.fusion.operations import NOTHING, OPERATIONS, Operation, broken
 from epifuse.ir import Builder, Factor, Graph, Load, Node, Output, Type
 from epifuse.passes.verify import verify, verify_written
 
@@ -127,6 +127,11 @@ def test_an_attribute_of_another_form_is_refused(op: str) -> None:
     node = Node(op, (), object())
     for place in OPERATIONS[op].places:
         assert f"not {OPERATIONS[op].form.words}" in str(broken(node, place))
+
+
+def test_a_row_without_its_properties_is_none() -> None:
+    with pytest.raises(TypeError, match="reads_extents"):
+        Operation(("written",), 1, NOTHING)  # type: ignore[call-arg]  # what is tested
 
 
 def test_an_operation_stands_only_where_it_may() -> None:

@@ -27,11 +27,16 @@ class Form(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One row. `arity` is None where any number of arguments may stand."""
+    """One row. `arity` is None where any number of arguments may stand.
+
+    `reads_extents` where inference makes extents themselves a part of the typed graph, as factors or as counts: the
+    graph then serves no other sizes.
+    """
 
     places: tuple[Place, ...]
     arity: int | None
     form: Form
+    reads_extents: bool
 
 
 def _is_whole(value: Any) -> bool:
@@ -90,36 +95,39 @@ _REDUCED_DIMS = Form(
 )
 
 OPERATIONS: Mapping[str, Operation] = {
-    "accum": Operation(("written", "typed"), 0, _ORDER),
-    "load": Operation(("written", "typed", "host"), 0, _LOAD),
-    "const": Operation(("written", "typed", "host"), 0, _NUMBER),
-    "call": Operation(("written", "typed"), None, _ACTIVATION),
-    "cast": Operation(("written", "typed"), 1, _DTYPE),
-    "debug_print": Operation(("written", "typed"), 1, _TEXT),
+    "accum": Operation(("written", "typed"), 0, _ORDER, reads_extents=False),
+    "load": Operation(("written", "typed", "host"), 0, _LOAD, reads_extents=False),
+    "const": Operation(("written", "typed", "host"), 0, _NUMBER, reads_extents=False),
+    "call": Operation(("written", "typed"), None, _ACTIVATION, reads_extents=False),
+    "cast": Operation(("written", "typed"), 1, _DTYPE, reads_extents=False),
+    "debug_print": Operation(("written", "typed"), 1, _TEXT, reads_extents=False),
     # As written: layout, coordinates and reductions count the dims of a value.
-    "permute": Operation(("written",), 1, _WHOLES),
-    "reshape": Operation(("written",), 1, _WHOLES),
-    "unsqueeze": Operation(("written",), 1, _WHOLE),
-    "expand_as": Operation(("written",), 2, NOTHING),
-    "coordinate": Operation(("written",), 1, _AXIS),
-    "linear_index": Operation(("written",), 1, NOTHING),
-    "assume_one_hot": Operation(("written",), 1, _WHOLE),
-    "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS),
-    "reduce_axes": Operation(("written",), 1, _REDUCED_AXES),
+    "permute": Operation(("written",), 1, _WHOLES, reads_extents=False),
+    "reshape": Operation(("written",), 1, _WHOLES, reads_extents=True),
+    "unsqueeze": Operation(("written",), 1, _WHOLE, reads_extents=False),
+    "expand_as": Operation(("written",), 2, NOTHING, reads_extents=True),
+    "coordinate": Operation(("written",), 1, _AXIS, reads_extents=False),
+    "linear_index": Operation(("written",), 1, NOTHING, reads_extents=False),
+    "assume_one_hot": Operation(("written",), 1, _WHOLE, reads_extents=True),
+    "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS, reads_extents=False),
+    "reduce_axes": Operation(("written",), 1, _REDUCED_AXES, reads_extents=True),
     # Claims that inference checks; each stands for its first argument.
-    "access": Operation(("written",), 1, _WORDS),
-    "number": Operation(("written",), 1, _TEXT),
-    "tensor": Operation(("written",), 1, _RANK),
-    "torch": Operation(("written",), None, _WORDS),
+    "access": Operation(("written",), 1, _WORDS, reads_extents=False),
+    "number": Operation(("written",), 1, _TEXT, reads_extents=False),
+    "tensor": Operation(("written",), 1, _RANK, reads_extents=False),
+    "torch": Operation(("written",), None, _WORDS, reads_extents=False),
     # As typed: what varies, over which factors.
-    "index": Operation(("typed",), 0, _FACTORS),
-    "expand": Operation(("typed",), 1, _FACTORS),
-    "one_hot": Operation(("typed",), 1, _FACTORS),
-    "reduce": Operation(("typed",), 1, _REDUCED),
+    "index": Operation(("typed",), 0, _FACTORS, reads_extents=False),
+    "expand": Operation(("typed",), 1, _FACTORS, reads_extents=False),
+    "one_hot": Operation(("typed",), 1, _FACTORS, reads_extents=False),
+    "reduce": Operation(("typed",), 1, _REDUCED, reads_extents=False),
     # Numbers, in Python's arithmetic.
-    "host": Operation(("written", "host"), None, _TEXT),
-    "select": Operation(("written", "host"), 3, NOTHING),
-    **{name: Operation(("written", "typed", "host"), row.arity, NOTHING) for name, row in PRIMITIVES.items()},
+    "host": Operation(("written", "host"), None, _TEXT, reads_extents=False),
+    "select": Operation(("written", "host"), 3, NOTHING, reads_extents=False),
+    **{
+        name: Operation(("written", "typed", "host"), row.arity, NOTHING, reads_extents=False)
+        for name, row in PRIMITIVES.items()
+    },
 }
 
 

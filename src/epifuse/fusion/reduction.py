@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -22,6 +22,18 @@ OfOne = Literal["itself", "square", "size", "truth"]
 OfEqual = tuple[Literal["times", "plus"], Callable[[int], float]]
 
 
+class Merge(NamedTuple):
+    """How reductions of parts are joined (a mean and a norm as the sums they are made of), and what changes nothing."""
+
+    how: Literal["sum", "largest", "smallest", "any", "all", "exponentials"]
+    neutral: float
+
+
+_SUM, _EXPONENTIALS = Merge("sum", 0.0), Merge("exponentials", -math.inf)
+_LARGEST, _LARGEST_SIZE, _SMALLEST = Merge("largest", -math.inf), Merge("largest", 0.0), Merge("smallest", math.inf)
+_ANY, _ALL = Merge("any", 0.0), Merge("all", 1.0)
+
+
 @dataclass(frozen=True)
 class Combine:
     """One row. Nothing in it has a default: who adds a reduction says what holds for it."""
@@ -31,6 +43,7 @@ class Combine:
     """The meaning on tensors."""
     rule: KindRule
     """`sum` widens integers and masks to int64, `squares` integers, `float` takes floats, `ordered` keeps the kind."""
+    merge: Merge
     has_identity: bool
     """Whether a reduction of nothing has a value."""
     of_one: OfOne
@@ -45,13 +58,19 @@ REDUCTIONS: dict[str, Combine] = {}
 
 
 def reduction(
-    rule: KindRule, *, has_identity: bool, of_one: OfOne, of_equal: OfEqual, of_ones: Callable[[int], float] | None
+    rule: KindRule,
+    merge: Merge,
+    *,
+    has_identity: bool,
+    of_one: OfOne,
+    of_equal: OfEqual,
+    of_ones: Callable[[int], float] | None,
 ) -> Callable[[Function], Function]:
     """Register a row; see `Combine`."""
 
     def register(function: Function) -> Function:
         name = function.__name__
-        REDUCTIONS[name] = Combine(name, function, rule, has_identity, of_one, of_equal, of_ones)
+        REDUCTIONS[name] = Combine(name, function, rule, merge, has_identity, of_one, of_equal, of_ones)
         return function
 
     return register
@@ -76,31 +95,31 @@ def _dims(x: torch.Tensor, dim: DimArgument) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-@reduction("sum", has_identity=True, of_one="itself", of_equal=("times", float), of_ones=float)
+@reduction("sum", _SUM, has_identity=True, of_one="itself", of_equal=("times", float), of_ones=float)
 def sum(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """The sum."""
     return torch.sum(x, _dims(x, dim), keepdim)
 
 
-@reduction("float", has_identity=True, of_one="itself", of_equal=_none_is(math.nan), of_ones=None)
+@reduction("float", _SUM, has_identity=True, of_one="itself", of_equal=_none_is(math.nan), of_ones=None)
 def mean(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The mean; NaN of nothing."""
     return torch.mean(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered", has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=_one_if_any)
+@reduction("ordered", _LARGEST, has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=_one_if_any)
 def amax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The maximum, NaN if any is NaN (torch.amax; what CUTLASS calls amax is `absmax`)."""
     return torch.amax(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered", has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=None)
+@reduction("ordered", _SMALLEST, has_identity=False, of_one="itself", of_equal=_none_is(0.0), of_ones=None)
 def amin(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The minimum, NaN if any is NaN."""
     return torch.amin(x, _dims(x, dim), keepdim)
 
 
-@reduction("ordered", has_identity=True, of_one="size", of_equal=_none_is(0.0), of_ones=_one_if_any)
+@reduction("ordered", _LARGEST_SIZE, has_identity=True, of_one="size", of_equal=_none_is(0.0), of_ones=_one_if_any)
 def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The largest absolute value, 0 of nothing: what CUTLASS calls amax."""
     if x.numel() == 0:
@@ -108,26 +127,26 @@ def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     return torch.amax(torch.abs(x), _dims(x, dim), keepdim)
 
 
-@reduction("squares", has_identity=True, of_one="square", of_equal=("times", float), of_ones=float)
+@reduction("squares", _SUM, has_identity=True, of_one="square", of_equal=("times", float), of_ones=float)
 def sum_of_squares(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The sum of x * x; the squares of integers are int64 too."""
     wide = x if x.is_floating_point() else x.to(torch.int64)
     return torch.sum(wide * wide, _dims(x, dim), keepdim)
 
 
-@reduction("float", has_identity=True, of_one="size", of_equal=("times", math.sqrt), of_ones=math.sqrt)
+@reduction("float", _SUM, has_identity=True, of_one="size", of_equal=("times", math.sqrt), of_ones=math.sqrt)
 def norm(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
     """The Euclidean norm, sqrt(sum of x * x)."""
     return torch.linalg.vector_norm(x, 2, _dims(x, dim), keepdim)
 
 
-@reduction("mask", has_identity=True, of_one="truth", of_equal=_none_is(0.0), of_ones=None)
+@reduction("mask", _ANY, has_identity=True, of_one="truth", of_equal=_none_is(0.0), of_ones=None)
 def any(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """True where any element is not zero."""
     return torch.any(x, _dims(x, dim), keepdim)
 
 
-@reduction("mask", has_identity=True, of_one="truth", of_equal=_none_is(1.0), of_ones=None)
+@reduction("mask", _ALL, has_identity=True, of_one="truth", of_equal=_none_is(1.0), of_ones=None)
 def all(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """True where every element is not zero."""
     return torch.all(x, _dims(x, dim), keepdim)
@@ -135,6 +154,7 @@ def all(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # n
 
 @reduction(
     "float",
+    _EXPONENTIALS,
     has_identity=True,
     of_one="itself",
     of_equal=("plus", _log),

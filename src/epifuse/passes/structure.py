@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from epifuse import passes
 from epifuse.base.cache import LRU
 from epifuse.frontend import Parsed
+from epifuse.fusion.operations import OPERATIONS
 from epifuse.ir import Graph
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -74,10 +75,6 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
             for name, info in problem.operands
         ]
     )
-    exact = None if _READ_EXTENTS.isdisjoint(graph.ops) else tuple(extents.values())
+    exact = tuple(extents.values()) if any(OPERATIONS[op].reads_extents for op in graph.ops) else None
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
-
-
-_READ_EXTENTS = frozenset({"reshape", "expand_as", "assume_one_hot", "reduce_axes"})
-"""Operations that make extents themselves a part of the typed graph: as factors of a reshape, or as counts."""

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from epifuse.base.processors import Processor
 from epifuse.base.target import Target
+from epifuse.frontend import activation_body
+from epifuse.ir import Node
 from epifuse.plan import Plan
-from epifuse.providers.cutedsl import tuned
+from epifuse.providers.cutedsl import costs, tuned
 from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved
 
@@ -197,18 +199,18 @@ def _of_tiles(extents: Extents, rates: Processor) -> float:
     return best
 
 
-_EACH = 3
-"""Instructions of an operation on one value."""
-_LONG = {"log1p": 140, "erf": 30, "gelu_erf": 30}
-"""Of operations that take many more: they are computed in full."""
-
-
 def _work(plan: Plan) -> float:
     graph, extents = plan.graph, plan.problem.extents
     total = 0.0
     for node in graph.nodes:
-        if node.op not in ("accum", "const", "load", "cast"):
-            spread = graph.types[node.args[0] if node.op == "reduce" else node]
-            name = str(node.attr) if node.op == "call" else node.op
-            total += _LONG.get(name, _EACH) * prod(factor.size(extents) for factor in spread.factors)
+        spread = graph.types[node.args[0] if node.op == "reduce" else node]
+        total += _instructions(node) * prod(factor.size(extents) for factor in spread.factors)
     return total
+
+
+def _instructions(node: Node) -> int:
+    """Of one value: what has no row is made of what has, or is gone from the lowered graph."""
+    name = costs.name_of(node)
+    if name in costs.COSTS:
+        return costs.COSTS[name].instructions
+    return sum(map(_instructions, activation_body(name).nodes)) if node.op == "call" else 0

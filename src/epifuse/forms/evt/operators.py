@@ -5,7 +5,6 @@ The last two store and hand their input on. Values, as leaves are (`nodes.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -163,10 +162,7 @@ _COMBINED: tuple[tuple[Any, Any], ...] = (
 )
 """What a function of two values makes of many."""
 
-NEUTRAL = {"amax": -math.inf, "amin": math.inf, "all": 1.0}
-"""The identity of a reduction, where it is not 0."""
-
-_COMBINE_AGAIN: dict[str, Any] = {"amax": maximum, "amin": minimum, "absmax": maximum}
+_COMBINE_AGAIN: dict[str, Any] = {"largest": maximum, "smallest": minimum}
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,12 +217,12 @@ class Reduction(Visitor):
     @property
     def again(self) -> Any:
         """What joins the result with an identity that is not neutral; None where nothing does."""
-        return _COMBINE_AGAIN.get(self.reduction)
+        return _COMBINE_AGAIN.get(reduction.REDUCTIONS[self.reduction].merge.how)
 
     @property
     def neutral(self) -> float:
         """The identity that changes nothing."""
-        return NEUTRAL.get(self.reduction, 0.0)
+        return reduction.REDUCTIONS[self.reduction].merge.neutral
 
     def is_neutral(self, identity: float) -> bool:
         """Whether starting from `identity` changes nothing."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.fusion import philox
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 
 LANES: Mapping[str, int] = {"AVX512": 16, "AVX2": 8}
@@ -206,7 +207,7 @@ def _apply(graph: Graph, node: Node, names: Mapping[Node, str], lanes: int) -> s
         return (
             f"{node.op}({f'{seed.attr & (1 << 64) - 1}ul' if seed.op == 'const' else names[seed]}, {names[position]})"
         )
-    if graph.types[node].kind == "float" or node.op in ("eq", "ne", "lt", "le", "gt", "ge"):
+    if graph.types[node].kind == "float" or PRIMITIVES[node.op].rule == "compare":
         start = 1 if node.op == "where" else 0
         args = [
             f"({a} ? one : v{{}})" if i >= start and graph.types[arg].kind == "mask" else a

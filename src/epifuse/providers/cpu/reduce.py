@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from epifuse.fusion.reduction import REDUCTIONS
-
-_SUMS = ("sum", "mean", "sum_of_squares", "norm")
+from epifuse.fusion.reduction import REDUCTIONS, Merge
 
 
 def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -24,26 +22,27 @@ class Accumulator:
     """
 
     def __init__(self, name: str, kind: str, compute: torch.dtype) -> None:
-        self.name = name
+        self.name, self.merge = name, REDUCTIONS[name].merge
         self.dtypes: tuple[torch.dtype, ...]
-        if name in _SUMS:
-            self.dtypes = (torch.int64 if kind == "int64" else torch.float64,)
-        elif name in ("any", "all"):
-            self.dtypes = (torch.bool,)
-        elif name == "logsumexp":
-            self.dtypes = (torch.float64, compute)
-        else:
-            self.dtypes = (compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32,)
+        match self.merge.how:
+            case "sum":
+                self.dtypes = (torch.int64 if kind == "int64" else torch.float64,)
+            case "any" | "all":
+                self.dtypes = (torch.bool,)
+            case "exponentials":
+                self.dtypes = (torch.float64, compute)
+            case "largest" | "smallest":
+                self.dtypes = (compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32,)
 
     def start(self, count: int, value: torch.Tensor, *largest: torch.Tensor) -> None:
         """The reduction of nothing."""
-        value.fill_(_identity(self.name, self.dtypes[0], count))
+        value.fill_(_identity(self.merge, self.dtypes[0], count))
         for tensor in largest:
             tensor.fill_(-torch.inf)
 
     def add(self, dims: list[int], x: torch.Tensor, value: torch.Tensor, *largest: torch.Tensor) -> None:
         """Merge one tile of the reduced value."""
-        if self.name == "logsumexp":
+        if self.merge.how == "exponentials":
             _add_exponentials(x, dims, value, *largest)
         else:
             _MERGE[self.name](value, x, dims)
@@ -60,14 +59,14 @@ class Accumulator:
         out.copy_(value)
 
 
-def _identity(name: str, dtype: torch.dtype, count: int) -> float | int:
-    if name in _SUMS or name in ("any", "all", "logsumexp"):
-        return int(name == "all")
-    # torch's absolute value of the least integer is that integer, and less than 0.
-    if name == "absmax" and (dtype.is_floating_point or count == 0):
+def _identity(merge: Merge, dtype: torch.dtype, count: int) -> float | int:
+    if merge.how == "exponentials":
         return 0
-    low, high = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    return high if name == "amin" else low
+    # torch's absolute value of the least integer is that integer, and less than 0.
+    bounded = merge.how in ("largest", "smallest") and not dtype.is_floating_point
+    if not bounded or (count == 0 and merge.neutral == 0):
+        return merge.neutral
+    return torch.iinfo(dtype).max if merge.how == "smallest" else torch.iinfo(dtype).min
 
 
 def _add_sum(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:

@@ -16,73 +16,84 @@ Registers = Literal["few", "some", "many", "most"]
 200 to 2800 bytes spill. *many*: it also spills in the fewer registers that hide behind a main loop. *most*: so it does,
 and beside a large accumulator even alone; not with `fast_math`."""
 
-LEAVES: Mapping[str, Registers] = {
-    "accum": "few",
-    "load": "few",
-    "const": "few",
-    "index": "few",
-    "reduce": "few",
-    "cast": "some",
-    "debug_print": "some",
+
+class Cost(NamedTuple):
+    """What a function takes of a thread: registers, and instructions for one value, about, computed in full."""
+
+    registers: Registers
+    instructions: int
+
+
+_HELD = Cost("few", 0)
+_LIGHT, _PLAIN, _WIDE, _WAVE = Cost("few", 3), Cost("some", 3), Cost("many", 3), Cost("most", 3)
+
+LEAVES: Mapping[str, Cost] = {
+    "accum": _HELD,
+    "load": _HELD,
+    "const": _HELD,
+    "index": _LIGHT,
+    "reduce": _LIGHT,
+    "cast": Cost("some", 0),
+    "debug_print": _PLAIN,
 }
 """Operations that are no functions of the vocabulary."""
 
-PRIMITIVES: Mapping[str, Registers] = {
-    "add": "few",
-    "sub": "few",
-    "mul": "few",
-    "div": "some",
-    "floor_divide": "some",
-    "remainder": "some",
-    "pow": "many",
-    "neg": "few",
-    "abs": "few",
-    "sign": "some",
-    "multiply_add": "few",
-    "maximum": "few",
-    "minimum": "few",
-    "clip": "few",
-    "sqrt": "some",
-    "rsqrt": "some",
-    "reciprocal": "some",
-    "exp": "some",
-    "exp2": "some",
-    "log": "some",
-    "log2": "some",
-    "log1p": "some",
-    "sin": "most",
-    "cos": "most",
-    "tan": "most",
-    "tanh": "some",
-    "erf": "some",
-    "floor": "some",
-    "ceil": "some",
-    "round": "some",
-    "eq": "some",
-    "ne": "some",
-    "lt": "some",
-    "le": "some",
-    "gt": "some",
-    "ge": "some",
-    "logical_and": "some",
-    "logical_or": "some",
-    "logical_not": "some",
-    "where": "few",
-    "philox_rand": "many",
-    "philox_rand_cpp": "many",
+PRIMITIVES: Mapping[str, Cost] = {
+    "add": _LIGHT,
+    "sub": _LIGHT,
+    "mul": _LIGHT,
+    "div": _PLAIN,
+    "floor_divide": _PLAIN,
+    "remainder": _PLAIN,
+    "pow": _WIDE,
+    "neg": _LIGHT,
+    "abs": _LIGHT,
+    "sign": _PLAIN,
+    "multiply_add": _LIGHT,
+    "maximum": _LIGHT,
+    "minimum": _LIGHT,
+    "clip": _LIGHT,
+    "sqrt": _PLAIN,
+    "rsqrt": _PLAIN,
+    "reciprocal": _PLAIN,
+    "exp": _PLAIN,
+    "exp2": _PLAIN,
+    "log": _PLAIN,
+    "log2": _PLAIN,
+    "log1p": Cost("some", 140),
+    "sin": _WAVE,
+    "cos": _WAVE,
+    "tan": _WAVE,
+    "tanh": _PLAIN,
+    "erf": Cost("some", 30),
+    "floor": _PLAIN,
+    "ceil": _PLAIN,
+    "round": _PLAIN,
+    "eq": _PLAIN,
+    "ne": _PLAIN,
+    "lt": _PLAIN,
+    "le": _PLAIN,
+    "gt": _PLAIN,
+    "ge": _PLAIN,
+    "logical_and": _PLAIN,
+    "logical_or": _PLAIN,
+    "logical_not": _PLAIN,
+    "where": _LIGHT,
+    "philox_rand": _WIDE,
+    "philox_rand_cpp": _WIDE,
 }
 
-FAST: Mapping[str, Registers] = {
-    "sigmoid": "few",
-    "silu": "few",
-    "gelu_tanh": "few",
-    "gelu_erf": "some",
-    "dgelu_tanh": "some",
-    "dgelu_erf": "some",
-    "expm1": "some",
-    "softplus": "some",
-    "logsigmoid": "some",
-    "mish": "some",
+FAST: Mapping[str, Cost] = {
+    "sigmoid": _LIGHT,
+    "silu": _LIGHT,
+    "gelu_tanh": _LIGHT,
+    "gelu_erf": Cost("some", 30),
+    "dgelu_tanh": _PLAIN,
+    "dgelu_erf": _PLAIN,
+    "expm1": _PLAIN,
+    "softplus": _PLAIN,
+    "logsigmoid": _PLAIN,
+    "mish": _PLAIN,
 }
 """Activations with a fast device form; the others are computed as they are written."""
 
@@ -109,7 +120,7 @@ REDUCTIONS: Mapping[str, Reduced] = {
     "mean_log1p_exp": Reduced(1, "long"),
 }
 
-REGISTERS: Mapping[str, Registers] = {**LEAVES, **PRIMITIVES, **FAST}
+COSTS: Mapping[str, Cost] = {**LEAVES, **PRIMITIVES, **FAST}
 
 
 def name_of(node: Node) -> str:
@@ -119,5 +130,5 @@ def name_of(node: Node) -> str:
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:
     """What a node of a lowered graph takes, computed so exactly."""
-    taken = REGISTERS[name_of(node)]
+    taken = COSTS[name_of(node)].registers
     return "some" if taken == "most" and accuracy == "fast" else taken

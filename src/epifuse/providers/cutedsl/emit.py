@@ -76,4 +76,4 @@ def _common_kind(node: Node, graph: Graph) -> str:
 _OF_INTEGERS = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "random")
 """What makes floats of integers that keep all their bits."""
 
-_ORDERED = frozenset({"lt", "le", "gt", "ge"})
+_ORDERED = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "compare" and not row.commutative)

@@ -30,7 +30,7 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     graph = work.walked
     moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
     for node in graph.nodes:
-        if costs.name_of(node) not in costs.REGISTERS:
+        if costs.name_of(node) not in costs.COSTS:
             return Reason(f"it has no form of {costs.name_of(node)} yet", graph.loc(node))
         if node.op == "cast" and node.attr not in CASTS:
             return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
