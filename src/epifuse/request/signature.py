@@ -193,9 +193,10 @@ def looked_at(call: Call) -> Call:
         if value.is_quantized or value.layout is not torch.strided or address is None:
             return with_care(request)
         device = shown if value.device == first else str(value.device)
-        infos.append(TensorInfo(tuple(value.shape), value.stride(), value.dtype, device, address % 16 == 0))
+        infos.append(new(TensorInfo, (tuple(value.shape), value.stride(), value.dtype, device, address % 16 == 0)))
     kinds = {name: host_number(name, value).kind for name, value in call.numbers.items()}
-    return call._replace(kinds=kinds, infos=tuple(infos))
+    _, signature, tensors, numbers, addresses, _, _, recorded = call
+    return new(Call, (request, signature, tensors, numbers, addresses, kinds, tuple(infos), recorded))
 
 
 def _needs_care() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd import profiler
@@ -40,7 +40,7 @@ def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
     numbers = {name: operand.kind for name, operand in problem.operands if isinstance(operand, HostNumber)}
     # A Python integer is loaded by other names, one for each kind that it is used as.
     kinds: dict[str, Kind] = {name: kind for name, kind in numbers.items() if kind != "int"}
-    for node in graph.loads():
+    for node in graph.loads() if graph.hosts else ():
         assert isinstance(node.attr, Load)
         if node.attr.name in graph.hosts:
             kinds[node.attr.name] = graph.types[node].kind
@@ -91,8 +91,7 @@ def _converted(value: Any, kind: str) -> Any:
     return int(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(NamedTuple):
     """What an output is that is not given."""
 
     name: str
@@ -207,9 +206,9 @@ class Prepared:
 
 def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
     """What each output is, in the order of the return statement."""
-    dtypes, device = dict(problem.dtypes), torch.device(problem.a.device)
-    shapes = {output.name: shape_of(output.dims or (), problem.extents) for output in graph.outputs}
-    return tuple(Allocated(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes.items())
+    dtypes, device, extents = dict(problem.dtypes), torch.device(problem.a.device), problem.extents
+    shapes = [(output.name, shape_of(output.dims or (), extents)) for output in graph.outputs]
+    return tuple([Allocated(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes])
 
 
 def destinations(outputs: Iterable[Allocated], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -38,16 +38,11 @@ class CpuProvider:
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
-        return Answers.of([(spec, self._supports(spec, work, problem)) for spec in specs])
-
-    def _supports(self, spec: KernelSpec, work: Lowered, problem: Problem) -> Allocation | Refusal:
-        constraints = problem.constraints
         for field in ("cluster", "schedule"):
-            if getattr(constraints, field) not in (None, (1, 1)):  # a cluster of one is none
-                return Refusal(
-                    spec.name, f"it has no {field} to choose, and {getattr(constraints, field)} was asked for"
-                )
-        return _native(work, problem) if spec is _NATIVE else _panel(work, problem)
+            if (asked := getattr(problem.constraints, field)) not in (None, (1, 1)):  # a cluster of one is none
+                reason = f"it has no {field} to choose, and {asked} was asked for"
+                return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
+        return Answers.of([(spec, (_native if spec is _NATIVE else _panel)(work, problem)) for spec in specs])
 
     def build(self, plan: Plan) -> Runner:
         """Compile the loop; the panel kernel needs no compiling."""

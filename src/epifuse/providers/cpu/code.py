@@ -125,13 +125,12 @@ class Sink(NamedTuple):
 
 def sinks(panels: Panels, problem: Problem, space: Space) -> tuple[Sink, ...]:
     """Of the outputs of a problem, whose extents the space has."""
-    extents, outputs = problem.extents, panels.graph.outputs
-    return tuple(
-        [
-            Sink(output.name, shape_of(output.dims or (), extents), placing.within(space))
-            for output, placing in zip(outputs, panels.stores, strict=True)
-        ]
-    )
+    found = []
+    for output, placing in zip(panels.graph.outputs, panels.stores, strict=True):
+        placement = placing.within(space)
+        shape = placement.shape if placing.own else shape_of(output.dims or (), problem.extents)
+        found.append(Sink(output.name, shape, placement))
+    return tuple(found)
 
 
 def case_of(problem: Problem, to: Iterable[Sink], axes: Iterable[str], columns: int) -> Case:

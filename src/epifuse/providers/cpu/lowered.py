@@ -106,13 +106,13 @@ def panels(typed: Graph, problem: Problem, aliases: Mapping[str, str] | None = N
 def panels_for(typed: Graph, problem: Problem, without: Panels) -> Panels:
     """What `typed` is lowered to for a problem whose outputs may share storage, given what it is `without` that."""
     aliases = dict(problem.aliases)
-    return panels(typed, problem, aliases) if _changes(aliases, without.graph) else without
+    return panels(typed, problem, aliases) if aliases and _changes(aliases, without.graph) else without
 
 
 def _changes(aliases: Mapping[str, str], graph: Graph) -> bool:
     """Whether sharing storage with operands changes what of a lowered `graph` is computed when."""
     handed = {output.node.attr.name for output in graph.outputs if output.node.op == "load"}
-    return bool(aliases) and (sweeps(graph) > 1 or not handed.isdisjoint(aliases.values()))
+    return sweeps(graph) > 1 or not handed.isdisjoint(aliases.values())
 
 
 def _converted(graph: Graph, problem: Problem, overwritten: set[str]) -> Iterable[Node]:

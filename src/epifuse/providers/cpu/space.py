@@ -59,6 +59,8 @@ class Placing(NamedTuple):
     def within(self, space: Space) -> Placement:
         """In a space with these extents."""
         picks = self.picks
+        if self.own:
+            return Placement(space.sizes, picks, True)
         if any(self.over):
             extents = space.extents
             picks = tuple([(at, times * dim_size(o, extents)) for (at, times), o in zip(picks, self.over, strict=True)])
@@ -83,7 +85,8 @@ class Space:
     def of_extents(self, extents: Mapping[str, int]) -> Space:
         """The same factors in a problem of other extents."""
         made = Space(self.factors, extents)
-        vars(made).update(axes=self.axes, inner=self.inner, outer=self.outer)  # which extents do not change
+        sizes = tuple([factor.size(extents) for factor in self.factors])
+        vars(made).update(axes=self.axes, inner=self.inner, outer=self.outer, sizes=sizes)  # of which only sizes change
         return made
 
     @cached_property
@@ -176,8 +179,9 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
 
 def is_one_tile(space: Space, rows: int, columns: int) -> bool:
     """Whether there is one tile in all."""
-    l, m, n = (space.extents[axis] for axis in AXES)
-    return 0 not in (l, m, n) and m <= rows and n <= columns and l <= _batches(space, rows)
+    extents = space.extents
+    l, m, n = extents["l"], extents["m"], extents["n"]
+    return 0 not in (l, m, n) and m <= rows and n <= columns and (l == 1 or l <= _batches(space, rows))
 
 
 def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
