@@ -1,10 +1,12 @@
 """What a shape that was not seen before costs the host: planning for Hopper on any machine, and a whole call.
 
     python benchmarks/planning_time.py                 # get_kernels(cc=90), its length, and the first plan as text
-    python benchmarks/planning_time.py --device cuda   # ef.linear as well, beside a shape seen before
+    python benchmarks/planning_time.py --device cpu    # ef.linear as well, on small matrices, beside eager PyTorch
+    python benchmarks/planning_time.py --device cuda   # the same on large ones
 
-The epilogues are known by then, only M is new. Each figure is the median over the extents, with the 10th and the 90th
-percentile: the host's spread is wide, and a first M of a class of extents takes as long as all planning once did.
+The epilogues are known by then, only M is new, or was evicted from every cache by later ones. Each figure is the median
+over the extents, with the 10th and the 90th percentile: the host's spread is wide, and a first M of a class of extents
+takes as long as all planning once did. Each call is made once more; the difference is taken call by call.
 """
 
 from __future__ import annotations
@@ -14,34 +16,48 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from timing import machine, save
+from torch.nn import functional
 
 import epifuse as ef
-
-SIZE = 4096
+from epifuse.base.cache import CACHES
 
 
 def gelu_residual(accum, bias, C):
     """A linear layer's bias, activation and residual connection."""
-    D = ef.gelu(accum + bias) + C
+    D = functional.gelu(accum + bias) + C
     return D
 
 
 def softmax(accum):
     """Weights of a router: every row is needed whole."""
-    D = ef.softmax(accum, dim=-1)
+    D = functional.softmax(accum, dim=-1)
     return D
 
 
+class Scale(NamedTuple):
+    """Products of one device: M below `rows`, K is `size`. On the CPU a large one would hide what is measured."""
+
+    rows: int
+    size: int
+    experts: int
+    dtype: torch.dtype
+
+
+SCALES = {"cpu": Scale(2048, 64, 64, torch.float32), "cuda": Scale(8192, 4096, 1024, torch.bfloat16)}
+WARM = 20  # calls before those that count
+
+
 class Case(NamedTuple):
-    """An epilogue over M x `n` x 4096; operands that have M rows are made for each M."""
+    """An epilogue over M x `n` x K; operands that have M rows are made for each M."""
 
     epilogue: Callable[..., Any]
+    scale: Scale
     n: int
     vectors: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
@@ -49,10 +65,16 @@ class Case(NamedTuple):
     def operands(self, m: int, device: str) -> dict[str, torch.Tensor]:
         """Operands by name."""
         shapes = dict.fromkeys(self.vectors, (self.n,)) | dict.fromkeys(self.matrices, (m, self.n))
-        return {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in shapes.items()}
+        return {name: torch.zeros(shape, dtype=self.scale.dtype, device=device) for name, shape in shapes.items()}
 
 
-CASES = {"gelu + bias + residual": Case(gelu_residual, SIZE, ("bias",), ("C",)), "softmax": Case(softmax, 1024)}
+def cases(device: str) -> dict[str, Case]:
+    """The cases by name, at the scale of a device."""
+    scale = SCALES[device]
+    return {
+        "gelu + bias + residual": Case(gelu_residual, scale, scale.size, ("bias",), ("C",)),
+        "softmax": Case(softmax, scale, scale.experts),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,66 +84,110 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="also call ef.linear there")
     parser.add_argument("--save", type=Path)
     given = parser.parse_args(argv)
-    found = {}
-    for name, case in CASES.items():
-        found[f"{name}: get_kernels(cc=90)"] = measure(planning(case), given.count)
-        if given.device is not None:
-            unseen, seen = called(case, given.device)
-            found[f"{name}: ef.linear, unseen M"] = measure(unseen, given.count)
-            found[f"{name}: ef.linear, seen M"] = measure(seen, given.count)
+    if given.device == "cpu":
+        torch.set_num_threads(1)
+    seconds: dict[str, list[float]] = {}
+    for name, case in cases("cuda").items():
+        for what, taken in planned(case, given.count).items():
+            seconds[f"{name}: get_kernels(cc=90), {what}"] = taken
+    for name, case in cases(given.device).items() if given.device else ():
+        for what, taken in called(case, given.device, given.count).items():
+            seconds[f"{name}: {what}"] = taken
+    found = {name: spread(taken) for name, taken in seconds.items()}
     for name, (median, low, high) in found.items():
-        print(f"{name:50} {median:9.1f} us   {low:9.1f} to {high:.1f}")
+        print(f"{name:70} {median:9.1f} us   {low:9.1f} to {high:.1f}")
     if given.save is not None:
         save(given.save, {**machine(given.device or "cpu"), "count": given.count, "microseconds": found})
     return 0
 
 
-def planning(case: Case) -> Callable[[int], float]:
+def planned(case: Case, count: int) -> dict[str, list[float]]:
     """Seconds of finding the kernels for an M, without what describes the arguments."""
+    dtype, k = case.scale.dtype, case.scale.size
 
     def seconds(m: int) -> float:
-        options: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
-        a, b = torch.empty(m, SIZE, **options), torch.empty(case.n, SIZE, **options).t()
+        a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((m, k), (case.n, k)))
         operands = case.operands(m, "meta")
-        args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(case.epilogue, operands))
+        args = ef.GemmArguments(a, b.t(), epilogue=ef.EpilogueArguments.partial(case.epilogue, operands))
         start = time.perf_counter()
         kernels = ef.get_kernels(args, cc=90)
         assert kernels
         str(kernels[0].plan)
         return time.perf_counter() - start
 
-    return seconds
+    extents = Extents(case.scale.rows, count)
+    extents.evict(seconds)
+    return interleaved({"unseen M": (seconds, extents.unseen), "evicted M": (seconds, extents.evicted)})
 
 
-def called(case: Case, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """Seconds of a call whose M is new, and of the same call again; the device is idle when one begins.
+def called(case: Case, device: str, count: int) -> dict[str, list[float]]:
+    """Seconds of calls whose M is new or evicted, beside the same call again; the device is idle when one begins.
 
     Memory for the result lies ready: what a new size costs the allocator is not ours.
     """
-    weight = torch.empty(case.n, SIZE, dtype=torch.bfloat16, device=device)
+    dtype, k = case.scale.dtype, case.scale.size
+    weight = torch.zeros(case.n, k, dtype=dtype, device=device)
 
-    def seconds(m: int) -> float:
-        x = torch.empty(m, SIZE, dtype=torch.bfloat16, device=device)
-        operands = case.operands(m, device)
-        torch.empty(m, case.n, dtype=torch.bfloat16, device=device)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+    def fused(x: torch.Tensor, operands: dict[str, torch.Tensor]) -> None:
         ef.linear(x, weight, epilogue=case.epilogue, **operands)
-        return time.perf_counter() - start
 
-    def again(m: int) -> float:
-        seconds(m)
-        return seconds(m)
+    def eager(x: torch.Tensor, operands: dict[str, torch.Tensor]) -> None:
+        case.epilogue(functional.linear(x, weight), **operands)
 
-    return seconds, again
+    def taken(run: Callable[..., None], m: int) -> tuple[float, float]:
+        x, operands = torch.zeros(m, k, dtype=dtype, device=device), case.operands(m, device)
+        found = []
+        for _ in range(2):
+            torch.zeros(m, case.n, dtype=dtype, device=device)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run(x, operands)
+            found.append(time.perf_counter() - start)
+        return found[0], found[1]
+
+    ours, eagers = (lambda m: taken(fused, m)), (lambda m: taken(eager, m))
+    extents = Extents(case.scale.rows, count)
+    first = interleaved({"ef.linear, unseen M": (ours, extents.evicted), "eager, unseen M": (eagers, extents.eager)})
+    extents.evict(ours)
+    then = {"ef.linear, evicted M": (ours, extents.evicted), "ef.linear, another unseen M": (ours, extents.unseen)}
+    pairs = first | interleaved(then)
+    found = {}
+    for name, both in pairs.items():
+        found[name] = [first for first, _ in both]
+        found[f"{name}, once more"] = [second for _, second in both]
+        found[f"{name}, the difference"] = [first - second for first, second in both]
+    return found
 
 
-def measure(seconds: Callable[[int], float], count: int) -> tuple[float, float, float]:
-    """Median, 10th and 90th percentile in microseconds, over extents in random order after some others."""
-    extents = random.Random(0).sample(range(1, 8192), count + 20)
-    taken = sorted([seconds(m) for m in extents][20:])
-    return tuple(round(1e6 * x, 1) for x in (statistics.median(taken), taken[count // 10], taken[9 * count // 10]))  # type: ignore[return-value]  # three
+class Extents:
+    """Extents in random order: some that are evicted by others, some that stay unseen, and some that eager gets."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        drawn = iter(random.Random(0).sample(range(1, rows), rows - 1))
+        self.evicted, self.unseen, self.eager = ([next(drawn) for _ in range(count + WARM)] for _ in range(3))
+        self.others = [next(drawn) for _ in range(max(cache.bound for cache in CACHES))]
+
+    def evict(self, call: Callable[[int], Any]) -> None:
+        """Call those to be evicted, and then as many others as the largest cache holds."""
+        for m in (*self.evicted, *self.others):
+            call(m)
+
+
+def interleaved(variants: Mapping[str, tuple[Callable[[int], Any], Sequence[int]]]) -> dict[str, list[Any]]:
+    """What each variant gives for its extents, one after the other in turns."""
+    found: dict[str, list[Any]] = {name: [] for name in variants}
+    for turn in zip(*(extents for _, extents in variants.values()), strict=True):
+        for (name, (run, _)), m in zip(variants.items(), turn, strict=True):
+            found[name].append(run(m))
+    return {name: taken[WARM:] for name, taken in found.items()}
+
+
+def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile in microseconds."""
+    taken = sorted(seconds)
+    chosen = statistics.median(taken), taken[len(taken) // 10], taken[9 * len(taken) // 10]
+    return tuple(round(1e6 * x, 1) for x in chosen)  # type: ignore[return-value]  # three
 
 
 if __name__ == "__main__":
