@@ -11,7 +11,9 @@ import torch
 
 import epifuse as ef
 from epifuse import passes
+from epifuse.base.config import Config
 from epifuse.base.errors import ArgumentError, EpilogueTypeError
+from epifuse.providers.cpu import native
 
 A, B = torch.randn(6, 5), torch.randn(5, 8)
 WIDE = 2_000_000_011  # float32 holds neither it nor its neighbours
@@ -110,3 +112,17 @@ def test_the_type_of_a_number_is_the_kind_of_what_it_fills(number: Any, dtype: t
     result = ef.gemm(A, B, epilogue=lambda accum, n: ef.where(accum > 0, n, n), n=number)
     assert result.dtype == dtype
     assert (result == number).all()
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300])
+@pytest.mark.parametrize("native_elements", [0, 1 << 22], ids=["loop", "panels"])
+def test_a_number_beyond_float32_is_infinite_as_a_literal_is(
+    number: Any, native_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "CONFIG", Config(native_elements=native_elements))
+    a = torch.randn(33, 4, requires_grad=True)
+    got = ef.gemm(a, B[:4], epilogue=lambda accum, alpha: accum * alpha, alpha=number, save="preactivation")
+    assert torch.equal(got, (a @ B[:4]) * number)
+    got.sum().backward()  # which computes with the number too
+    wide = ef.gemm(A.double(), B.double(), epilogue=lambda accum, alpha: accum * alpha, alpha=number)
+    assert torch.equal(wide, (A.double() @ B.double()) * number)

@@ -5,6 +5,8 @@ A prepared call is all of it that neither addresses nor numbers change. It is fo
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,11 +31,12 @@ from epifuse.request.problem import HostNumber, Problem, dense
 from epifuse.request.signature import Call
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
-    return _numbers(graph, _kinds(graph, problem), numbers)
+    return _numbers(graph, problem, _kinds(graph, problem), numbers)
 
 
 def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
@@ -47,12 +50,12 @@ def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
     return kinds
 
 
-def _numbers(graph: Graph, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
     values = {**given, **_computed(graph, given)} if graph.hosts else given
-    numbers = {}
+    numbers, largest = {}, math.inf if problem.accumulator is torch.float64 else _LARGEST
     for name, kind in kinds.items():
         try:
-            numbers[name] = _converted(values[name], kind)
+            numbers[name] = _converted(values[name], kind, largest)
         except OverflowError:
             value = values[name]
             shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
@@ -81,11 +84,12 @@ def _computed(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
         raise fail("host_arithmetic", graph.loc(error.node), detail=str(error)) from None
 
 
-def _converted(value: Any, kind: str) -> Any:
+def _converted(value: Any, kind: str, largest: float) -> Any:
     if kind == "mask":
         return bool(value)
     if kind == "float":
-        return float(value)
+        number = float(value)
+        return number if -largest <= number <= largest else ctypes.c_float(number).value  # as a literal: infinite
     if value not in _RANGES[kind]:
         raise OverflowError
     return int(value)
@@ -155,7 +159,7 @@ class Prepared:
         outputs: Mapping[str, torch.Tensor],
     ) -> Step:
         if self.kinds:
-            operands = {**operands, **_numbers(self.plan.graph, self.kinds, numbers)}
+            operands = {**operands, **_numbers(self.plan.graph, self.plan.problem, self.kinds, numbers)}
         bind = self._onto_old if self.accumulates else self.runner
         return bind(a, b, operands, outputs)
 
