@@ -217,6 +217,12 @@ def _doubling() -> Any:
     return run_function("".join(helpers) + "def h20(x): return x\ndef epi(accum): return h0(accum)\n")()
 
 
+def _hooked() -> Any:
+    module = torch.nn.ReLU()
+    module.register_forward_hook(lambda module, inputs, output: output + 1)
+    return ef.gemm(torch.ones(M, K), torch.ones(K, N), epilogue=module)
+
+
 def _arguments(**named: Any) -> ef.GemmArguments:
     return ef.GemmArguments(torch.ones(M, K), torch.ones(K, N), **named)
 
@@ -330,6 +336,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "default_not_supported": run_function("def h(x, y=[]): return x\ndef epi(accum): return h(accum)\n"),
     "captured_tensor": run_function("def epi(accum): return accum + W\n", W=torch.ones(3)),
     "captured_module": run_function("def epi(accum): return layer(accum)\n", layer=torch.nn.Linear(2, 2)),
+    "altered_module": _hooked,
     "recursion": run_function("def h(x): return h(x)\ndef epi(accum): return h(accum)\n"),
     "too_many_calls": _doubling,
     "operand_shape": lambda: gemm("lambda accum, v: accum + v", v=torch.ones(M)),

@@ -144,6 +144,25 @@ def test_an_attribute_of_a_module_is_read_again() -> None:
     check(gelu)
 
 
+def test_a_module_that_runs_more_than_its_function_is_refused_while_it_does() -> None:
+    def captured(accum: Any) -> Any:
+        return module(accum)
+
+    module = nn.ReLU()
+    for epilogue in (module, captured):
+        check(epilogue)
+        hook = module.register_forward_hook(lambda module, inputs, output: output + 1)
+        with pytest.raises(EpilogueSyntaxError, match="has hooks"):
+            ef.gemm(A, B, epilogue=epilogue)
+        hook.remove()
+        check(epilogue)
+        module.forward = torch.tanh  # type: ignore[method-assign]  # what a person may do
+        with pytest.raises(EpilogueSyntaxError, match="a forward of its own"):
+            ef.gemm(A, B, epilogue=epilogue)
+        del module.forward
+        check(epilogue)
+
+
 @pytest.mark.parametrize(
     ("epilogue", "sentence"),
     [

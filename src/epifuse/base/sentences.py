@@ -130,6 +130,11 @@ EPILOGUE: dict[str, Sentence] = {
     "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
     "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
     "captured_tensor": Sentence(_S, "'{name}' is a tensor from outside the epilogue", "make it a parameter"),
+    "altered_module": Sentence(
+        _S,
+        "{name} has hooks, or a forward of its own, which an epilogue does not run",
+        "write what it computes as a function",
+    ),
     "captured_module": Sentence(
         _S,
         "'{name}' is {type} from outside the epilogue",

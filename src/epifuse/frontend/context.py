@@ -11,7 +11,7 @@ from typing import Any
 
 from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
 from epifuse.frontend.hints import hint_for, words_for
-from epifuse.frontend.modules import is_module
+from epifuse.frontend.modules import is_altered, is_module
 from epifuse.frontend.names import (
     RECEIVER,
     FixedFunction,
@@ -136,6 +136,8 @@ class Context(ABC):
 
     def unusable(self, item: Instance, at: ast.AST) -> EpifuseError:
         """The error for an object that is neither a value nor a function."""
+        if is_altered(item.value):
+            return self.fail("altered_module", at, name=f"'{item.spelled}'")
         key = "captured_module" if is_module(item.value) else "captured_object"
         return self.fail(key, at, name=item.spelled, type=kind_of(item.value))
 

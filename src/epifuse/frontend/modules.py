@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,8 +42,17 @@ _ACTIVATIONS: Mapping[type, Activation] = {
 
 
 def activation_of(module: object) -> Activation | None:
-    """What `module` computes; a subclass may compute anything."""
-    return _ACTIVATIONS.get(type(module))
+    """What `module` computes; a subclass may compute anything, and so may one that is altered."""
+    found = _ACTIVATIONS.get(type(module))
+    return None if found is None or is_altered(module) else found
+
+
+def is_altered(module: Any) -> bool:
+    """Whether calling a module runs hooks, or a `forward` that is not its class's."""
+    return isinstance(module, nn.Module) and any(vars(module).get(name) for name in _ALTERING)
+
+
+_ALTERING = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "forward")
 
 
 def is_module(value: object) -> bool:

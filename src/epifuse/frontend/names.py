@@ -217,7 +217,7 @@ class Scope:
             return Number(reader, spelled)
         # What an object holds is read and guarded by itself: objects of one class are one parse.
         if (activation := activation_of(value)) is not None:
-            self.guard(Reader((reader.place, "type"), lambda root: type(reader.read(root))), type(value))
+            self.guard(Reader((reader.place, "type"), lambda root: activation_of(reader.read(root))), activation)
             return ActivationModule(value, spelled, reader, activation)
         if reader.place == RECEIVER:
             return Instance(value, spelled, reader)

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
-from epifuse.frontend.modules import is_module
+from epifuse.frontend.modules import is_altered, is_module
 from epifuse.frontend.remembered import remembered
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -169,6 +169,8 @@ def from_function(function: Callable[..., Any]) -> Source:
     """The definition behind a Python function, found in its whole file by the line its code object names."""
     if not isinstance(function, types.FunctionType):
         refuse_decorated(function)
+        if is_altered(function):
+            raise fail("altered_module", None, name=f"this {type(function).__name__}")
         is_front_end = isinstance(function, type) and hasattr(function, "__epifuse__")
         hint = f"make an object: {function.__name__}(...)" if is_front_end else "write a def or a lambda"
         if is_module(function):
