@@ -313,9 +313,12 @@ def _locked_folder(key: str) -> Iterator[Path]:
 
 
 def _warn_once(folder: Path, why: str) -> None:
+    is_read = folder == CONFIG.cache_readonly
+    what = "found in" if is_read else "shared with other processes through"
+    name, owner = ("READONLY", "you or root own") if is_read else ("DIR", "you own")
     text = (
-        f"compiled kernels are not shared with other processes through {folder}: {why}. "
-        "Set EPIFUSE_CACHE_DIR to a folder that you own and that only you may write"
+        f"compiled kernels are not {what} {folder}: {why}. "
+        f"Set EPIFUSE_CACHE_{name} to a folder that {owner} and that nobody else may write"
     )
     if _warned.setdefault(folder, text) is text:
         warnings.warn(text, stacklevel=3)
