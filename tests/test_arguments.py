@@ -474,3 +474,8 @@ def test_a_part_of_an_axis_has_its_own_extent() -> None:
     with pytest.raises(ArgumentError, match=r"must have the shape \(3, 8\)"):
         ef.gemm(*args, epilogue=source, out=torch.empty(6, 8))
     assert torch.equal(ef.gemm(*args, epilogue=source, out=torch.empty(3, 8)), torch.full((3, 8), 8.0))
+
+
+def test_operands_that_have_no_names_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes operands and outputs by name, not a list"):
+        ef.EpilogueArguments.partial("lambda accum, C: accum + C", [A])  # type: ignore[arg-type]  # what is tested

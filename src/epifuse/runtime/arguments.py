@@ -45,6 +45,9 @@ class EpilogueArguments:
         accumulate: tuple[str, ...] = (),
     ) -> EpilogueArguments:
         """The same, with outputs that are not given left to be allocated, and those that `accumulate` names added."""
+        if not isinstance(given, Mapping):
+            want = "operands and outputs by name"
+            raise fail("wrong_arguments", None, function="EpilogueArguments.partial", want=want, type=kind_of(given))
         made = cls.__new__(cls)
         made._bind(epilogue_fn, given, accumulate, allocate=True)
         return made
