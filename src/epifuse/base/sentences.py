@@ -111,9 +111,9 @@ EPILOGUE: dict[str, Sentence] = {
         _S, "accum must be the first positional parameter", "a method becomes a function or a staticmethod"
     ),
     "accum_default": Sentence(_S, "accum is the product, and has no default"),
-    "star_parameters": Sentence(_S, "the parameter *{name} is not supported", "name each operand"),
+    "star_parameters": Sentence(_S, "the parameter {star} is not supported", "name each operand"),
     "star_in_helper": Sentence(
-        _S, "{name} cannot be inlined: its parameter *{star} is not supported", "name each parameter"
+        _S, "{name} cannot be inlined: its parameter {star} is not supported", "name each parameter"
     ),
     "default_not_a_number": Sentence(_S, "the default of '{name}' must be a number, None or a string"),
     "partial_accum": Sentence(

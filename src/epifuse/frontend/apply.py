@@ -55,7 +55,7 @@ def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, .
     if isinstance(found, Helper):
         source = from_function(found.function)
         if (star := source.parameters.vararg) is not None:
-            raise fail("star_in_helper", source.loc(star), name=found.function.__name__, star=star.arg)
+            raise fail("star_in_helper", source.loc(star), name=found.function.__name__, star=f"*{star.arg}")
         signature = signature_of(found.function, source)
     else:
         signature = found.entry.signature

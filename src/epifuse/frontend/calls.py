@@ -38,10 +38,10 @@ def bind(
     at: ast.AST,
 ) -> dict[str, Any]:
     """Arguments of a helper or macro by parameter name."""
-    for star in (source.parameters.vararg, source.parameters.kwarg):
-        if star is not None:
+    for star, given_by in (("*", source.parameters.vararg), ("**", source.parameters.kwarg)):
+        if given_by is not None:
             refuse_decorated(function)
-            raise context.fail("star_in_helper", at, name=source.name, star=star.arg)
+            raise context.fail("star_in_helper", at, name=source.name, star=star + given_by.arg)
     return _bind(context, signature_of(function, source), source.name, positional, named, at)
 
 

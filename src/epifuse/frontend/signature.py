@@ -38,10 +38,10 @@ def epilogue_parameters(
     that is such a value too; handed anything else it is an operand, and all are where `handed` is None.
     """
     arguments = source.parameters
-    for star in (arguments.vararg, arguments.kwarg):
-        if star is not None:
+    for star, given_by in (("*", arguments.vararg), ("**", arguments.kwarg)):
+        if given_by is not None:
             refuse_decorated(function)
-            raise context.fail("star_parameters", star, name=star.arg)
+            raise context.fail("star_parameters", given_by, star=star + given_by.arg)
     positional = [a for a in (*arguments.posonlyargs, *arguments.args) if a.arg not in given]
     declared = [*positional, *(a for a in arguments.kwonlyargs if a.arg not in given)]
     if accum not in [argument.arg for argument in declared]:
