@@ -102,7 +102,7 @@ SOURCES: dict[str, str] = {
     "no_accum": "def epi(x): return x * 2",
     "accum_not_first": "def epi(C, accum): return accum + C",
     "accum_default": "def epi(accum=1.0): return accum",
-    "star_parameters": "def epi(accum, *rest): return accum",
+    "star_parameters": "def epi(accum, **rest): return accum",
     "default_not_a_number": "def epi(accum, scale=[1, 2]): return accum * scale",
     "undefined": epilogue("return rellu(accum)"),
     "used_before_assignment": epilogue("D = tanh(accum)\n    tanh = D\n    return D"),
@@ -215,6 +215,11 @@ def _without_positions() -> Any:
 def _doubling() -> Any:
     helpers = [f"def h{i}(x): return h{i + 1}(x) + h{i + 1}(x)\n" for i in range(20)]
     return run_function("".join(helpers) + "def h20(x): return x\ndef epi(accum): return h0(accum)\n")()
+
+
+def _inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(M, K)
 
 
 def _hooked() -> Any:
@@ -356,6 +361,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "transformed": lambda: torch.vmap(lambda a: ef.GemmArguments(a, torch.ones(K, N)))(torch.ones(2, M, K)),
     "requires_grad": _in_another_grad_mode,
     "grad_out": lambda: gemm("lambda accum: accum", b=_weight(), out=torch.empty(M, N)),
+    "grad_inference": lambda: gemm("lambda accum: accum", _inference(), b=_weight()),
     "grad_accumulate": lambda: gemm("lambda accum: accum", b=_weight(), accumulate="D"),
     "grad_print": lambda: gemm(epilogue('debug_print("{}", accum); D = accum; return D', "accum"), b=_weight()),
     "grad_dtype": lambda: ef.gemm(
@@ -372,6 +378,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "linear_bias_shape": lambda: ef.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N + 1)),
     "linear_shapes": lambda: ef.linear(torch.ones(2, K), torch.ones(K)),
     "leading_strides": lambda: gemm("lambda accum: accum", torch.ones(3, 2, M, K).transpose(0, 1)),
+    "operand_dims": lambda: ef.linear(torch.ones(K), torch.ones(N, K), torch.ones(1, N)),
     "leading_operand": lambda: gemm("lambda accum, C: accum + C", torch.ones(2, 3, M, K), C=torch.ones(3, M, N)),
     "leading_dims": lambda: gemm("lambda accum: accum.sum(0)", torch.ones(2, 3, M, K)),
     "inner_extent": lambda: gemm("lambda accum: accum", torch.ones(M, K + 1)),

@@ -100,6 +100,11 @@ CATALOGUE: dict[str, Sentence] = {
         "output '{name}' is given, and an input requires grad: what is written to a given tensor is not differentiable",
         "leave out= to epifuse, or use torch.no_grad()",
     ),
+    "grad_inference": Sentence(
+        _A,
+        "{name} was made in torch.inference_mode(), and an input requires grad: it cannot be kept for the backward",
+        "pass x.clone()",
+    ),
     "grad_accumulate": Sentence(
         _A,
         "output '{name}' is accumulated, and an input requires grad: accumulate= is not differentiable",
@@ -166,6 +171,9 @@ CATALOGUE: dict[str, Sentence] = {
         _A,
         "the leading dims of {name}, of shape {shape} and strides {strides}, cannot be seen as one",
         "pass a tensor that keeps them evenly spaced, as x.contiguous() is",
+    ),
+    "operand_dims": Sentence(
+        _A, "operand '{name}' of shape {shape} has more dims than the product, which has {rank}", "pass it without them"
     ),
     "leading_operand": Sentence(
         _U,

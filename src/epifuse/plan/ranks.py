@@ -203,6 +203,8 @@ def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies:
         return tensor, NUMBER if lead and tensor.shape == (1,) else Form(None, tensor.dim())
     shape = tuple(tensor.shape)
     first = shape[:-kept]
+    if len(first) > len(lead):
+        raise Unfit("operand_dims", name=name, shape=shape, rank=len(lead) + kept)
     if first != lead and not (_ones(first) and len(first) <= len(lead)):
         raise Unfit("leading_operand", name=name, shape=shape, lead=lead)
     return rows(f"operand '{name}'", tensor, len(first), copies=copies), Form(len(first), kept)

@@ -85,6 +85,15 @@ def _check(call: Call) -> None:
             raise fail("grad_dtype", None, name=names[position], dtype=dtype)
 
 
+def _refuse_inference(call: Call) -> None:
+    """Raise where autograd could not keep an input: asked once it failed, for each launch would pay for asking."""
+    request = call.request
+    named = {**dict(zip(request.names, (request.a, request.b), strict=True)), **call.tensors}
+    for name, tensor in named.items():
+        if tensor.is_inference():
+            raise fail("grad_inference", None, name=name)
+
+
 # --- PyTorch's part ---------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +208,11 @@ class Recorded:
     def launch(self, call: Call) -> Tensors:
         """Run, recorded by autograd; the outputs by name."""
         request = call.request
-        outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
+        try:
+            outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
+        except RuntimeError:
+            _refuse_inference(call)
+            raise
         return dict(zip(self.recording.parsed.output_names, outputs, strict=True))
 
     def forward(self, call: Call) -> tuple[torch.Tensor | None, Tensors]:
