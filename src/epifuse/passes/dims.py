@@ -31,11 +31,16 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
                 key = "dims_differ" if left[-position] == right[-position] else "shapes_differ"
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
-    factors = [factor for dim in result for factor in dim]
-    if len(set(factors)) < len(factors):
-        # s[:, None] - s: every pair of rows is no value of a tile.
+    factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
+    if any(one.axis == other.axis and _reaches(one, other) for one, other in pairwise(factors)):
+        # s[:, None] - s: every pair of rows is no value of a tile. Nor is every pair of a row and a part of one.
         raise DimsError("dims_differ", left=shape_of(all_dims[0], extents), right=shape_of(all_dims[-1], extents))
     return tuple(reversed(result))
+
+
+def _reaches(inner: Factor, outer: Factor) -> bool:
+    """Whether a part of an axis has elements in common with another one, whose stride is no smaller."""
+    return inner.extent is None or inner.stride * inner.extent > outer.stride
 
 
 def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) -> Dims | None:
