@@ -34,6 +34,7 @@ def wrong_kernel() -> Any:
 
 FACADES: dict[str, Callable[[], Any]] = {
     "declared_dtype": lambda: gemm(thread.Convert(torch.float16), out=torch.empty(M, N)),
+    "held_parameter": lambda: setattr(thread.LinearCombination(alpha=2.0), "alpha", 4.0),
     "undefined_functor": lambda: thread.LinearCombination(scale=thread.ScaleType.Nothing, alpha=2.0),
     "unknown_parameter": lambda: thread.LinearCombination(gamma=2.0),
     "parameter_twice": lambda: thread.LinearCombination(alpha=2.0, alpha_ptr=torch.ones(1)),

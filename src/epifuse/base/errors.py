@@ -292,6 +292,9 @@ CATALOGUE: dict[str, Sentence] = {
         _T, "the reduction of a visitor tree takes a value with accum's dims; this one has shape {shape}"
     ),
     # --- functors, the class form, plan objects
+    "held_parameter": Sentence(
+        _A, "{functor} holds {name} since it was made", "make another one, or hand {name}=... to the call"
+    ),
     "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
     "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
     "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epifuse.base.errors import fail
+from epifuse.base.errors import fail, kind_of
 from epifuse.forms.evt.operators import OPERATORS
 from epifuse.forms.evt.outline import Line
 from epifuse.forms.evt.part import Edges
@@ -162,7 +162,7 @@ class SplitTreeVisitor(Visitor):
 def _check_nodes(visitor: str, nodes: Iterable[Any]) -> None:
     for node in nodes:
         if not isinstance(node, Visitor):
-            what = f"the class {node.__name__}" if isinstance(node, type) else f"a {type(node).__name__}"
+            what = f"the class {node.__name__}" if isinstance(node, type) else kind_of(node)
             raise fail("tree_node", None, visitor=visitor, what=what)
 
 

@@ -108,6 +108,11 @@ class Functor:
         self.parameters: dict[str, Any] = {**held, **self._preset, **self.written}
         self._lower(0, 1)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("parameters", ()):  # it would not be read
+            raise fail("held_parameter", None, functor=self.name, name=name)
+        super().__setattr__(name, value)
+
     # --- using it ------------------------------------------------------------------------------------------------
 
     def is_source_needed(self) -> bool:
