@@ -21,18 +21,17 @@ from epifuse.tools import utils
 __version__ = "0.1.0"
 
 # Where people import from, whichever room a module stands in.
-_install(
-    {
-        "epifuse.arguments": "epifuse.runtime.arguments",
-        "epifuse.debug": "epifuse.tools.debug",
-        "epifuse.dense_gemm": "epifuse.forms.dense_gemm",
-        "epifuse.errors": "epifuse.base.errors",
-        "epifuse.evt": "epifuse.forms.evt",
-        "epifuse.testing": "epifuse.tools.testing",
-        "epifuse.thread": "epifuse.forms.thread",
-        "epifuse.utils": "epifuse.tools.utils",
-    }
-)
+_ALIASES = {
+    "epifuse.arguments": "epifuse.runtime.arguments",
+    "epifuse.debug": "epifuse.tools.debug",
+    "epifuse.dense_gemm": "epifuse.forms.dense_gemm",
+    "epifuse.errors": "epifuse.base.errors",
+    "epifuse.evt": "epifuse.forms.evt",
+    "epifuse.testing": "epifuse.tools.testing",
+    "epifuse.thread": "epifuse.forms.thread",
+    "epifuse.utils": "epifuse.tools.utils",
+}
+_install(_ALIASES)
 
 # The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
 globals().update({name: entry.function for name, entry in _VOCABULARY.items()})
@@ -47,6 +46,9 @@ if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: 
     from epifuse.fusion.philox import *  # noqa: F403
     from epifuse.fusion.primitives import *  # noqa: F403
     from epifuse.fusion.reduction import *  # noqa: F403
+    from epifuse.runtime import arguments as arguments
+    from epifuse.tools import debug as debug
+    from epifuse.tools import testing as testing
 else:
     _INSTEAD = {
         "DenseGemmEFC": "write epifuse.DenseGemm",
@@ -56,7 +58,9 @@ else:
     _fail = _absent(globals() | dict.fromkeys(_FORMS), _INSTEAD)
 
     def __getattr__(name: str) -> object:
-        """A form, imported when one is first asked for: they are a quarter of what there is to import."""
+        """A form, imported when one is first asked for: they are a quarter of what there is to import. Or a module."""
+        if f"epifuse.{name}" in _ALIASES:
+            return _import_module(f"epifuse.{name}")
         if name not in _FORMS:
             _fail(name)
         forms = _import_module("epifuse.forms")

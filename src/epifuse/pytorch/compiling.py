@@ -46,12 +46,14 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     `leave` is true of are left alone. With `measure=True` each is measured both ways while the model is compiled, and
     not predicted; the times are kept on disk. `report` tells what became of each product. The backward pass reads the
     masks of dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer
-    where no product hides it. Without a model it is a decorator. Raises `ArgumentError` for options.
+    where no product hides it. Without a model it is a decorator. A copy of what it gives is compiled anew, with a
+    report of its own. Raises `ArgumentError` for options.
     """
+    chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
+    chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
+    again = partial(compile, **chosen)
     if model is None:
-        chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
-        chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
-        return partial(compile, **chosen)
+        return again
     if not callable(model) or isinstance(model, type):
         raise fail("wrong_arguments", None, function="compile", want="a module or a function", type=kind_of(model))
     for name, value in {"numerics": numerics, "sites": sites, "masks": masks}.items():
@@ -63,6 +65,9 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
         raise fail("option", None, name="measure", want=want, value=measure)
     if not (leave is None or callable(leave)):
         raise fail("option", None, name="leave", want="a function of a row of the report, or None", value=leave)
+    if not isinstance(options, (Mapping, type(None))) or (mode is not None and options is not None):
+        want = "a mapping of Inductor's options, or None, which it is beside mode"
+        raise fail("option", None, name="options", want=want, value=options)
     from epifuse.pytorch.fuse import Fuse  # a second: PyTorch's compiler
 
     fuse = Fuse(numerics, sites, leave, measure=measure)  # type: ignore[arg-type]  # checked above
@@ -72,7 +77,8 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
 
         patches[_JOINT] = _behind(patches.get(_JOINT), DrawAgain())
     compiled: Any = torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=patches)
-    vars(compiled)[_REPORT] = fuse.report
+    # PyTorch's own copy has the pass and not the report.
+    vars(compiled).update({_REPORT: fuse.report, "__reduce_ex__": lambda protocol: (again, (model,))})
     return compiled
 
 

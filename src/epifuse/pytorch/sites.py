@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -51,9 +51,14 @@ class Fused(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Why a product stays as it is."""
+    """Why a product stays as it is: told where somebody asks, since what thirty designs refuse takes 10 ms to say."""
 
-    reason: str
+    why: str | Callable[[], str]
+
+    @property
+    def reason(self) -> str:
+        """The reason as text."""
+        return self.why() if callable(self.why) else self.why
 
 
 def cannot(product: FxNode) -> str | None:
@@ -176,9 +181,11 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
             args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(parsed, given))
     except EpifuseError as error:
         return Left(str(error).partition("\n")[0])
-    selection = select(args.structure, args.problem, providers.candidates())
+    everywhere, device = providers.candidates(), args.problem.target.device
+    here = [(provider, specs) for provider, specs in everywhere if any(spec.device == device for spec in specs)]
+    selection = select(args.structure, args.problem, here or everywhere)
     if (best := selection.best) is None:
-        return Left("; ".join(selection.reasons))
+        return Left(lambda: "; ".join(selection.reasons))
     shapes = {each.name: each.shape for each in outputs_of(args.graph, args.problem)}
     for value in form.values:
         if shapes[value.name] != shape_of(value, a, b):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epifuse.base.dtypes import short
 from epifuse.base.errors import fail
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
@@ -20,6 +25,7 @@ from epifuse.ir import Graph, Load, Node
 from epifuse.ir.graph import expression
 from epifuse.ir.types import show_dims
 from epifuse.passes.accesses import access_class
+from epifuse.pytorch.report import Report, Row, counted
 
 STAGE_COLOURS = {
     "tile": ("#dbeafe", "#2563eb", "in registers, tile by tile"),
@@ -30,7 +36,10 @@ STAGE_COLOURS = {
 """Fill, border, and the words of the legend."""
 
 _OPERAND, _ACCUM, _OUTPUT = ("#dcfce7", "#16a34a"), ("#1e3a8a", "#1e3a8a"), ("#111827", "#111827")
+_LEFT = ("#f3f4f6", "#6b7280")
 _QUIET = "#6b7280"
+_WIDE = 60
+"""Letters of a line below a title."""
 _DEFAULTS = (
     'graph [bgcolor=white, fontname="Helvetica", fontsize=10, nodesep=0.3, ranksep=0.4, pad=0.2]',
     'node [fontname="Helvetica", fontsize=12, shape=box, style="rounded,filled", margin="0.14,0.07", height=0.3]',
@@ -38,11 +47,14 @@ _DEFAULTS = (
 )
 
 
-def to_dot(graph: Graph) -> str:
+def to_dot(graph: Graph | Report) -> str:
     """`graph` in Graphviz's DOT language: operands green, operations coloured by stage, outputs black.
 
-    A thick line carries a whole tile, a thin one a row, a column or a number.
+    A thick line carries a whole tile, a thin one a row, a column or a number. Of the report of a compiled model the
+    products in their order, forward and backward, equal ones once: those with an epilogue blue, with what it took in.
     """
+    if isinstance(graph, Report):
+        return "\n".join(("digraph report {", *_DEFAULTS, *_products(graph), "}\n"))
     names = {node: f"n{index}" for index, node in enumerate(graph.nodes)}
     lines = [line for node in graph.nodes for line in _node(node, graph, names)]
     for output in graph.outputs:
@@ -53,7 +65,7 @@ def to_dot(graph: Graph) -> str:
     return f"digraph epilogue {{\n{body}\n}}\n"
 
 
-def to_svg(graph: Graph, path: str | os.PathLike[str]) -> Path:
+def to_svg(graph: Graph | Report, path: str | os.PathLike[str]) -> Path:
     """Write `to_dot(graph)`, laid out, as an SVG picture. Needs the package pygraphviz, which holds Graphviz itself.
 
     Raises `UnsupportedError` where it is not installed.
@@ -106,7 +118,8 @@ def _node(node: Node, graph: Graph, names: Mapping[Node, str]) -> Iterator[str]:
 
 def _box(name: str, title: str, subtitle: str, colours: tuple[str, str], *, light: bool = False) -> str:
     ink, quiet = ("white", "#d1d5db") if light else ("#111827", _QUIET)
-    under = f'<BR/><FONT POINT-SIZE="9" COLOR="{quiet}">{escape(subtitle)}</FONT>' if subtitle else ""
+    lines = "<BR/>".join(map(escape, textwrap.wrap(subtitle, _WIDE)))
+    under = f'<BR/><FONT POINT-SIZE="9" COLOR="{quiet}">{lines}</FONT>' if lines else ""
     label = f'<FONT COLOR="{ink}"><B>{escape(title)}</B></FONT>{under}'
     return f'"{name}" [label=<{label}>, fillcolor="{colours[0]}", color="{colours[1]}"]'
 
@@ -172,6 +185,35 @@ def _legend(graph: Graph) -> Iterator[str]:
     ]
     if cells:
         yield f'label=<<TABLE BORDER="0" CELLSPACING="6"><TR>{"".join(cells)}</TR></TABLE>>'
+
+
+# --- the products of a model -----------------------------------------------------------------------------------------
+
+
+def _products(report: Report) -> Iterator[str]:
+    counts = Counter(replace(row, name="", measured=None) for row in report.rows)
+    names = {row: f"p{index}" for index, row in enumerate(counts)}
+    for where in dict.fromkeys(row.graph for row in counts):
+        here = [row for row in counts if row.graph == where]
+        yield f'subgraph cluster_{where} {{ label="{where}"; color="{_QUIET}"'
+        for row in here:
+            yield from _product(row, counts[row], names[row])
+        yield from (f"{names[one]} -> {names[other]}" for one, other in pairwise(here))
+        yield "}"
+
+
+def _product(row: Row, count: int, name: str) -> Iterator[str]:
+    shape = " × ".join(map(str, (*row.shape, row.k)))
+    title = f"{f'{count} of ' if count > 1 else ''}{row.operation} {shape} {short(row.dtype)}"
+    if row.fused:
+        yield _box(
+            name, title, f"{counted(row.taken)}; {row.bytes_saved / 1e6:.3g} MB saved", STAGE_COLOURS["tile"][:2]
+        )
+    else:
+        yield _box(name, title, row.reason, _LEFT)
+    for index, (operation, reason) in enumerate(row.left):
+        yield _box(f"{name}_{index}", operation, reason, _LEFT)
+        yield f"{{ rank=same; {name} -> {name}_{index} [style=dashed] }}"
 
 
 # --- time and memory -----------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""What `ef.report` tells of a model: as text and as a picture, of the kernels of its device, and of each copy."""
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import epifuse as ef
+from epifuse.base.target import TARGETS
+from epifuse.plan import settle
+from epifuse.plan.select import Selection
+from epifuse.pytorch.fuse import Fuse
+from epifuse.pytorch.report import Report
+
+pytestmark = [pytest.mark.usefixtures("compiled_anew"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def reported(function: Callable[..., Any], *args: Tensor) -> Report:
+    """What the pass says of the products of a function."""
+    fuse = Fuse(sites="all")
+    fuse(make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args).graph)
+    return fuse.report
+
+
+def unknown(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cumsum(a @ b, -1)
+
+
+def chained(a: Tensor, b: Tensor) -> Any:
+    y = torch.relu(a @ b)
+    z = torch.sigmoid(y @ b.t())
+    return z * z.sum(0), y
+
+
+A, B = torch.ones(24, 16), torch.ones(16, 32)
+
+
+def test_the_report_reads(golden: Callable[[str], None]) -> None:
+    golden(str(reported(unknown, A, B)) + "\n" + str(reported(chained, A, B)))
+
+
+def test_the_picture_has_each_sort_of_product_once(tmp_path: Path) -> None:
+    report = reported(lambda a, b: [*chained(a, b), *chained(a, 2 * b), unknown(a, b)], A, B)
+    dot = ef.debug.to_dot(report)
+    titles = re.findall(r"<B>(.*?)</B>", dot)
+    assert [title for title in titles if "mm" in title] == [
+        "2 of mm 24 × 32 × 16 f32",
+        "2 of mm 24 × 16 × 32 f32",
+        "mm 24 × 32 × 16 f32",
+    ]
+    for row in report.rows:
+        assert all(name in titles for name, _ in row.left)
+        assert all(name in dot for name in row.taken)
+    pytest.importorskip("pygraphviz")
+    assert "24 × 16 × 32" in ef.debug.to_svg(report, tmp_path / "report.svg").read_text(encoding="utf-8")
+
+
+def test_reasons_are_of_kernels_for_the_device_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the many cones that are tried around a product: to tell why thirty designs refuse one takes 10 ms."""
+    told, reasons = [], Selection.reasons.fget
+    monkeypatch.setattr(Selection, "reasons", property(lambda self: told.append(self) or reasons(self)))
+    monkeypatch.setattr(settle, "target_of", lambda device: TARGETS[90])
+    (row,) = reported(lambda a, b: torch.softmax(torch.relu(a @ b) + 1, -1), A, B).rows
+    assert "sm90_gemm" in row.reason
+    assert "tf32" in row.reason
+    assert "cpu" not in row.reason
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_has_a_report_of_its_own(copied: Callable[[Any], Any]) -> None:
+    first = ef.compile(nn.Linear(16, 32, bias=False), sites="all", dynamic=False)
+    second, x = copied(first), torch.randn(8, 16)
+    torch.testing.assert_close(second(x), first._orig_mod(x))
+    assert (len(ef.report(first).rows), len(ef.report(second).rows)) == (0, 1)
