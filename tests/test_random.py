@@ -54,6 +54,19 @@ def test_numbers_of_inductors_cpp() -> None:
         assert torch.equal(ef.philox_rand_cpp(seed, ef.linear_index(want)), want)
 
 
+@pytest.mark.parametrize(
+    "seed", [1 << 63, -(1 << 63) - 1, 1.5, True, torch.tensor(3.0), torch.tensor(3, dtype=torch.uint64)]
+)
+def test_a_seed_is_refused_by_the_reference_where_kernels_refuse_it(seed: Any) -> None:
+    def epilogue(accum: Any, seed: Any) -> Any:
+        return ef.dropout(accum, 0.5, seed)
+
+    x = torch.eye(4)
+    for call in (lambda: ef.gemm(x, x, epilogue=epilogue, seed=seed), lambda: ef.reference(epilogue)(x, seed)):
+        with pytest.raises(ef.errors.EpifuseError):
+            call()
+
+
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 KERNELS = ["cpu_panel"]

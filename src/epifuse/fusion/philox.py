@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.errors import fail
 from epifuse.fusion.primitives import Value, primitive
 
 __all__ = ["philox_rand", "philox_rand_cpp"]
@@ -42,9 +44,17 @@ def first_word(low: Any, high: Any, position: Any) -> Any:
     return counter[0]
 
 
+_INTEGERS = [dtype for dtype, row in BY_TORCH.items() if row.loads_as in ("int32", "int64")]
+
+
 def _words(value: Value) -> tuple[Any, Any]:
-    """The lower and the upper 32 bits of an integer, of which a tensor may have fewer than 64."""
-    wide = value.to(torch.int64) if isinstance(value, torch.Tensor) else value
+    """The lower and the upper 32 bits of an integer of 64 or fewer. Raises `ArgumentError` for what is none."""
+    if isinstance(value, torch.Tensor):
+        wide, fits = value.to(torch.int64), value.dtype in _INTEGERS
+    else:
+        wide, fits = value, not isinstance(value, (bool, float)) and -(1 << 63) <= value < 1 << 63
+    if not fits:
+        raise fail("host_number", None, name="seed", kind="int64", value=value, hint="")
     return wide & WORD, (wide >> 32) & WORD
 
 
