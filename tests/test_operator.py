@@ -80,6 +80,20 @@ def test_what_is_recorded_computes_the_same(name: str) -> None:
         torch.testing.assert_close(have.double(), expected.double(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["silu(i)", "i * 0.1", "where(i > 0, 0.1, 0.2)", "i / 3", "(i > 0) * 0.1", "sqrt(abs(i))", "leaky_relu(i, 0.1)"],
+)
+def test_integers_beside_float64_become_float64(text: str) -> None:
+    """PyTorch's own arithmetic would give them its default dtype, float32."""
+    a, i = A.double(), torch.arange(M * N, dtype=torch.int32).view(M, N) - 20
+
+    def layer(a: torch.Tensor) -> Any:
+        return ef.gemm(a, B.double(), epilogue=f"lambda accum, i: accum * 0 + {text}", i=i)
+
+    torch.testing.assert_close(make_fx(layer)(a)(a), layer(a), atol=0, rtol=1e-15)
+
+
 def test_symbols_stay_symbols() -> None:
     module = make_fx(lambda a, b, bias: ef.gemm(a, b, epilogue=gelu_of, bias=bias), tracing_mode="symbolic")(A, B, BIAS)
     a = torch.randn(11, K)

@@ -49,6 +49,11 @@ def is_storable(dtype: object) -> bool:
     return isinstance(dtype, torch.dtype) and dtype in BY_TORCH
 
 
+def dtype_of(kind: str, floating: torch.dtype) -> torch.dtype:
+    """The dtype of values of a kind where floats are computed in `floating`."""
+    return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, floating)
+
+
 def default_accumulator(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """float64 for float64 inputs, int32 for 8-bit integers, float32 for everything else."""
     if torch.float64 in (a, b):

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from epifuse.base.dtypes import dtype_of
 from epifuse.frontend import Parsed
 from epifuse.frontend.apply import placed
 from epifuse.frontend.fx import Boundary, Cone, place_of, read, value_of
@@ -24,7 +25,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate, value_dtype
+from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
 from epifuse.request.problem import TensorInfo
 
@@ -141,7 +142,7 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
     return (
         Input(ACCUM, whole, held),
         *(Input(name, tuple(axes.get(x, x) for x in info.shape), info.dtype) for name, info in tensors.items()),
-        *(Input(name, (), value_dtype(graph.types[node].kind, problem)) for name, node in numbers.items()),
+        *(Input(name, (), dtype_of(graph.types[node].kind, problem.float_dtype)) for name, node in numbers.items()),
         *(Input(name, (dim_size(node.attr, extents),), torch.int32) for name, node in counted.items()),
         *(Input(gradient_of(name), shapes[name], dtypes[name]) for name in arriving),
     )

@@ -1,26 +1,22 @@
 """The typed graph of an epilogue as PyTorch operations that autograd differentiates and make_fx records.
 
-All values are full size, one dimension a factor of the iteration space. Functions that PyTorch has itself are called
-there, since PyTorch's derivatives hold where a formula's overflow, and at ties and bounds.
+All values are full size, one dimension a factor of the iteration space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from epifuse.frontend import activation_body
-from epifuse.fusion.primitives import PRIMITIVES
+from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Factor, Graph, Load, Node
-from epifuse.ir.graph import applied
 from epifuse.ir.types import shape_of
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.pytorch import random
+from epifuse.pytorch.operations import Arithmetic, computed
 from epifuse.request.problem import Problem
 
 ACCUM = "the product"
@@ -45,6 +41,10 @@ class Setting(NamedTuple):
     def accum(self) -> torch.Tensor:
         return self.leaves[ACCUM]
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(self.problem.float_dtype, self.accum.device)
+
 
 def coordinate(node: Node) -> str:
     """The name of what an `index` node counts along."""
@@ -64,7 +64,7 @@ def evaluate(at: Setting) -> dict[str, torch.Tensor]:
     found = {}
     for name, node, dims, _ in at.graph.outputs:
         value = values[node]
-        whole = value if isinstance(value, torch.Tensor) else _filled(value, at)
+        whole = value if isinstance(value, torch.Tensor) else at.arithmetic.filled(value)
         found[name] = _returned(whole, dims or (), at)
     return found
 
@@ -88,11 +88,7 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         name, gone = node.attr
         dims = tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
         return REDUCTIONS[name].meaning(args[0], dims, True)
-    if node.op == "cast":
-        return args[0].to(node.attr)
-    if node.op == "call":
-        return _call(str(node.attr), tuple(args), at)
-    return _primitive(node.op, args, at)
+    return computed(node.op, node.attr, args, at.arithmetic)
 
 
 def _load(node: Node, at: Setting) -> torch.Tensor:
@@ -101,73 +97,7 @@ def _load(node: Node, at: Setting) -> torch.Tensor:
     value = at.leaves[load.name]
     if value.dim():
         value = _placed(viewed(value, load), load.dims or (), at.space)
-    return value.to(value_dtype(at.graph.types[node].kind, at.problem))
-
-
-def value_dtype(kind: str, problem: Problem) -> torch.dtype:
-    """The dtype of values of a kind."""
-    return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, problem.float_dtype)
-
-
-# --- elementwise -----------------------------------------------------------------------------------------------------
-
-
-def _primitive(op: str, args: list[Any], at: Setting) -> Any:
-    if op in random.NAMES:
-        return random.drawn(op, *args)
-    floats = any(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args)
-    if not floats:  # beside these a number would get PyTorch's default dtype
-        args = [_filled(arg, at) if isinstance(arg, float) else arg for arg in args]
-    if op == "where" or not any(isinstance(arg, torch.Tensor) for arg in args):
-        args = [arg if isinstance(arg, torch.Tensor) else _filled(arg, at) for arg in args]
-    return PRIMITIVES[op].meaning(*args)
-
-
-def _filled(value: float, at: Setting) -> torch.Tensor:
-    """A number as a tensor, made so that it can be recorded."""
-    dtype = {bool: torch.bool, int: torch.int32}.get(type(value), at.problem.float_dtype)
-    return torch.full((), value, dtype=dtype, device=at.accum.device)
-
-
-def _elu(x: torch.Tensor, alpha: Any) -> torch.Tensor:
-    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
-
-
-_TORCHS: dict[str, Callable[..., torch.Tensor] | None] = {
-    "gelu_erf": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "elu": _elu,  # also where alpha is no constant
-    "prelu": None,  # its weight is a tensor of channels
-}
-"""Activations that PyTorch has by another name, or not in the form they have here."""
-
-
-def _torchs(name: str) -> Callable[..., torch.Tensor] | None:
-    if name in _TORCHS:
-        return _TORCHS[name]
-    return getattr(F, name, None) or getattr(torch, name, None)
-
-
-def _call(name: str, args: tuple[Any, ...], at: Setting) -> torch.Tensor:
-    function = _torchs(name)
-    x, *further = args
-    plain = isinstance(x, torch.Tensor) and x.is_floating_point()
-    if (
-        function is not None
-        and plain
-        and (name in _TORCHS or not any(isinstance(arg, torch.Tensor) for arg in further))
-    ):
-        return function(x, *further)
-
-    def make(node: Node, operands: tuple[Any, ...]) -> Any:
-        if node.op == "const":
-            return node.attr
-        if node.op == "call":
-            return _call(str(node.attr), operands, at)
-        return _primitive(node.op, list(operands), at)
-
-    body = activation_body(name)
-    return applied(body, args, make)[body.outputs[0].node]  # type: ignore[no-any-return]  # a tensor, since one is
+    return value.to(dtype_of(at.graph.types[node].kind, at.problem.float_dtype))
 
 
 # --- softmax ---------------------------------------------------------------------------------------------------------

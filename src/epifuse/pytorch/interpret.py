@@ -6,21 +6,19 @@ Tensors may be of any mode: fake ones, proxies, those of vmap, with sizes that a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.dtypes import BY_TORCH, dtype_of
 from epifuse.base.errors import fail
 from epifuse.fusion import forms, host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.pytorch import random
+from epifuse.pytorch.operations import Arithmetic, computed
 
 
 def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -29,10 +27,10 @@ def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) ->
     `accum` is the product, (..., M, N), `operands` are tensors and numbers by name. Effects are not run. Raises
     `ArgumentError` where Python refuses the arithmetic of numbers.
     """
-    floating = torch.float64 if accum.dtype == torch.float64 else torch.float32
-    loaded = {name: _loaded(value, floating) for name, value in operands.items()}
+    arithmetic = Arithmetic(torch.float64 if accum.dtype == torch.float64 else torch.float32, accum.device)
+    loaded = {name: _loaded(value, arithmetic.floating) for name, value in operands.items()}
     graph = _unclaimed(graph, loaded)
-    walk = _Walk(graph, accum, loaded)
+    walk = _Walk(graph, accum, loaded, arithmetic)
     return {output.name: walk.tensor(output.node) for output in graph.outputs}
 
 
@@ -40,8 +38,7 @@ def _loaded(value: Any, floating: torch.dtype) -> Any:
     """An operand as an epilogue sees it: floats in the dtype of the arithmetic, small integers as int32."""
     if not isinstance(value, torch.Tensor):
         return value
-    kind = BY_TORCH[value.dtype].loads_as
-    return value.to({"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, floating))
+    return value.to(dtype_of(BY_TORCH[value.dtype].loads_as, floating))
 
 
 def _unclaimed(graph: Graph, operands: Mapping[str, Any]) -> Graph:
@@ -60,8 +57,8 @@ _CLAIMS = ("access", "assume_one_hot", "debug_print", "tensor", "torch")
 class _Walk:
     """The values of nodes that were computed: tensors, and None for numbers, which are computed where they are used."""
 
-    def __init__(self, graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> None:
-        self.graph, self.accum, self.operands = graph, accum, operands
+    def __init__(self, graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any], arithmetic: Arithmetic) -> None:
+        self.graph, self.accum, self.operands, self.arithmetic = graph, accum, operands, arithmetic
         self.values: dict[Node, Any] = {}
         for node in graph.nodes:
             self.values[node] = self._value(node)
@@ -69,7 +66,7 @@ class _Walk:
     def tensor(self, node: Node) -> torch.Tensor:
         """The value of a node that is to leave as a tensor."""
         found = self.operand(node)
-        return found if isinstance(found, torch.Tensor) else self.accum.new_full((), found)
+        return found if isinstance(found, torch.Tensor) else self.arithmetic.filled(found)
 
     def operand(self, node: Node) -> Any:
         """The value of a node: a tensor, or a number in Python's own arithmetic."""
@@ -89,51 +86,15 @@ class _Walk:
         if all(self.values[arg] is None for arg in node.args):
             return None
         args = [self.operand(arg) for arg in node.args]
-        if node.op in random.NAMES:
-            return random.drawn(node.op, *args)
-        if node.op in PRIMITIVES:
-            return PRIMITIVES[node.op].meaning(*args)
-        return _RULES[node.op](node.attr, *args, accum=self.accum)
+        if (rule := _RULES.get(node.op)) is not None:
+            return rule(node.attr, *args, accum=self.accum)
+        return computed(node.op, node.attr, args, self.arithmetic)
 
 
 def _viewed(value: torch.Tensor, views: tuple[tuple[str, Any], ...]) -> torch.Tensor:
     for step, argument in views:
         value = getattr(value, step)(argument)
     return value
-
-
-# --- activations -----------------------------------------------------------------------------------------------------
-
-
-_BY_TORCH: Mapping[str, Callable[..., torch.Tensor]] = {
-    "elu": F.elu,
-    "expm1": torch.expm1,
-    "gelu_erf": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "hardsigmoid": F.hardsigmoid,
-    "hardswish": F.hardswish,
-    "hardtanh": F.hardtanh,
-    "leaky_relu": F.leaky_relu,
-    "logsigmoid": F.logsigmoid,
-    "mish": F.mish,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu": torch.relu,
-    "relu6": F.relu6,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "softplus": F.softplus,
-    "threshold": F.threshold,
-}
-"""Activations that PyTorch has. It knows their derivatives: that of 1 / (1 + exp(-x)), taken apart, is NaN at -100."""
-
-
-def _activation(name: str, *args: Any, accum: torch.Tensor) -> torch.Tensor:
-    x, *further = args
-    by_torch = _BY_TORCH.get(name)
-    plain = isinstance(x, torch.Tensor) and x.is_floating_point()
-    if by_torch is None or not plain or any(isinstance(value, torch.Tensor) for value in further):
-        return VOCABULARY[name].function(*args)  # type: ignore[no-any-return]  # a tensor of tensors
-    return by_torch(*args)
 
 
 # --- what has a form of its own --------------------------------------------------------------------------------------
@@ -172,8 +133,6 @@ def _reduced_axes(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.T
 
 
 _RULES: Mapping[str, Callable[..., Any]] = {
-    "call": _activation,
-    "cast": lambda dtype, x, accum: x.to(dtype),
     "permute": lambda dims, x, accum: x.permute(dims),
     "reshape": lambda shape, x, accum: x.reshape(shape),
     "unsqueeze": lambda dim, x, accum: x.unsqueeze(dim),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.dtypes import dtype_of
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend.names import known_function
 from epifuse.fusion.forms import debug_print
@@ -144,8 +145,7 @@ def _accum(node: Node, at: _Whole) -> torch.Tensor:
 def _load(node: Node, at: _Whole) -> torch.Tensor:
     load = node.attr
     assert isinstance(load, Load)
-    kind = at.graph.types[node].kind
-    dtype = {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, at.problem.float_dtype)
+    dtype = dtype_of(at.graph.types[node].kind, at.problem.float_dtype)
     value = at.operands[load.name]
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value, dtype=dtype, device=at.a.device)

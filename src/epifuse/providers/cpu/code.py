@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.dtypes import dtype_of
 from epifuse.ir import Node
 from epifuse.ir.types import Dim, shape_of
 from epifuse.providers.cpu.lowered import Panels, Stored, Sweep
-from epifuse.providers.cpu.program import BufferKey, dtype_of, per_tile, small_mask
+from epifuse.providers.cpu.program import BufferKey, per_tile, small_mask
 from epifuse.providers.cpu.reduce import Accumulator
 from epifuse.providers.cpu.space import Mask, Placement, Space
 from epifuse.providers.cpu.store import store

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.dtypes import dtype_of
 from epifuse.ir import Graph, Node, Output
 from epifuse.passes.assign_stages import assign_stages, has_row_stage, sweeps
 from epifuse.passes.canonicalise import canonicalise
@@ -20,7 +21,6 @@ from epifuse.providers.cpu.program import (
     TileProgram,
     compile_tile,
     constants,
-    dtype_of,
     operation,
     per_tile,
 )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
@@ -25,11 +26,6 @@ BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
 def per_tile(stage: Stage) -> bool:
     """True for values that exist tile by tile only."""
     return stage.kind == "row" or (stage.sweep >= 0 and stage.kind == "tile")
-
-
-def dtype_of(kind: str, compute: torch.dtype) -> torch.dtype:
-    """What a kind is held in."""
-    return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64, "float": compute}[kind]
 
 
 class Step(NamedTuple):
