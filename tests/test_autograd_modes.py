@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epifuse as ef
+from epifuse.base.cache import forget
 from epifuse.base.errors import ArgumentError, EpifuseError
 from epifuse.fusion.vocabulary import VOCABULARY
 
@@ -254,3 +257,41 @@ def test_the_plan_object_is_differentiable() -> None:
     torch.testing.assert_close(found, want)
     with pytest.raises(EpifuseError, match="'D' is given, and an input requires grad"):
         plan.run(a, b, c, torch.empty(M, N), alpha=0.5, beta=2.0)
+
+
+# --- what the process does meanwhile ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.autograd.detect_anomaly(),
+        lambda: torch.autograd.graph.disable_saved_tensors_hooks("switched off"),
+        lambda: torch.autograd.graph.save_on_cpu(),
+        lambda: torch.device("meta"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_derivative_is_traced_in_any_mode(mode: Callable[[], Any]) -> None:
+    forget()
+    a, b = leaf(M, K), leaf(K, N)
+    with mode():
+        found = torch.autograd.grad(ef.gemm(a, b, epilogue=ef.silu).sum(), (a, b))
+    torch.testing.assert_close(found, torch.autograd.grad(F.silu(a @ b).sum(), (a, b)))
+
+
+def test_derivatives_are_traced_in_many_threads() -> None:
+    """torch.fx patches functions of the process while it traces."""
+    forget()
+    start = Barrier(8)
+
+    def gradients(number: int) -> tuple[Tensor, ...]:
+        a, b = leaf(M, K), leaf(K, N)
+        start.wait()
+        return torch.autograd.grad(ef.gemm(a, b, epilogue=f"lambda accum: silu(accum) + {number}").sum(), (a, b))
+
+    a, b = leaf(M, K), leaf(K, N)
+    want = torch.autograd.grad(F.silu(a @ b).sum(), (a, b))
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(gradients, range(8)):
+            torch.testing.assert_close(found, want)

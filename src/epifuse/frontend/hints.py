@@ -127,7 +127,8 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
     **dict.fromkeys(("mse_loss", "l1_loss", "cross_entropy", "nll_loss", "kl_div"), "write the loss out"),
-    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "dropout"), "make the random numbers an operand"),
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), "make the random numbers an operand"),
+    "dropout": "write ef.dropout(x, p, seed)",
     **dict.fromkeys(("isinstance", "type", "getattr", "hasattr"), "decide outside the epilogue, and pass a number"),
 }
 _VERSION = re.compile(r"^Sm\d+")  # CUTLASS names its visitors by architecture

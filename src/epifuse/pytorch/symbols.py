@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -162,17 +162,28 @@ def _hint(value: Any) -> Any:
 
 @contextmanager
 def _apart(mode: Any, device: str) -> Iterator[None]:
-    """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode."""
+    """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode,
+    anomaly mode. One thread at a time, and none while Dynamo traces: torch.fx patches functions of the process."""
+    from torch._dynamo.convert_frame import compile_lock
     from torch.utils._python_dispatch import _disable_current_modes
 
     with (
+        compile_lock,
         _disable_current_modes(),
         mode,
         torch.inference_mode(False),
         torch.autocast(device.partition(":")[0], enabled=False),
-        torch.autograd.graph.saved_tensors_hooks(_itself_again, _itself_again),
+        _saved_as_they_are(),
+        torch.autograd.set_detect_anomaly(False),
     ):
         yield
+
+
+def _saved_as_they_are() -> AbstractContextManager[Any]:
+    """No hook of the caller for saved tensors; where they are switched off there is none."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # not in its stubs
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself_again, _itself_again)
 
 
 def _itself_again(x: Any) -> Any:
