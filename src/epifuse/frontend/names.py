@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from epifuse.base.errors import Loc, fail, kind_of
 from epifuse.frontend.hints import undefined_hint, unknown_function_hint
-from epifuse.frontend.modules import Activation, activation_of
+from epifuse.frontend.modules import Activation, activation_of, is_altered
 from epifuse.fusion import vocabulary
 from epifuse.fusion.vocabulary import VOCABULARY, Entry
 
@@ -217,7 +217,8 @@ class Scope:
             return Number(reader, spelled)
         # What an object holds is read and guarded by itself: objects of one class are one parse.
         if (activation := activation_of(value)) is not None:
-            self.guard(Reader((reader.place, "type"), lambda root: activation_of(reader.read(root))), activation)
+            self.guard(Reader((reader.place, "type"), lambda root: type(reader.read(root))), type(value))
+            self.guard(Reader((reader.place, "altered"), lambda root: is_altered(reader.read(root))), False)
             return ActivationModule(value, spelled, reader, activation)
         if reader.place == RECEIVER:
             return Instance(value, spelled, reader)

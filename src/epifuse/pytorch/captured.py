@@ -180,6 +180,8 @@ class _Finder:
                     continue
                 if name == "type":
                     yield (*path, ("class", None))
+                if name == "altered":  # Dynamo does not look at hooks that a module gets later either
+                    yield _OURS
                 yield (*path, ("attribute", _CONTENTS.get(str(name), name)))
                 yield (*path, ("attribute", name))
 
