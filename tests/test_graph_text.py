@@ -13,7 +13,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Builder, Factor, Graph, Load, Output
 from epifuse.ir.text import packed, unpacked
 
-VIEWS = (("permute", (1, 0)), ("reshape", (2, 3, -1)), ("unsqueeze", 0))
+VIEWS = (("permute", (1, 0)), ("reshape", (2, 3, -1)), ("unsqueeze", 0), ("part", (0, 1, 3, 1, False)))
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "_LOAD": (Load("x"), Load("x", VIEWS), Load("x", (), ((Factor("m"),), (), (Factor("n", 64), Factor("n", 1, 64))))),
     "_NUMBER": (True, 1, 1.0, -0.0, math.inf, -math.inf, 1e-300, 1 << 62, 0.1),
@@ -25,6 +25,10 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_AXIS": ("m",),
     "_FACTORS": ((Factor("m"), Factor("n", 4, 2)),),
     "_WORDS": (("relu", "F"),),
+    "_REARRANGED": (("unflatten", (-1, 2, 4)),),
+    "_JOINED": ((-1, "cat"), (0, "stack")),
+    "_PART": ((-1, "range", (0, 1 << 62, 2)),),
+    "_PICKED": (((Factor("n", 4, 2), 1), (Factor("n", 8), 3)),),
     "_RANK": (("x", 2),),
     "_REDUCED": (("sum", (Factor("n"),)),),
     "_REDUCED_AXES": (("amax", ("m", "n")),),

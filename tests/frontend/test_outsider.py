@@ -78,7 +78,7 @@ def add_statement_in_place(accum, bias):
     return accum
 def first_row(accum): return accum - accum[0]  # fault
 def slice_columns(accum):
-    gate, up = accum[:, :8], accum[:, 8:]  # fault
+    gate, up = accum[:, :7], accum[:, 7:]  # fault
     D = F.silu(gate) * up
     return D
 def masked_fill_by_index(accum, mask):
@@ -257,7 +257,7 @@ def chained_assignment(accum):
     return D, E
 def indexes_a_tuple(accum):
     both = (accum, accum * 2)
-    return both[0] + both[1]  # fault
+    return both[0] + both[2]  # fault
 def list_by_default(accum, C=(1, 2)):  # fault
     return accum + C
 def sum_in_another_dtype(accum): return accum.sum(-1, dtype=torch.float64)  # fault

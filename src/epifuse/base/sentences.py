@@ -59,9 +59,10 @@ EPILOGUE: dict[str, Sentence] = {
     "unsupported_operator": Sentence(_S, "the operator {operator} is not supported here", "{hint}"),
     "unsupported_subscript": Sentence(
         _S,
-        "an index may only insert dims, as in x[:, None]",
-        "use index_m(x), index_n(x) with where to select elements",
+        "an index inserts dims or takes parts: None, and slices and integers that are known while parsing",
+        "use index_m(x), index_n(x) with where to select by values",
     ),
+    "item_range": Sentence(_S, "there is no item {place} of {have}"),
     "defined_twice": Sentence(
         _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"
     ),
@@ -236,5 +237,27 @@ EPILOGUE: dict[str, Sentence] = {
         "it needs another tile",
     ),
     "index_rank": Sentence(_T, "index_{axis} needs a value with that dim; this one has shape {shape}"),
+    "parts_uneven": Sentence(_T, "{size} elements are not {parts}", "every part has the size of the others"),
+    "part_unequal": Sentence(
+        _T,
+        "{start}:{stop}:{step} of {size} elements is not one of several equal parts",
+        "take a piece as x[..., 64:128] of 256, or every other one as x[..., 0::2]",
+    ),
+    "transpose_rank": Sentence(_T, ".T of the shape {shape} has no meaning", "write .mT, or permute"),
+    "flatten_order": Sentence(_T, "flatten from dim {start} to {end}: the second is before the first"),
+    "join_differs": Sentence(
+        _T,
+        "{how} takes parts of one shape, at one distance: these are of {left} and {right}",
+        "take parts of one size, as x.chunk(2, dim=-1)",
+    ),
+    "join_too_wide": Sentence(
+        _T,
+        "{count} values of the shape {shape} do not fit side by side into {size} columns",
+        "each of them is a part of accum's rows: join as many as there are parts",
+    ),
+    "part_empty": Sentence(_T, "{start}:{stop} of {size} elements is empty", "leave it out"),
+    "part_axis": Sentence(
+        _T, "a part of the rows or of the batches lies in other tiles", "hand in those rows of A: x[:64] @ B"
+    ),
     "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
 }

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from epifuse.base.errors import kind_of
-from epifuse.frontend import torch_rules
-from epifuse.frontend.context import Context, TupleValue, Visit
+from epifuse.frontend import parts, torch_rules
+from epifuse.frontend.context import Context, Pieces, TupleValue, Visit
 from epifuse.frontend.hints import parameter_hint
 from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
@@ -23,7 +23,9 @@ from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, 
 from epifuse.ir import Node
 from epifuse.ir.graph import topological
 
-METHOD_FORMS = frozenset({"to", "type", *CAST_METHODS})
+METHOD_FORMS = frozenset({"to", "type", "t", *CAST_METHODS})
+TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
+"""Attributes of a tensor that are its transpose."""
 
 
 # --- binding ---------------------------------------------------------------------------------------------------
@@ -162,8 +164,11 @@ def _bounds(named: dict[str, Any]) -> list[Any]:
     return [item for name, item in named.items() if name in ("min", "max")]
 
 
-def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], at: ast.AST) -> Node:
+def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], at: ast.AST) -> Any:
     parameters = entry.signature.parameters
+    if entry.name in ("cat", "stack"):
+        dim = static(context, bound["dim"], spelled, "dim", at)
+        return parts.joined(context, spelled, bound["tensors"], _whole(context, {"dim": dim}, "dim", spelled, at), at)
     fixed = {name: static(context, bound[name], spelled, name, at) for name, p in parameters.items() if is_static(p)}
     values = [context.value(bound[name], at) for name, p in parameters.items() if not is_static(p)]
     if entry.group == "primitive":
@@ -211,6 +216,53 @@ def _layout(op: str, name: str, want: str) -> Callable[..., Node]:
     return emit
 
 
+def _rearranged(how: str, *names: str) -> Callable[..., Node]:
+    def emit(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
+        numbers = [fixed[name] if isinstance(fixed[name], tuple) else (fixed[name],) for name in names]
+        if (wrong := next((n for n, own in zip(names, numbers, strict=True) if not _integers(own)), None)) is not None:
+            raise context.fail("wrong_static", at, function=spelled, name=wrong, want="an integer")
+        attr = how, tuple(number for own in numbers for number in own)
+        return context.emit("rearrange", context.tensor(x, spelled, at), attr=attr, at=at)
+
+    return emit
+
+
+def turned(context: Context, x: Node, name: str, at: ast.AST) -> Node:
+    """`x.T`, `x.mT`."""
+    return context.emit("rearrange", context.tensor(x, f".{name}", at), attr=TURNED[name], at=at)
+
+
+def _chunk(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> TupleValue:
+    count, dim = (_whole(context, fixed, name, spelled, at) for name in ("chunks", "dim"))
+    if not 0 < count <= parts.MOST:
+        raise context.fail("wrong_static", at, function=spelled, name="chunks", want=f"from 1 to {parts.MOST}")
+    x = context.tensor(x, spelled, at)
+    return TupleValue(tuple(parts.emit(context, x, dim, "chunk", (count, i), at) for i in range(count)))
+
+
+def _split(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> TupleValue | Pieces:
+    sizes, dim = fixed["split_size_or_sections"], _whole(context, fixed, "dim", spelled, at)
+    sizes = sizes if isinstance(sizes, tuple) else (sizes,)
+    if not _integers(sizes) or min(sizes, default=0) < 1:
+        name, want = "split_size_or_sections", "a positive integer, or several"
+        raise context.fail("wrong_static", at, function=spelled, name=name, want=want)
+    x = context.tensor(x, spelled, at)
+    if isinstance(fixed["split_size_or_sections"], tuple):
+        return TupleValue(tuple(parts.emit(context, x, dim, "sizes", (*sizes, i), at) for i in range(len(sizes))))
+    return Pieces(lambda i, count: parts.emit(context, x, dim, "split", (*sizes, i, count), at))
+
+
+def _unbind(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Pieces:
+    dim, x = _whole(context, fixed, "dim", spelled, at), context.tensor(x, spelled, at)
+    return Pieces(lambda i, count: parts.emit(context, x, dim, "element", (i, count), at))
+
+
+def _whole(context: Context, fixed: dict[str, Any], name: str, spelled: str, at: ast.AST) -> int:
+    if not _integers((fixed[name],)):
+        raise context.fail("wrong_static", at, function=spelled, name=name, want="an integer")
+    return int(fixed[name])
+
+
 def _index(axis: str) -> Callable[..., Node]:
     def emit(context: Context, spelled: str, x: Node, _: dict[str, Any], at: ast.AST) -> Node:
         return context.emit("coordinate", context.tensor(x, spelled, at), attr=axis, at=at)
@@ -253,7 +305,14 @@ def _one_hot(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at:
     return context.emit("assume_one_hot", context.tensor(x, spelled, at), attr=fixed["dim"], at=at)
 
 
-_FORMS: dict[str, Callable[..., Node]] = {
+_FORMS: dict[str, Callable[..., Any]] = {
+    "transpose": _rearranged("transpose", "dim0", "dim1"),
+    "flatten": _rearranged("flatten", "start_dim", "end_dim"),
+    "unflatten": _rearranged("unflatten", "dim", "sizes"),
+    "squeeze": _rearranged("squeeze", "dim"),
+    "chunk": _chunk,
+    "split": _split,
+    "unbind": _unbind,
     "cast": _cast,
     "permute": _layout("permute", "dims", "integers"),
     "reshape": _layout("reshape", "shape", "integers"),
@@ -296,25 +355,13 @@ def method(
                 "wrong_static", at, function=spelled, name="dtype", want="a torch dtype and nothing else"
             )
         return _cast(context, spelled, receiver, {"dtype": item.value}, at)
-    if name in ("permute", "reshape") and positional and not isinstance(positional[0], (TupleValue, Static)):
+    if name == "t":
+        if positional or named:
+            raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")
+        return turned(context, receiver, "T", at)
+    if name in ("permute", "reshape", "view") and positional and not isinstance(positional[0], (TupleValue, Static)):
         positional = [TupleValue(tuple(positional))]
     positional = [receiver, *positional]
     return (
         yield vocabulary_call(context, FunctionRef(VOCABULARY[METHODS[name]], "torch", spelled), positional, named, at)
     )
-
-
-def subscript_steps(keys: list[ast.expr], refuse: Callable[[ast.AST], Exception]) -> list[int]:
-    """`x[:, None]` as the positions to unsqueeze, counted as they happen; negative ones count from the end."""
-    full = [k for k in keys if isinstance(k, ast.Slice) and k.lower is None and k.upper is None and k.step is None]
-    dots = [k for k in keys if isinstance(k, ast.Constant) and k.value is ...]
-    new = [k for k in keys if isinstance(k, ast.Constant) and k.value is None]
-    if len(full) + len(dots) + len(new) != len(keys) or len(dots) > 1 or not new:
-        raise refuse(next((k for k in keys if k not in full and k not in dots and k not in new), keys[0]))
-    if not dots:
-        return [position for position, key in enumerate(keys) if key in new]
-    split = keys.index(dots[0])
-    before = [position for position, key in enumerate(keys[:split]) if key in new]
-    after = [position - len(keys) for position, key in enumerate(keys) if position > split and key in new]
-    # From the end, the last one first: each insertion then counts dims that are already in place.
-    return before + after[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,16 @@ class TupleValue:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """The parts of a value along a dim, of which there are as many as it takes names to unpack them.
+
+    `piece(i, count)` is one of them; `count` is 0 where only this one is taken.
+    """
+
+    piece: Callable[[int, int], Node]
+
+
+@dataclass(frozen=True)
 class Method:
     """`x.name` before its call."""
 
@@ -54,7 +64,7 @@ def describe(item: Any) -> str:
             return f"the string {item.value!r}"
         case Static():
             return repr(item.value)
-        case TupleValue():
+        case TupleValue() | Pieces():
             return "a tuple"
         case Module():
             return f"the module {item.spelled}"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from epifuse.frontend import calls, names
-from epifuse.frontend.context import Context, Method, TupleValue, Visit, describe
+from epifuse.frontend import calls, names, parts
+from epifuse.frontend.context import Context, Method, Pieces, TupleValue, Visit, describe
 from epifuse.frontend.hints import hint_for, unknown_method_hint, words_for
 from epifuse.frontend.names import (
     ActivationModule,
@@ -93,6 +93,8 @@ class Expressions(Context):
         if isinstance(base, Instance):
             return self.meaning(self.member(base, node.attr, node), node)
         if isinstance(base, Node):
+            if node.attr in calls.TURNED:
+                return calls.turned(self, base, node.attr, node)
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
             raise self.fail("unknown_method", node, name=node.attr, near=unknown_method_hint(node.attr))
@@ -195,15 +197,18 @@ class Expressions(Context):
     visit_List = visit_Tuple
 
     def visit_Subscript(self, node: ast.Subscript) -> Visit:
-        base = self.value((yield self.expression(node.value)), node.value)
+        base = yield self.expression(node.value)
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if not keys:
-            raise self.fail("unsupported_subscript", node)
-        slices = sum(isinstance(key, ast.Slice) for key in keys)
-        result = self.tensor(base, "x[...]", node, slices)
-        for steps in calls.subscript_steps(keys, lambda at: self.fail("unsupported_subscript", at)):
-            result = self.emit("unsqueeze", result, attr=steps, at=node)
-        return result
+        if isinstance(base, (TupleValue, Pieces)):
+            place = yield self.expression(node.slice)
+            return parts.item(self, base, calls.static(self, place, "[...]", "index", node), node)
+        base = self.value(base, node.value)
+        bounds: dict[ast.expr, Any] = {}
+        for key in keys:
+            for bound in parts.bounds(key):
+                item = yield self.expression(bound)
+                bounds[bound] = calls.static(self, item, "x[...]", "index", bound)
+        return parts.indexed(self, base, keys, bounds, node)
 
     def visit_Call(self, node: ast.Call) -> Visit:
         function = yield self.expression(node.func)

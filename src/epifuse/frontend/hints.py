@@ -94,24 +94,17 @@ def hint_for(syntax: type[ast.AST]) -> str:
 
 _NO_SHAPE = "an epilogue holds for every shape; a mean is mean(x, dim=...)"
 _AS_IT_IS = "leave it out: a value has no memory of its own"
-_TURNED = "write permute(1, 0)"
-_ONE_BY_ONE = "give each result a name, and return several"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
 _ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
 
 _INSTEAD: dict[str, str] = {
-    "view": "write reshape, which does not depend on strides",
-    "flatten": "write reshape(-1)",
-    **dict.fromkeys(("T", "mT", "t"), _TURNED),
-    "transpose": "write permute",
     "swapaxes": "write permute",
     **dict.fromkeys(("shape", "size", "len", "numel", "ndim", "dim"), _NO_SHAPE),
     **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
     **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),
-    "squeeze": "a reduction drops its dim without keepdim=True; reshape drops others",
-    **dict.fromkeys(("cat", "stack", "concat", "chunk", "split"), _ONE_BY_ONE),
+    **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
     **dict.fromkeys(("var", "std", "layer_norm", "batch_norm"), _SPREAD),
     "rms_norm": _ROOT_MEAN_SQUARE,
     **dict.fromkeys(("ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "tensor"), _NUMBER),

@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from epifuse.frontend import calls
-from epifuse.frontend.context import Frame, TupleValue, Visit, describe
+from epifuse.frontend.context import Frame, Pieces, TupleValue, Visit, describe
 from epifuse.frontend.expressions import Expressions
 from epifuse.frontend.hints import words_for
 from epifuse.frontend.names import Scope
@@ -95,6 +95,9 @@ class Parser(Expressions):
                 self.assigned[self.value(value, target)] = None
             self.frame.env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(value, Pieces):
+                count = len(target.elts)
+                value = TupleValue(tuple(value.piece(i, count) for i in range(count)))
             if not isinstance(value, TupleValue):
                 raise self.fail("cannot_unpack", target, what=describe(value))
             if len(value.items) != len(target.elts):

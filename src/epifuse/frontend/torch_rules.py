@@ -156,7 +156,7 @@ def _with_rules(context: Context, asks: Asks, spelled: str, ours: dict[str, Any]
     rules = asks.rules or ((_TENSOR, (next(iter(ours)),)),)
     for rule, names in rules:
         items = [ours[name] for name in names if name in ours and ours[name] != Static(None)]
-        if len(items) == len(names):
+        if len(items) == len(names) and not any(isinstance(item, TupleValue) for item in items):
             values = [context.value(item, at) for item in items]
             ours = ours | {names[0]: context.emit("torch", *values, attr=(rule, spelled), at=at)}
     return ours

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from epifuse.fusion.activation import sigmoid
+from epifuse.fusion.forms import chunk
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, where
 
 _INFINITY = math.inf
@@ -56,6 +58,12 @@ def addcmul(x: Value, tensor1: Value, tensor2: Value, *, value: Value = 1) -> Va
 def addcdiv(x: Value, tensor1: Value, tensor2: Value, *, value: Value = 1) -> Value:
     """x + value tensor1 / tensor2."""
     return x + value * tensor1 / tensor2
+
+
+def glu(x: Value, dim: int = -1) -> Value:
+    """The first half of x along `dim`, times the sigmoid of the second half."""
+    first, second = chunk(x, 2, dim)
+    return first * sigmoid(second)
 
 
 def logaddexp(x: Value, y: Value) -> Value:

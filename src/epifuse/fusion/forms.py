@@ -51,6 +51,51 @@ def unsqueeze(x: Value, dim: int) -> Value:
     return x.unsqueeze(dim)
 
 
+def transpose(x: Value, dim0: int, dim1: int) -> Value:
+    """x with two dims in each other's place. Moves no data."""
+    return x.transpose(dim0, dim1)
+
+
+def flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """x with the dims from `start_dim` to `end_dim` merged. Moves no data."""
+    return x.flatten(start_dim, end_dim)
+
+
+def unflatten(x: Value, dim: int, sizes: tuple[int, ...]) -> Value:
+    """x with one dim split; one of the extents may be -1. Moves no data."""
+    return x.unflatten(dim, sizes)
+
+
+def squeeze(x: Value, dim: int) -> Value:
+    """x without the dim `dim`, if it has one element. Moves no data."""
+    return x.squeeze(dim)
+
+
+def chunk(x: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
+    """x in so many equal parts along `dim`. Moves no data."""
+    return x.chunk(chunks, dim)  # type: ignore[no-any-return]  # a tensor's
+
+
+def split(x: Value, split_size_or_sections: int | tuple[int, ...], dim: int = 0) -> tuple[Value, ...]:
+    """x in parts of this size, or of these sizes, along `dim`; all of one size. Moves no data."""
+    return x.split(split_size_or_sections, dim)  # type: ignore[no-any-return]  # a tensor's
+
+
+def unbind(x: Value, dim: int = 0) -> tuple[Value, ...]:
+    """The elements of x along `dim`. Moves no data."""
+    return x.unbind(dim)  # type: ignore[no-any-return]  # a tensor's
+
+
+def cat(tensors: Value, dim: int = 0) -> Value:
+    """Values of one shape, one behind the other along `dim`."""
+    return torch.cat(tensors, dim)
+
+
+def stack(tensors: Value, dim: int = 0) -> Value:
+    """Values of one shape, beside each other along a new dim."""
+    return torch.stack(tensors, dim)
+
+
 def index_m(x: Value) -> Value:
     """The row coordinate of x, int32, shape (M, 1)."""
     return torch.arange(x.shape[-2], dtype=torch.int32, device=x.device).unsqueeze(-1)

@@ -97,6 +97,7 @@ METHODS: dict[str, str] = {
     **{name: name for name in VOCABULARY if hasattr(torch.Tensor, name) and name not in _NOT_TORCH},
     **{name: ours for name, ours in _TORCH_SPELLINGS.items() if ours and hasattr(torch.Tensor, name)},
     "clip": "clamp",
+    "view": "reshape",
 }
 """Tensor methods a person may write, and the vocabulary name each means."""
 

@@ -63,7 +63,7 @@ class Alignment:
         values: dict[str, Any] = dict(error.values)
         if error.key in ("shapes_differ", "dims_differ"):
             reduced = any(arg.op in ("reduce_dims", "reduce_axes") for arg in self.current.args)
-            permuted_ = any(arg.op in ("permute", "reshape") for arg in self.current.args)
+            permuted_ = any(arg.op in ("permute", "reshape", "rearrange") for arg in self.current.args)
             values["op"] = self.current.attr if self.current.op == "call" else self.current.op
             values["hint"] = (
                 "pass keepdim=True to the reduction, or index its result with [:, None]"
@@ -81,7 +81,7 @@ class Alignment:
 
     def ones(self, node: Node) -> list[Factor]:
         """The factors of extent one below `node`: a reshape drops them from dims, the values still vary over them."""
-        gone = node.attr[1] if node.op == "reduce" else ()
+        gone = removed(node)
         return [factor for arg in node.args for factor in self.ones_of(arg) if factor not in gone]
 
     def ones_of(self, node: Node) -> list[Factor]:
@@ -161,6 +161,13 @@ class Alignment:
         if narrow is not None:
             node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)
         return Typed(node, kind, dims, narrow=narrow)
+
+
+def removed(node: Node) -> tuple[Factor, ...]:
+    """The factors that an operation takes away from what its argument varies over."""
+    if node.op == "pick":
+        return tuple(factor for factor, _ in node.attr)
+    return tuple(node.attr[1]) if node.op == "reduce" else ()
 
 
 def narrow_of(values: Sequence[Typed]) -> torch.dtype | None:

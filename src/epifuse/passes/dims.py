@@ -93,6 +93,31 @@ def permuted(dims: Sequence[int], rank: int) -> tuple[int, ...]:
     return order
 
 
+def transposed(pair: Sequence[int] | None, shape: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that exchanges two dims; that of `x.T` without them, which is of a matrix at most."""
+    order = list(range(len(shape)))
+    if pair is None:
+        if len(shape) > 2:
+            raise DimsError("transpose_rank", shape=tuple(shape))
+        return tuple(reversed(order))
+    first, second = (normalise(dim, len(shape), shape) for dim in pair)
+    order[first], order[second] = second, first
+    return tuple(order)
+
+
+def rearranged(how: str, numbers: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape after flatten(start, end), unflatten(dim, sizes) or squeeze(dim)."""
+    at = normalise(numbers[0], len(shape), shape)
+    if how == "flatten":
+        end = normalise(numbers[1], len(shape), shape)
+        if end < at:
+            raise DimsError("flatten_order", start=at, end=end)
+        return (*shape[:at], _product(shape[at : end + 1]), *shape[end + 1 :])
+    if how == "squeeze":
+        return tuple(extent for dim, extent in enumerate(shape) if dim != at or extent != 1)
+    return (*shape[:at], *resolve_shape(numbers[1:], shape[at : at + 1]), *shape[at + 1 :])
+
+
 def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """`want` with its -1 filled in."""
     if len(want) > _MOST_DIMS:
@@ -133,11 +158,11 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
                 extent = 1
             else:
                 raise DimsError("reshape_split", shape=shape, want=tuple(want))
-        result.append(_joined(reversed(taken)))
+        result.append(joined(reversed(taken)))
     return tuple(reversed(result))
 
 
-def _joined(factors: Iterable[Factor]) -> Dim:
+def joined(factors: Iterable[Factor]) -> Dim:
     """Neighbouring pieces of an axis as one factor again: what was split and merged equals what never was."""
     result: list[Factor] = []
     for inner in factors:

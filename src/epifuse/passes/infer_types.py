@@ -21,9 +21,14 @@ from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
-from epifuse.passes.alignment import NARROW, Alignment, Typed, narrow_of
-from epifuse.passes.dims import DimsError, broadcast, normalise, permuted, regroup, resolve_shape
+from epifuse.passes.alignment import NARROW, Typed, narrow_of
+from epifuse.passes.dims import (
+    DimsError,
+    broadcast,
+    normalise,
+)
 from epifuse.passes.kinds import KindError
+from epifuse.passes.layout import Layout
 from epifuse.passes.refine import refined
 from epifuse.request.problem import HostNumber, Problem
 
@@ -33,7 +38,7 @@ def infer_types(graph: Graph, problem: Problem) -> Graph:
     return _Inference(graph, problem).run()
 
 
-class _Inference(Alignment):
+class _Inference(Layout):
     def run(self) -> Graph:
         for node in topological((*self.graph.roots, *self.graph.checked)):
             self.current = node
@@ -278,55 +283,6 @@ class _Inference(Alignment):
                 return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
         return x.node if kind != "int64" else self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
 
-    # --- layout and coordinates ------------------------------------------------------------------------------
-
-    def shape(self, value: Typed) -> tuple[int, ...]:
-        return value.shape if value.raw is not None else shape_of(value.dims, self.extents)
-
-    def infer_permute(self, node: Node, args: list[Typed]) -> Typed:
-        x, shape = args[0], self.shape(args[0])
-        order = permuted(node.attr, len(shape))
-        if x.raw is not None:
-            return self.viewed(x, ("permute", order), tuple(shape[d] for d in order))
-        return replace(x, dims=tuple(x.dims[d] for d in order))
-
-    def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
-        x, shape = args[0], self.shape(args[0])
-        at = normalise(node.attr, len(shape) + 1, shape)
-        if x.raw is not None:
-            return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
-        return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
-
-    def infer_reshape(self, node: Node, args: list[Typed]) -> Typed:
-        x, shape = args[0], self.shape(args[0])
-        want = resolve_shape(node.attr, shape)
-        if x.raw is not None:
-            return self.viewed(x, ("reshape", want), want)
-        return replace(x, dims=regroup(x.dims, want, self.extents))
-
-    def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
-        assert x.raw is not None
-        return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
-
-    def infer_coordinate(self, node: Node, args: list[Typed]) -> Typed:
-        x = self.settle(args[0])
-        position = {"n": 1, "m": 2, "l": 3}[str(node.attr)]
-        if len(x.dims) < position and not (node.attr == "l" and len(x.dims) == 2):
-            raise self.fail("index_rank", axis=node.attr, shape=shape_of(x.dims, self.extents))
-        dim = x.dims[-position] if len(x.dims) >= position else ()
-        rank = position if len(x.dims) >= position else 2
-        dims: Dims = (dim, *((),) * (rank - 1))
-        if not dim:
-            return Typed(self.emit("const", attr=0, kind="int32"), "int32", dims)
-        return Typed(self.emit("index", attr=dim, kind="int32", dims=dims), "int32", dims)
-
-    def infer_linear_index(self, node: Node, args: list[Typed]) -> Typed:
-        x = self.settle(args[0])
-        along = tuple(factor for dim in x.dims for factor in dim)
-        if not along:
-            return Typed(self.emit("const", attr=0, kind="int32"), "int32", x.dims)
-        return Typed(self.emit("index", attr=along, kind="int32", dims=x.dims), "int32", x.dims)
-
     # --- roots -----------------------------------------------------------------------------------------------
 
     def output(self, output: Output) -> Output:
@@ -362,7 +318,7 @@ _HOST_HINTS = {
 
 def _last_cast(node: Node) -> torch.dtype | None:
     """The dtype of an explicit cast after which nothing is computed: layouts and checks compute nothing."""
-    while node.op in ("permute", "reshape", "unsqueeze", "tensor", "torch"):
+    while node.op in ("permute", "reshape", "unsqueeze", "part", "rearrange", "tensor", "torch"):
         node = node.args[0]
     return node.attr if node.op == "cast" else None
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from epifuse.base.errors import Loc, fail
 from epifuse.ir import Builder, Dims, Factor, Graph, Load, Node, Type, rewrite
 from epifuse.ir.types import canonical, factors_of
+from epifuse.passes.alignment import removed
 from epifuse.passes.dims import DimsError, expand, refine
+from epifuse.passes.parts import places
 
 Cuts = Mapping[str, tuple[int, ...]]
 
@@ -17,7 +19,7 @@ def refined(graph: Graph) -> Graph:
     """The graph over the finest factors; itself where no axis is factored. Raises where two reshapes do not nest."""
     factors = canonical(factor for type_ in graph.types.values() for factor in type_.factors)
     dims = [factor for output in graph.outputs for factor in factors_of(output.dims or ())]
-    gone = [factor for node in graph.nodes if node.op == "reduce" for factor in node.attr[1]]
+    gone = [factor for node in graph.nodes for factor in removed(node)]
     try:
         cuts = refine([*factors, *dims, *gone])
     except DimsError as error:
@@ -59,6 +61,9 @@ def _attr(node: Node, cuts: Cuts) -> object:
         return expand(node.attr, cuts)
     if node.op in ("expand", "one_hot"):
         return canonical(expand(node.attr, cuts))
+    if node.op == "pick":
+        finer = (places(expand((factor,), cuts), place) for factor, place in node.attr)
+        return tuple(pair for found in finer for pair in found)
     if node.op == "reduce":
         name, gone = node.attr
         return name, canonical(expand(gone, cuts))

@@ -9,6 +9,7 @@ from epifuse.fusion.operations import broken
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, factors_of
+from epifuse.passes.alignment import removed
 
 
 def verify(name: str, before: Graph, after: Graph) -> None:
@@ -53,8 +54,8 @@ def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
     if node.op == "load":
         if node.attr.dims is None or factors_of(node.attr.dims) != factors:
             yield f"{node} does not say how it is read"
-    elif node.op == "reduce":
-        gone = set(node.attr[1])
+    elif node.op in ("reduce", "pick"):
+        gone = set(removed(node))
         if not gone <= set(given) or set(factors) != set(given) - gone:
             yield f"{node} reduces {gone} of {given} to {factors}"
     elif node.args and factors != given:

@@ -7,18 +7,19 @@ layouts are rewritten to count folded dims. What would need one of the leading d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.errors import fail
 from epifuse.frontend import Parsed
 from epifuse.frontend.remembered import remembered
-from epifuse.ir import Builder, Graph, Load, Node
+from epifuse.ir import Builder, Graph, Node
 from epifuse.ir.graph import topological
-from epifuse.passes.dims import DimsError, normalise, permuted
+from epifuse.passes.dims import DimsError
+from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of, needs_leading
 from epifuse.request.checks import check_plain
 from epifuse.request.signature import Request, new
 from epifuse.request.transports import Hint
@@ -26,33 +27,7 @@ from epifuse.request.transports import Hint
 Shape = tuple[int, ...]
 
 
-class Form(NamedTuple):
-    """Which of eager's dims a folded value has: `leading` ones are its first dim, None where it has no such dim, and
-    `kept` ones follow as they are."""
-
-    leading: int | None
-    kept: int
-
-    @property
-    def rank(self) -> int:
-        """How many dims eager counts."""
-        return (self.leading or 0) + self.kept
-
-
-NUMBER = Form(None, 0)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-
-
-class Unfit(Exception):  # noqa: N818 - it is no error: another way may fit
-    """What cannot be seen so: the catalogue's `key` and `values`, and the node that asks for it."""
-
-    def __init__(self, key: str, node: Node | None = None, **values: object) -> None:
-        super().__init__(key)
-        self.key, self.node, self.values = key, node, values
-
-    def error(self, parsed: Parsed) -> EpifuseError:
-        """As a person reads it."""
-        return fail(self.key, None if self.node is None else parsed.graph.loc(self.node), **self.values)
 
 
 class Fold(NamedTuple):
@@ -245,11 +220,11 @@ def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
     attributes: dict[Node, Any] = {}
     for node in topological((*graph.roots, *graph.checked)):
         try:
-            forms[node], attributes[node] = _form(node, [forms[arg] for arg in node.args], accum, known)
+            forms[node], attributes[node] = form_of(node, [forms[arg] for arg in node.args], accum, known)
         except Unfit as unfit:
             return _Folded({}, unfit=unfit)
         except DimsError:
-            return _Folded({}, unfit=_unfit(node, "a dim that is not there"))
+            return _Folded({}, unfit=needs_leading(node, "a dim that is not there"))
     outputs = {output.name: forms[output.node] for output in graph.outputs}
     if all(node.attr == attribute for node, attribute in attributes.items()):
         return _Folded(outputs)
@@ -268,120 +243,3 @@ def _with_attributes(graph: Graph, attributes: Mapping[Node, Any]) -> Graph:
         (new[effect] for effect in graph.effects),
     )
     return replace(made, locs=builder.locs, checked=tuple(new[node] for node in graph.checked))
-
-
-def _unfit(node: Node, what: str) -> Unfit:
-    return Unfit("leading_dims", node, what=what)
-
-
-def _form(node: Node, args: list[Form], accum: Form, operands: Mapping[str, Form]) -> tuple[Form, Any]:
-    """The form of a value, and its node's `attr` where dims are counted as folded."""
-    if node.op == "accum":
-        return accum, node.attr
-    if isinstance(node.attr, Load):
-        return operands.get(node.attr.name, NUMBER), node.attr
-    if node.op in ("access", "reduce_axes"):
-        return _tree_value(node, args[0], accum), node.attr
-    if (rule := _RULES.get(node.op)) is not None:
-        return rule(node, args[0])
-    if node.op == "torch" and node.attr[0] == "prelu weight" and args[0].leading not in (None, 1):
-        raise _unfit(node, "a weight for each of its channels")
-    joined = _joined(node, args)
-    return args[0] if node.op == "torch" else joined, node.attr
-
-
-def _joined(node: Node, args: list[Form]) -> Form:
-    """What values broadcast to: folded dims stand at one place from the end only beside as many kept ones."""
-    folded = [form for form in args if form.leading is not None]
-    kept = max((form.kept for form in args), default=0)
-    if not folded:
-        return Form(None, kept)
-    if any(form.kept != kept for form in folded):
-        raise _unfit(node, "values whose leading dims stand at different places")
-    return Form(max(form.leading or 0 for form in folded), kept)
-
-
-def _tree_value(node: Node, form: Form, accum: Form) -> Form:
-    """A visitor tree counts the axes of its product: those that are folded are reduced together, or not at all."""
-    if node.op == "access":
-        if node.attr[0] != "column" or form != Form(None, 1):
-            return form
-        if accum.kept == 1:
-            raise _unfit(node, "a column of one dim")
-        return Form(None, 2)
-    folded, rest = set("lmn"[: 3 - accum.kept]), "lmn"[3 - accum.kept :]
-    gone = folded & set(node.attr[1])
-    if gone and gone != folded:
-        raise _unfit(node, f"{node.attr[0]} over some of its leading dims")
-    return Form(None if gone else accum.leading, sum(axis not in node.attr[1] for axis in rest))
-
-
-def _reduced(node: Node, form: Form) -> tuple[Form, Any]:
-    name, dims, keepdim = node.attr
-    if dims is None:
-        return (form if keepdim else NUMBER), node.attr
-    chosen = [normalise(dim, form.rank, ()) for dim in dims]
-    leading = form.leading or 0
-    gone = {dim for dim in chosen if dim < leading}
-    kept = form.kept if keepdim else form.kept - len(chosen) + len(gone)
-    if gone and len(gone) != leading:
-        raise _unfit(node, f"{name} over some of its leading dims")
-    # Of one row no dim is left where its numbers are one number.
-    whole = bool(gone) or (form.leading == 0 and not kept)
-    new = (*([-form.kept - 1] if whole else []), *(dim - form.rank for dim in chosen if dim >= leading))
-    return Form(form.leading if keepdim or not whole else None, kept), (name, new, keepdim)
-
-
-def _unsqueezed(node: Node, form: Form) -> tuple[Form, Any]:
-    at = normalise(node.attr, form.rank + 1, ())
-    if at < (form.leading or 0):
-        raise _unfit(node, "a new dim among its leading dims")
-    return Form(form.leading, form.kept + 1), at - form.rank - 1
-
-
-def _permuted(node: Node, form: Form) -> tuple[Form, Any]:
-    if form.leading is None:
-        return form, node.attr
-    order, leading = permuted(node.attr, form.rank), form.leading
-    if order[:leading] != tuple(range(leading)):
-        raise _unfit(node, "another order of its leading dims")
-    return form, (0, *(dim - leading + 1 for dim in order[leading:]))
-
-
-def _reshaped(node: Node, form: Form) -> tuple[Form, Any]:
-    if form.leading is not None:
-        raise _unfit(node, "a reshape of its leading dims")
-    return Form(None, len(node.attr)), node.attr
-
-
-def _coordinate(node: Node, form: Form) -> tuple[Form, Any]:
-    position = {"n": 1, "m": 2, "l": 3}[node.attr]
-    if form.kept < position:
-        raise _unfit(node, "a coordinate along its leading dims")
-    return Form(None, position), node.attr
-
-
-def _one_hot(node: Node, form: Form) -> tuple[Form, Any]:
-    dim = normalise(node.attr, form.rank, ())
-    if dim < (form.leading or 0):
-        raise _unfit(node, "a claim about one of its leading dims")
-    return form, dim - form.rank
-
-
-def _claimed(node: Node, form: Form) -> tuple[Form, Any]:
-    spelled, rank = node.attr
-    if form.rank < rank:
-        raise _unfit(node, f"{spelled} of more dims than it has")
-    return form, (spelled, min(rank, form.kept + (form.leading is not None)))
-
-
-_RULES: dict[str, Callable[[Node, Form], tuple[Form, Any]]] = {
-    "reduce_dims": _reduced,
-    "unsqueeze": _unsqueezed,
-    "permute": _permuted,
-    "reshape": _reshaped,
-    "coordinate": _coordinate,
-    "assume_one_hot": _one_hot,
-    "tensor": _claimed,
-}
-"""Operations whose form is not what their arguments broadcast to."""

@@ -85,7 +85,7 @@ def _is_new(node: Node, seen: set[Node]) -> bool:
 
 
 _SAME = ("cast", "assume_one_hot", "debug_print", "number", "tensor", "torch")
-_VIEWS = ("load", "access", "permute", "reshape", "unsqueeze", "expand_as", "select")
+_VIEWS = ("load", "access", "permute", "reshape", "unsqueeze", "part", "rearrange", "expand_as", "select")
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,7 @@ from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Factor, Graph, Load, Node
 from epifuse.ir.types import shape_of
-from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cpu.space import Space, picked, viewed
 from epifuse.pytorch import random
 from epifuse.pytorch.operations import Arithmetic, computed
 from epifuse.request.problem import Problem
@@ -88,6 +88,8 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         name, gone = node.attr
         dims = tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
         return REDUCTIONS[name].meaning(args[0], dims, True)
+    if node.op == "pick":
+        return picked(args[0], at.space.places(node.attr))
     return computed(node.op, node.attr, args, at.arithmetic)
 
 

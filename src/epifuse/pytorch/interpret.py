@@ -17,6 +17,8 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
+from epifuse.passes.parts import part_of
+from epifuse.providers.cpu.space import cut
 from epifuse.pytorch import random
 from epifuse.pytorch.operations import Arithmetic, computed
 
@@ -93,7 +95,7 @@ class _Walk:
 
 def _viewed(value: torch.Tensor, views: tuple[tuple[str, Any], ...]) -> torch.Tensor:
     for step, argument in views:
-        value = getattr(value, step)(argument)
+        value = cut(value, *argument) if step == "part" else getattr(value, step)(argument)
     return value
 
 
@@ -132,10 +134,29 @@ def _reduced_axes(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.T
     return REDUCTIONS[name].meaning(x.expand(accum.shape), dims, False)
 
 
+def _part(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    dim, how, numbers = attr
+    return cut(x, dim, *part_of(how, numbers, x.shape[dim]))
+
+
+def _join(attr: Any, *values: torch.Tensor, accum: torch.Tensor) -> torch.Tensor:
+    dim, how = attr
+    return getattr(torch, how)(values, dim)  # type: ignore[no-any-return]  # a function of PyTorch
+
+
+def _rearranged(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    how, numbers = attr
+    arguments = (numbers[0], numbers[1:]) if how == "unflatten" else numbers
+    return getattr(x, how)(*arguments)  # type: ignore[no-any-return]  # a method of a tensor
+
+
 _RULES: Mapping[str, Callable[..., Any]] = {
     "permute": lambda dims, x, accum: x.permute(dims),
     "reshape": lambda shape, x, accum: x.reshape(shape),
     "unsqueeze": lambda dim, x, accum: x.unsqueeze(dim),
+    "part": _part,
+    "join": _join,
+    "rearrange": _rearranged,
     "expand_as": _expanded,
     "coordinate": lambda axis, x, accum: getattr(forms, f"index_{axis}")(x),
     "linear_index": lambda _, x, accum: random.positions(x.shape, x.device),

@@ -22,7 +22,7 @@ from epifuse.ir.types import dim_size, shape_of
 from epifuse.passes.lower import lower
 from epifuse.plan.settle import Settled, old_contents
 from epifuse.providers.cpu.product import exact
-from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cpu.space import Space, picked, viewed
 from epifuse.providers.cpu.store import store
 from epifuse.request.problem import Problem
 from epifuse.request.signature import Call
@@ -127,6 +127,8 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
     if node.op == "reduce":
         name, gone = node.attr
         return REDUCTIONS[name].meaning(operands[0], tuple(space.dimensions(gone)), True)
+    if node.op == "pick":
+        return picked(operands[0], space.places(node.attr))
     if node.op == "cast":
         return operands[0].to(node.attr)
     if node.op == "debug_print":

@@ -13,11 +13,12 @@ from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
+from epifuse.passes.alignment import removed
 from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
 from epifuse.providers.cpu.fuse import Fused, fuse
 from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS, Row
-from epifuse.providers.cpu.space import Mask, Space
+from epifuse.providers.cpu.space import Mask, Space, picked
 
 Values = dict[Node, torch.Tensor]
 BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
@@ -153,6 +154,8 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
     if node.op == "debug_print":
         batched = "l" in context.graph.types[node].axes
         return _printer(str(node.attr), 0 if batched else sum(f.axis == "l" for f in context.space.factors))
+    if node.op == "pick":
+        return partial(_picked, context.space.places(node.attr))
     if node.op == "cast":
         return _cast(node.attr)
     row = FAST[str(node.attr)] if node.op == "call" else PRIMITIVE_ROWS[node.op]
@@ -161,8 +164,8 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
 
 def small_mask(context: Context, node: Node, masks: Sequence[Mask]) -> Mask:
     """What one vector or scalar varies along whose arguments vary along these: a number has no dims."""
-    if node.op == "reduce":
-        gone = context.space.dimensions(node.attr[1])
+    if node.op in ("reduce", "pick"):
+        gone = context.space.dimensions(removed(node))
         return tuple(varies and i not in gone for i, varies in enumerate(masks[0]))
     return tuple(map(any, zip(*filter(None, masks), strict=True)))
 
@@ -173,6 +176,10 @@ def _unused(*args: Any, **named: Any) -> None:
 
 def _cast(to: torch.dtype) -> Row:
     return lambda x, *, out: out.copy_(x.to(to))
+
+
+def _picked(places: list[tuple[int, int]], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return out.copy_(picked(x, places))
 
 
 def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:

@@ -159,10 +159,28 @@ class Space:
             cuts.append(slice(start // step, stop // step) if cut and size != 1 else slice(None))
         return tuple(cuts)
 
+    def places(self, gone: Iterable[tuple[Factor, int]]) -> list[tuple[int, int]]:
+        """What is picked, by dimensions counted from the end."""
+        at = dict(gone)
+        return [(i - len(self.factors), at[factor]) for i, factor in enumerate(self.factors) if factor in at]
+
     def dimensions(self, factors: Iterable[Factor]) -> list[int]:
         """Positions of these factors."""
         wanted = set(factors)
         return [position for position, factor in enumerate(self.factors) if factor in wanted]
+
+
+def picked(x: torch.Tensor, places: Iterable[tuple[int, int]]) -> torch.Tensor:
+    """x at one place along some dims, which it keeps with one element; dims are counted from the end."""
+    for dim, place in places:
+        if x.dim() >= -dim and x.shape[dim] != 1:
+            x = x.narrow(dim, place, 1)
+    return x
+
+
+def cut(x: torch.Tensor, dim: int, start: int, stop: int, step: int, drops: bool) -> torch.Tensor:
+    """Elements of one dim of x, or one of them without the dim: see `passes.parts.Part`."""
+    return x.select(dim, start) if drops else torch.ops.aten.slice(x, dim, start, stop, step)
 
 
 def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
@@ -172,6 +190,8 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
             tensor = tensor.permute(argument)
         elif op == "unsqueeze":
             tensor = tensor.unsqueeze(argument)
+        elif op == "part":
+            tensor = cut(tensor, *argument)
         else:
             tensor = tensor.view(argument)
     return tensor

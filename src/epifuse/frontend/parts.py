@@ -1,0 +1,96 @@
+"""Parts of a value: `x[..., :64]`, `x[..., 0::2]`, `x.chunk(2, -1)[0]`; and `x[:, None]`, which inserts a dim."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from epifuse.frontend.context import Context, Pieces, TupleValue
+from epifuse.ir import Node
+
+MOST = 1024
+"""Parts of one value: each is a node."""
+_END = 1 << 62
+"""Where a slice without an end ends."""
+
+
+def emit(context: Context, x: Node, dim: int, how: str, numbers: tuple[int, ...], at: ast.AST) -> Node:
+    """One part of x, which inference cuts out of `dim`: see `passes.parts`."""
+    return context.emit("part", x, attr=(dim, how, numbers), at=at)
+
+
+def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -> Any:
+    """`parts[place]` of several values."""
+    if not isinstance(place, int) or isinstance(place, bool):
+        raise context.fail("unsupported_subscript", at)
+    if isinstance(base, Pieces):
+        if not 0 <= place < MOST:
+            raise context.fail("unsupported_subscript", at)
+        return base.piece(place, 0)
+    if not -len(base.items) <= place < len(base.items):
+        raise context.fail("item_range", at, place=place, have=len(base.items))
+    return base.items[place]
+
+
+def joined(context: Context, spelled: str, values: Any, dim: int, at: ast.AST) -> Node:
+    """`cat` or `stack` of several values."""
+    if not isinstance(values, TupleValue) or not 0 < len(values.items) <= MOST:
+        want = f"a list of 1 to {MOST} values"
+        raise context.fail("wrong_static", at, function=spelled, name="tensors", want=want)
+    nodes = [context.tensor(context.value(item, at), spelled, at) for item in values.items]
+    return context.emit("join", *nodes, attr=(dim, spelled.rpartition(".")[2]), at=at)
+
+
+def bounds(key: ast.expr) -> list[ast.expr]:
+    """The expressions within a key whose values are integers."""
+    if isinstance(key, ast.Slice):
+        return [bound for bound in (key.lower, key.upper, key.step) if bound is not None]
+    return [] if _inserts(key) or _is_dots(key) else [key]
+
+
+def _inserts(key: ast.expr) -> bool:
+    return isinstance(key, ast.Constant) and key.value is None
+
+
+def _is_dots(key: ast.expr) -> bool:
+    return isinstance(key, ast.Constant) and key.value is ...
+
+
+def indexed(context: Context, base: Node, keys: list[ast.expr], values: Mapping[ast.expr, Any], at: ast.AST) -> Node:
+    """`x[keys]`; `values` are those of the bounds."""
+    dots = [i for i, key in enumerate(keys) if _is_dots(key)]
+    for bound, value in values.items():
+        if not (value is None or (isinstance(value, int) and not isinstance(value, bool))) or abs(value or 0) >= _END:
+            raise context.fail("unsupported_subscript", bound)
+    if not keys or len(dots) > 1:
+        raise context.fail("unsupported_subscript", keys[dots[1]] if dots else at)
+    counted = sum(not (_inserts(key) or _is_dots(key)) for key in keys)
+    result: Node = context.tensor(base, "x[...]", at, counted)
+    first = dots[0] if dots else len(keys)
+    position = 0
+    for key in keys[:first]:
+        result, kept = _step(context, result, key, position, values, at)
+        position += kept
+    # Behind dots from the end, so that what was inserted or taken before does not count.
+    position = -1
+    for key in reversed(keys[first + 1 :]):
+        result, kept = _step(context, result, key, position, values, at)
+        position -= kept
+    return result
+
+
+def _step(
+    context: Context, x: Node, key: ast.expr, dim: int, values: Mapping[ast.expr, Any], at: ast.AST
+) -> tuple[Node, int]:
+    """x after one key at `dim`, and how many dims the key leaves there."""
+    if _inserts(key):
+        return context.emit("unsqueeze", x, attr=dim, at=at), 1
+    if not isinstance(key, ast.Slice):
+        return emit(context, x, dim, "element", (values[key], 0), at), 0
+    start, stop, step = (None if bound is None else values[bound] for bound in (key.lower, key.upper, key.step))
+    if start is None and stop is None and step is None:
+        return x, 1
+    if step is not None and step < 1:
+        raise context.fail("unsupported_subscript", key)
+    return emit(context, x, dim, "range", (start or 0, _END if stop is None else stop, step or 1), at), 1

@@ -1,0 +1,121 @@
+"""Layout: how operations that move no data change dims, what parts and joins of values are, and coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from epifuse.ir import Dims, Node
+from epifuse.ir.types import promote, shape_of
+from epifuse.passes.alignment import Alignment, Typed, narrow_of
+from epifuse.passes.dims import (
+    DimsError,
+    joined,
+    normalise,
+    permuted,
+    rearranged,
+    regroup,
+    resolve_shape,
+    transposed,
+)
+from epifuse.passes.parts import free, part_of, picked
+
+
+class Layout(Alignment):
+    """The rules of inference for layout."""
+
+    def shape(self, value: Typed) -> tuple[int, ...]:
+        return value.shape if value.raw is not None else shape_of(value.dims, self.extents)
+
+    def infer_permute(self, node: Node, args: list[Typed]) -> Typed:
+        return self.permuted(args[0], permuted(node.attr, len(self.shape(args[0]))))
+
+    def permuted(self, x: Typed, order: tuple[int, ...]) -> Typed:
+        shape = self.shape(x)
+        if x.raw is not None:
+            return self.viewed(x, ("permute", order), tuple(shape[d] for d in order))
+        return replace(x, dims=tuple(x.dims[d] for d in order))
+
+    def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
+        x, shape = args[0], self.shape(args[0])
+        at = normalise(node.attr, len(shape) + 1, shape)
+        if x.raw is not None:
+            return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
+        return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
+
+    def infer_reshape(self, node: Node, args: list[Typed]) -> Typed:
+        return self.reshaped(args[0], resolve_shape(node.attr, self.shape(args[0])))
+
+    def infer_rearrange(self, node: Node, args: list[Typed]) -> Typed:
+        (how, numbers), x = node.attr, args[0]
+        shape = self.shape(x)
+        if how in ("t", "transpose"):
+            return self.permuted(x, transposed(numbers if how == "transpose" else None, shape))
+        return self.reshaped(x, rearranged(how, numbers, shape))
+
+    def reshaped(self, x: Typed, want: tuple[int, ...]) -> Typed:
+        if x.raw is not None:
+            return self.viewed(x, ("reshape", want), want)
+        return replace(x, dims=regroup(x.dims, want, self.extents))
+
+    def infer_part(self, node: Node, args: list[Typed]) -> Typed:
+        (dim, how, numbers), x = node.attr, args[0]
+        shape = self.shape(x)
+        at = normalise(dim, len(shape), shape)
+        part = part_of(how, numbers, shape[at])
+        if x.raw is not None:
+            left = () if part.drops else (part.size,)
+            return self.viewed(x, ("part", (at, *part)), (*shape[:at], *left, *shape[at + 1 :]))
+        dims, gone = picked(x.dims, at, part, self.extents)
+        made = self.emit("pick", x.node, attr=gone, kind=x.kind, dims=dims) if gone else x.node
+        return replace(x, node=made, dims=dims)
+
+    def infer_join(self, node: Node, args: list[Typed]) -> Typed:
+        """Which value an element is of is the place along a factor that none of them varies over."""
+        dim, how = node.attr
+        if any(arg.host for arg in args):
+            raise self.fail("tensor_wanted", what=how)
+        partner = next((arg.dims for arg in args if arg.raw is None), ())
+        args = [self.settle(arg, partner) for arg in args]
+        dims = args[0].dims
+        for arg in args:
+            if arg.dims != dims:
+                raise DimsError("join_differs", how=how, left=self.shape(args[0]), right=self.shape(arg))
+        stacks = how == "stack"
+        at = normalise(dim, len(dims) + stacks, shape_of(dims, self.extents))
+        if len(args) == 1 and not stacks:
+            return args[0]
+        own = () if stacks else dims[at]
+        factor = free(dims, len(args), own, self.extents)
+        result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])
+        kind = promote([arg.kind for arg in args])
+        place = self.emit("index", attr=(factor,), kind="int32", dims=((factor,),))
+        found = args[-1].node
+        for number, arg in reversed(list(enumerate(args[:-1]))):
+            here = self.emit("const", attr=number, kind="int32")
+            mask = self.emit("eq", place, here, kind="mask", dims=((factor,),))
+            found = self.emit("where", mask, arg.node, found, kind=kind, dims=result)
+        return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
+
+    def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
+        assert x.raw is not None
+        return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
+
+    def infer_coordinate(self, node: Node, args: list[Typed]) -> Typed:
+        x = self.settle(args[0])
+        position = {"n": 1, "m": 2, "l": 3}[str(node.attr)]
+        if len(x.dims) < position and not (node.attr == "l" and len(x.dims) == 2):
+            raise self.fail("index_rank", axis=node.attr, shape=shape_of(x.dims, self.extents))
+        dim = x.dims[-position] if len(x.dims) >= position else ()
+        rank = position if len(x.dims) >= position else 2
+        dims: Dims = (dim, *((),) * (rank - 1))
+        if not dim:
+            return Typed(self.emit("const", attr=0, kind="int32"), "int32", dims)
+        return Typed(self.emit("index", attr=dim, kind="int32", dims=dims), "int32", dims)
+
+    def infer_linear_index(self, node: Node, args: list[Typed]) -> Typed:
+        x = self.settle(args[0])
+        along = tuple(factor for dim in x.dims for factor in dim)
+        if not along:
+            return Typed(self.emit("const", attr=0, kind="int32"), "int32", x.dims)
+        return Typed(self.emit("index", attr=along, kind="int32", dims=x.dims), "int32", x.dims)

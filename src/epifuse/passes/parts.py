@@ -1,0 +1,113 @@
+"""Parts of a dim: which piece of which factor of its axis a part is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from epifuse.ir import Dims, Factor
+from epifuse.ir.types import shape_of
+from epifuse.passes.dims import DimsError, Extents, regroup
+
+Picked = tuple[tuple[Factor, int], ...]
+"""Factors that a value no longer varies over, and where along each of them it is taken."""
+
+
+class Part(NamedTuple):
+    """Elements of a dim: range(start, stop, step), or one without the dim."""
+
+    start: int
+    stop: int
+    step: int = 1
+    drops: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return len(range(self.start, self.stop, self.step))
+
+
+def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
+    """What `part` of the written graph says, in a dim of this size. Raises `DimsError`."""
+    if how == "element":
+        at, count = numbers
+        if not -size <= at < size or count not in (0, size):
+            raise DimsError("item_range", place=at, have=size) if not count else _uneven(size, f"{count} elements")
+        return Part(at % size, at % size + 1, drops=True)
+    if how == "range":
+        start, stop, step = slice(*numbers).indices(size)
+        return Part(start, max(stop, start), step)
+    *pieces, at = numbers
+    if how == "chunk":
+        (count,) = pieces
+        if size % count:
+            raise _uneven(size, f"{count} parts")
+        return Part(at * (size // count), (at + 1) * (size // count))
+    if how == "split":
+        (width, at), count = pieces, at
+        if size % width or at >= size // width or count not in (0, size // width):
+            raise _uneven(size, f"{count or at + 1} parts of {width}")
+        return Part(at * width, (at + 1) * width)
+    if sum(pieces) != size:
+        raise _uneven(size, "parts of " + " and ".join(map(str, pieces)))
+    return Part(sum(pieces[:at]), sum(pieces[: at + 1]))
+
+
+def _uneven(size: int, parts: str) -> DimsError:
+    return DimsError("parts_uneven", size=size, parts=parts)
+
+
+def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Picked]:
+    """The dims of a part of the dim `at`, and what is picked for it. Raises `DimsError` for what is no equal part.
+
+    A part that is contiguous is one of several of its size, one with a step is one of the columns that it steps over.
+    """
+    shape = list(shape_of(dims, extents))
+    size, width = shape[at], part.size
+    if width == size and not part.drops:
+        return dims, ()
+    if not width:
+        raise DimsError("part_empty", start=part.start, stop=part.stop, size=size)
+    if part.step == 1 and size % width == 0 and part.start % width == 0:
+        pieces, inner, place = (size // width, width), False, part.start // width
+    elif size % part.step == 0 and width == size // part.step and part.start < part.step:
+        pieces, inner, place = (width, part.step), True, part.start
+    else:
+        raise DimsError("part_unequal", start=part.start, stop=part.stop, step=part.step, size=size)
+    cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
+    gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
+    if any(factor.axis != "n" for factor in gone):
+        raise DimsError("part_axis")
+    left = () if part.drops else (rest,)
+    return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
+
+
+def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> Factor:
+    """A factor of N, of `count` elements, that values with these dims do not vary over: where they are joined.
+
+    That behind which the factors `beside` lie, if it is free; so the parts of a row join to the row again. Raises
+    `DimsError` where there is none.
+    """
+    size = extents["n"]
+    taken = [(f.stride, f.size(extents)) for dim in dims for f in dim if f.axis == "n" and f.size(extents) > 1]
+    ends = sorted({1, size, *(stride for stride, _ in taken), *(stride * extent for stride, extent in taken)})
+    held = {stride for stride, _ in taken}
+    gaps = [(low, high // low) for low, high in pairwise(ends) if low not in held]
+    above = max((f.stride * f.size(extents) for f in beside if f.axis == "n"), default=1)
+    fitting = [low for low, room in sorted(gaps, key=lambda gap: gap[0] != above) if room % count == 0]
+    if not fitting:
+        raise DimsError("join_too_wide", count=count, shape=shape_of(dims, extents), size=size)
+    return Factor("n", fitting[0], None if fitting[0] * count == size else count)
+
+
+def places(factors: Iterable[Factor], place: int) -> Picked:
+    """One place along a dim of these factors, outermost first, as a place along each."""
+    found: list[tuple[Factor, int]] = []
+    for factor in reversed(tuple(factors)):
+        if factor.extent is None:
+            found.append((factor, place))
+        else:
+            found.append((factor, place % factor.extent))
+            place //= factor.extent
+    return tuple(reversed(found))

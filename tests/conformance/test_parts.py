@@ -1,0 +1,112 @@
+"""Parts of a row, their joins and their layout, fused, beside PyTorch running the same lines."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import epifuse as ef
+from tests.frontend.sources import function_from
+
+M, N, K = 10, 32, 6
+
+EPILOGUES = {
+    "halves": "gate, up = accum.chunk(2, dim=-1); D = F.silu(gate) * up",
+    "halves of a sum": "gate, up = (accum + row).chunk(2, dim=-1); D = F.silu(gate) * (up + 1)",
+    "halves of operands": "g, u = accum.chunk(2, -1); a, b = row.chunk(2, -1); D = (g + a) * (u + b) + C[:, 16:]",
+    "halves and the whole": "gate, up = accum.chunk(2, dim=-1); D = F.silu(gate) * up; P = accum * 2",
+    "pairs": "D = F.silu(accum[..., 0::2]) * accum[..., 1::2]",
+    "glu": "D = F.glu(accum)",
+    "slices": "D = accum[..., :8] + accum[:, 24:] * accum[:, -16:-8]",
+    "split": "a, b, c, d = accum.split(8, dim=-1); D = a * b + c * d",
+    "sections": "a, b = torch.split(accum, [16, 16], dim=1); D = a * b",
+    "unbind": "a, b = accum.unflatten(-1, (2, 16)).unbind(1); D = a - b",
+    "an element": "D = accum[:, 3]",
+    "a column beside all": "D = accum - accum[:, 3:4]",
+    "of a row's sum": "s = accum.sum(dim=0); a, b = s.chunk(2, dim=-1); D = accum; E = a * b",
+    "sums of a part": "gate, up = accum.chunk(2, dim=-1); D = F.silu(gate) * up; E = D.sum(dim=-1)",
+    "a norm of a part": "h = F.silu(accum[:, :16]) * accum[:, 16:]; D = h / (h.abs().amax(-1, keepdim=True) + 1)",
+    "heads": "q = accum.unflatten(-1, (4, 8)); D = q * torch.rsqrt((q * q).mean(-1, keepdim=True) + 1e-6)",
+    "rotary by halves": "x = accum.unflatten(-1, (4, 8)); a, b = x.chunk(2, -1); D = x + torch.cat([-b, a], -1) * 0.5",
+    "rotary by pairs": "a, b = accum[:, 0::2], accum[:, 1::2]; D = torch.stack([a - 2 * b, b + 2 * a], -1).flatten(1)",
+    "halves exchanged": "a, b = accum.chunk(2, dim=-1); D = torch.cat((b, a), dim=-1) * C",
+    "halves to pairs": "a, b = accum.chunk(2, -1); D = torch.stack([a, b], dim=-1).view(-1, 32)",
+    "pairs to halves": "D = torch.cat([accum[..., 0::2], accum[..., 1::2]], dim=-1) + row",
+    "a gate's backward": "g, u = C.chunk(2, -1); d = accum[:, :16]; D = torch.cat([d * u, d * g], dim=-1)",
+    "reversed quarters": "a, b, c, d = accum.chunk(4, -1); D = torch.cat([d, c, b, a], dim=-1)",
+    "transposes": "D = accum.T; E = accum.unflatten(-1, (2, -1)).transpose(1, 2) * 2; P = accum.mT * 0.5",
+    "squeeze": "D = accum / (1 + accum.abs().sum(-1, keepdim=True).squeeze(-1)[:, None])",
+    "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
+}
+
+
+def written(lines: str) -> str:
+    steps = lines.split("; ")
+    outputs = [name for name in ("D", "E", "P") if any(step.startswith(f"{name} = ") for step in steps)]
+    operands = [name for name in ("C", "row") if any(name in step for step in steps)]
+    body = "".join(f"    {step}\n" for step in steps)
+    return f"def epilogue({', '.join(['accum', *operands])}):\n{body}    return {', '.join(outputs)}\n"
+
+
+def inputs(*leading: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    torch.manual_seed(3)
+    a, b = torch.randn(*leading, M, K), torch.randn(K, N)
+    return a, b, {"C": torch.randn(M, N), "row": torch.randn(N)}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_beside_torch(name: str) -> None:
+    text = written(EPILOGUES[name])
+    function = function_from(text, file="user.py", torch=torch, F=F)
+    a, b, operands = inputs()
+    given = {name: x for name, x in operands.items() if name in text.split(":")[0]}
+    got, want = ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given)
+    torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
+
+
+@pytest.mark.parametrize("name", ["halves", "pairs", "heads", "rotary by halves", "halves exchanged", "squeeze"])
+def test_of_a_linear_layer_of_three_dims(name: str) -> None:
+    text = written(EPILOGUES[name]).replace("C", "row").replace("(accum, row)", "(accum, row)")
+    text = text.replace("[:, None]", "[..., None]")
+    function = function_from(text, file="user.py", torch=torch, F=F)
+    a, b, operands = inputs(3)
+    given = {"row": operands["row"]} if "row" in text else {}
+    got, want = ef.linear(a, b.T.contiguous(), epilogue=function, **given), function(a @ b, **given)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
+@pytest.mark.parametrize("name", [name for name in EPILOGUES if "E = " not in EPILOGUES[name]])
+def test_gradients_beside_torch(name: str) -> None:
+    text = written(EPILOGUES[name])
+    function = function_from(text, file="user.py", torch=torch, F=F)
+    a, b, operands = inputs()
+    given = {name: x.double() for name, x in operands.items() if name in text.split(":")[0]}
+    leaves = [x.double().requires_grad_() for x in (a, b)] + [x.requires_grad_() for x in given.values()]
+
+    def gradients(outputs: Any) -> list[torch.Tensor]:
+        found = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        torch.manual_seed(5)
+        return list(torch.autograd.grad(found, leaves, [torch.randn_like(x) for x in found]))
+
+    got = gradients(ef.gemm(leaves[0], leaves[1], epilogue=function, **given))
+    torch.testing.assert_close(got, gradients(function(leaves[0] @ leaves[1], **given)))
+
+
+def test_one_structure_serves_all_rows_of_a_width() -> None:
+    def gated(accum: Any) -> Any:
+        gate, up = accum.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    for m in (1, 7, 130):
+        a, b = torch.randn(m, K), torch.randn(K, N)
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated), gated(a @ b))
+
+
+def test_hopper_refuses_parts_by_name() -> None:
+    a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, N // 2)))
+    function = function_from(written(EPILOGUES["halves"]), file="user.py", F=F)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, D=D))
+    (reason,) = {refusal.reason for refusal in ef.explain(args, cc=90).refusals if "sm90" in refusal.kernel}
+    assert "pick" in str(reason)
