@@ -98,3 +98,15 @@ def test_what_a_primitive_with_a_period_makes_of_a_number_moved_so_far_is_unknow
     if torch.allclose(value, meaning(x + 2 * torch.pi)) and value.std() > 0.01:
         moved = meaning(bounded(x, EPS, torch.full_like(x, 2 * torch.pi)))
         assert moved.bound.isinf().all()
+
+
+def test_parts_carry_their_bounds():
+    x = torch.linspace(-2.0, 2.0, 16).reshape(2, 8)
+    room = torch.rand(2, 8, dtype=torch.float64) * 1e-3
+    first, second = bounded(x, EPS, room).chunk(2, -1)
+    assert torch.equal(first.bound, room[:, :4])
+    gate = torch.nn.functional.glu(bounded(x, EPS, room))
+    wrong = torch.nn.functional.glu(x + torch.cat([room[:, :4], -room[:, 4:]], dim=-1).float())
+    assert compare_bounded(wrong, gate).wrong == 0
+    assert compare_bounded(wrong + 0.01, gate).wrong == 8
+    torch.testing.assert_close(torch.cat([second, first], dim=-1).bound[:, :4], room[:, 4:], atol=1e-6, rtol=0)

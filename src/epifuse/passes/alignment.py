@@ -62,14 +62,8 @@ class Alignment:
     def explained(self, error: KindError | DimsError) -> dict[str, Any]:
         values: dict[str, Any] = dict(error.values)
         if error.key in ("shapes_differ", "dims_differ"):
-            reduced = any(arg.op in ("reduce_dims", "reduce_axes") for arg in self.current.args)
-            permuted_ = any(arg.op in ("permute", "reshape", "rearrange") for arg in self.current.args)
             values["op"] = self.current.attr if self.current.op == "call" else self.current.op
-            values["hint"] = (
-                "pass keepdim=True to the reduction, or index its result with [:, None]"
-                if reduced or not permuted_
-                else "permute or reshape both sides alike; another order needs another tile"
-            )
+            values["hint"] = _hint({arg.op for arg in self.current.args})
         return values
 
     def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
@@ -161,6 +155,15 @@ class Alignment:
         if narrow is not None:
             node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)
         return Typed(node, kind, dims, narrow=narrow)
+
+
+def _hint(below: set[str]) -> str:
+    """What to write where the results of these operations do not meet."""
+    if "part" in below:
+        return "parts meet that were taken at one distance: two halves, or two of every second column"
+    if below & {"permute", "reshape", "rearrange"} and not below & {"reduce_dims", "reduce_axes"}:
+        return "permute or reshape both sides alike; another order needs another tile"
+    return "pass keepdim=True to the reduction, or index its result with [:, None]"
 
 
 def removed(node: Node) -> tuple[Factor, ...]:

@@ -43,8 +43,11 @@ its exponential where x < -88."""
 
 _EXACT = frozenset(
     {"neg", "__neg__", "abs", "absolute", "where", "maximum", "minimum", "amax", "amin", "clamp", "sign", "relu"}
-    | {"floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__"}
+    | {"floor", "ceil", "round", "permute", "reshape", "view", "unsqueeze", "expand", "__getitem__", "__get__"}
+    | {"cat", "stack", "transpose", "flatten", "unflatten", "squeeze", "t", "masked_fill"}
 )
+_PARTS = frozenset({"chunk", "split", "unbind"})
+"""These give several tensors, of the bound as of the value."""
 _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
 """These ask whether a value is zero, which moving it by its bound does not make it."""
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
@@ -79,10 +82,16 @@ class Bounded(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Evaluate at the value, and at the value moved."""
         kwargs = kwargs or {}
+        if func.__name__ == "glu":  # of two elements, which may move apart
+            first, second = args[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1))
+            return first * second.sigmoid()
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Bounded)]
             plain = tree_map_only(Bounded, _plain, (args, kwargs))
             value = func(*plain[0], **plain[1])
+            if func.__name__ in _PARTS:
+                bounds = func(args[0].bound.expand(args[0].shape), *plain[0][1:], **plain[1])
+                return tuple(cls.of(one, bound, args[0].eps) for one, bound in zip(value, bounds, strict=True))
             if not isinstance(value, torch.Tensor):
                 return value
             eps = max(leaf.eps for leaf in leaves)

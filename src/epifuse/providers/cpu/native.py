@@ -81,6 +81,10 @@ def refusal(loop: Loop, problem: Problem) -> str | None:
     return loop.reason or _unsupported_tensor(loop.graph, problem)
 
 
+def _said(node: Node) -> str:
+    return str(node.attr[0]) if node.op == "reduce" else {"pick": "parts of a row"}.get(node.op, node.op)
+
+
 def _unsupported_node(graph: Graph) -> str | None:
     if sweeps(graph) > 1 or graph.effects:
         return "it makes one sweep and prints nothing"
@@ -93,7 +97,7 @@ def _unsupported_node(graph: Graph) -> str | None:
                 return "it computes floats and masks, not integers"
             continue
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):
-            return f"it has no {node.attr[0] if node.op == 'reduce' else node.op}"
+            return f"it has no {_said(node)}"
         if not whole.isdisjoint(node.args):
             return "it has no index but for random numbers, and no other integers"
         if isinstance(node.attr, Load) and (kind := graph.types[node]).kind != "float":

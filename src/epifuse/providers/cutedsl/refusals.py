@@ -31,7 +31,8 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
     for node in graph.nodes:
         if costs.name_of(node) not in costs.COSTS:
-            return Reason(f"it has no form of {costs.name_of(node)} yet", graph.loc(node))
+            what = "parts of a row" if node.op == "pick" else costs.name_of(node)
+            return Reason(f"it has no form of {what} yet", graph.loc(node))
         if node.op == "cast" and node.attr not in CASTS:
             return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
         if isinstance(node.attr, Load):
