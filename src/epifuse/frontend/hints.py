@@ -48,6 +48,7 @@ _WORDS: dict[type[ast.AST], str] = {
     ast.Starred: "a starred name",
     ast.Subscript: "an element",
     ast.Try: "a try statement",
+    ast.TryStar: "a try statement",
     ast.While: "a while loop",
     ast.With: "a with statement",
 }
@@ -55,7 +56,7 @@ _WORDS: dict[type[ast.AST], str] = {
 
 def words_for(syntax: type[ast.AST]) -> str:
     """What people call a piece of syntax."""
-    return _WORDS.get(syntax, syntax.__name__)
+    return _WORDS.get(syntax) or re.sub("(?<!^)(?=[A-Z])", " ", syntax.__name__).lower()
 
 
 _PRODUCT = "the product is accum; a second product needs a second GEMM"
@@ -82,7 +83,7 @@ _HINTS: dict[type[ast.AST], str] = {
     ast.With: "leave it out: an epilogue is parsed, and no context applies to it",
     **dict.fromkeys((ast.Dict, ast.Set), "give each value a name of its own"),
     **dict.fromkeys((ast.Import, ast.ImportFrom), "import at the top of the module"),
-    **dict.fromkeys((ast.Raise, ast.Try), _NO_FLOW),
+    **dict.fromkeys((ast.Raise, ast.Try, ast.TryStar), _NO_FLOW),
     ast.Assert: f"{_NO_FLOW}, or debug_print",
 }
 
