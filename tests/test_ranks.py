@@ -225,7 +225,7 @@ def test_unused_values_count_the_same_dims() -> None:
         ("lambda accum: accum.reshape(6, 4, 6)", "a reshape of its leading dims"),
         ("lambda accum: accum[None]", "a new dim among its leading dims"),
         ("lambda accum: accum * index_l(accum)", "a coordinate along its leading dims"),
-        ("lambda accum: accum.sum(4)", "a dim that is not there"),
+        ("lambda accum: accum.sum(4)", "dim 4 is out of range, which is -4 to 3"),
         ("lambda accum: accum.sum(-1) + accum", "leading dims stand at different places"),
     ],
 )

@@ -221,7 +221,7 @@ EPILOGUE: dict[str, Sentence] = {
     "operand_shape": Sentence(_T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"),
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
     "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
-    "dim_range": Sentence(_T, "dim {dim} is out of range for a value of {rank} dims, shape {shape}"),
+    "dim_range": Sentence(_T, "dim {dim} is out of range, which is {range}"),
     "too_many_dims": Sentence(_T, "a value of more than {most} dims", "torch has no more"),
     "dim_twice": Sentence(_T, "dim {dim} is named twice"),
     "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),

@@ -76,12 +76,12 @@ def index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
 _MOST_DIMS = 64  # torch's own limit
 
 
-def normalise(dim: int, rank: int, shape: Sequence[int]) -> int:
+def normalise(dim: int, rank: int) -> int:
     """`dim` counted from the front."""
     if rank > _MOST_DIMS:
         raise DimsError("too_many_dims", most=_MOST_DIMS)
     if not -rank <= dim < rank:
-        raise DimsError("dim_range", dim=dim, rank=rank, shape=tuple(shape))
+        raise DimsError("dim_range", dim=dim, range=f"{-rank} to {rank - 1}" if rank else "empty for a number")
     return dim % rank
 
 
@@ -100,16 +100,16 @@ def transposed(pair: Sequence[int] | None, shape: Sequence[int]) -> tuple[int, .
         if len(shape) > 2:
             raise DimsError("transpose_rank", shape=tuple(shape))
         return tuple(reversed(order))
-    first, second = (normalise(dim, len(shape), shape) for dim in pair)
+    first, second = (normalise(dim, len(shape)) for dim in pair)
     order[first], order[second] = second, first
     return tuple(order)
 
 
 def rearranged(how: str, numbers: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """The shape after flatten(start, end), unflatten(dim, sizes) or squeeze(dim)."""
-    at = normalise(numbers[0], len(shape), shape)
+    at = normalise(numbers[0], len(shape))
     if how == "flatten":
-        end = normalise(numbers[1], len(shape), shape)
+        end = normalise(numbers[1], len(shape))
         if end < at:
             raise DimsError("flatten_order", start=at, end=end)
         return (*shape[:at], _product(shape[at : end + 1]), *shape[end + 1 :])

@@ -218,7 +218,7 @@ class _Inference(Layout):
             raise self.fail("storage_only", dtype=short(x.narrow))
         kind = kinds.reduction_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
-        chosen = [normalise(d, len(shape), shape) for d in (range(len(shape)) if dim is None else dim)]
+        chosen = [normalise(d, len(shape)) for d in (range(len(shape)) if dim is None else dim)]
         if len(set(chosen)) != len(chosen):
             raise self.fail("dim_twice", dim=next(d for d in chosen if chosen.count(d) > 1))
         shown = factors_of(x.dims)
@@ -239,7 +239,7 @@ class _Inference(Layout):
     def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
         """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""
         x = self.settle(args[0])
-        factors = x.dims[normalise(node.attr, len(x.dims), shape_of(x.dims, self.extents))]
+        factors = x.dims[normalise(node.attr, len(x.dims))]
         if x.kind != "float" or not factors or not dim_size(factors, self.extents):
             return x
         return replace(x, node=self.emit("one_hot", x.node, attr=factors, kind=x.kind, dims=x.dims))

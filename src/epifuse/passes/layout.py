@@ -38,7 +38,7 @@ class Layout(Alignment):
 
     def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
         x, shape = args[0], self.shape(args[0])
-        at = normalise(node.attr, len(shape) + 1, shape)
+        at = normalise(node.attr, len(shape) + 1)
         if x.raw is not None:
             return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
         return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
@@ -61,7 +61,7 @@ class Layout(Alignment):
     def infer_part(self, node: Node, args: list[Typed]) -> Typed:
         (dim, how, numbers), x = node.attr, args[0]
         shape = self.shape(x)
-        at = normalise(dim, len(shape), shape)
+        at = normalise(dim, len(shape))
         part = part_of(how, numbers, shape[at])
         if x.raw is not None:
             left = () if part.drops else (part.size,)
@@ -82,7 +82,7 @@ class Layout(Alignment):
             if arg.dims != dims:
                 raise DimsError("join_differs", how=how, left=self.shape(args[0]), right=self.shape(arg))
         stacks = how == "stack"
-        at = normalise(dim, len(dims) + stacks, shape_of(dims, self.extents))
+        at = normalise(dim, len(dims) + stacks)
         if len(args) == 1 and not stacks:
             return args[0]
         own = () if stacks else dims[at]

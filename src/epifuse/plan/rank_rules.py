@@ -90,7 +90,7 @@ def _reduced(node: Node, form: Form) -> tuple[Form, Any]:
     name, dims, keepdim = node.attr
     if dims is None:
         return (form if keepdim else NUMBER), node.attr
-    chosen = [normalise(dim, form.rank, ()) for dim in dims]
+    chosen = [normalise(dim, form.rank) for dim in dims]
     leading = form.leading or 0
     gone = {dim for dim in chosen if dim < leading}
     kept = form.kept if keepdim else form.kept - len(chosen) + len(gone)
@@ -103,7 +103,7 @@ def _reduced(node: Node, form: Form) -> tuple[Form, Any]:
 
 
 def _unsqueezed(node: Node, form: Form) -> tuple[Form, Any]:
-    at = normalise(node.attr, form.rank + 1, ())
+    at = normalise(node.attr, form.rank + 1)
     if at < (form.leading or 0):
         raise needs_leading(node, "a new dim among its leading dims")
     return Form(form.leading, form.kept + 1), at - form.rank - 1
@@ -126,7 +126,7 @@ def _reshaped(node: Node, form: Form) -> tuple[Form, Any]:
 
 def _part(node: Node, form: Form) -> tuple[Form, Any]:
     dim, how, numbers = node.attr
-    at = normalise(dim, form.rank, ())
+    at = normalise(dim, form.rank)
     if at < (form.leading or 0):
         raise needs_leading(node, "a part of one of its leading dims")
     return Form(form.leading, form.kept - (how == "element")), (at - form.rank, how, numbers)
@@ -135,7 +135,7 @@ def _part(node: Node, form: Form) -> tuple[Form, Any]:
 def _join(node: Node, form: Form) -> tuple[Form, Any]:
     dim, how = node.attr
     stacks = how == "stack"
-    at = normalise(dim, form.rank + stacks, ())
+    at = normalise(dim, form.rank + stacks)
     if at < (form.leading or 0):
         raise needs_leading(node, f"{how} along its leading dims")
     return Form(form.leading, form.kept + stacks), (at - form.rank - stacks, how)
@@ -143,7 +143,7 @@ def _join(node: Node, form: Form) -> tuple[Form, Any]:
 
 def _rearranged(node: Node, form: Form) -> tuple[Form, Any]:
     how, numbers = node.attr
-    dims = [normalise(dim, form.rank, ()) for dim in numbers[: 1 if how in ("unflatten", "squeeze") else 2]]
+    dims = [normalise(dim, form.rank) for dim in numbers[: 1 if how in ("unflatten", "squeeze") else 2]]
     if any(dim < (form.leading or 0) for dim in dims) or how == "t":
         raise needs_leading(node, f"{how} of its leading dims")
     kept = {"transpose": 0, "flatten": dims[0] - dims[-1], "unflatten": len(numbers) - 2, "squeeze": -1}[how]
@@ -158,7 +158,7 @@ def _coordinate(node: Node, form: Form) -> tuple[Form, Any]:
 
 
 def _one_hot(node: Node, form: Form) -> tuple[Form, Any]:
-    dim = normalise(node.attr, form.rank, ())
+    dim = normalise(node.attr, form.rank)
     if dim < (form.leading or 0):
         raise needs_leading(node, "a claim about one of its leading dims")
     return form, dim - form.rank

@@ -19,7 +19,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Graph, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError
-from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of, needs_leading
+from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
 from epifuse.request.checks import check_plain
 from epifuse.request.signature import Request, new
 from epifuse.request.transports import Hint
@@ -223,8 +223,8 @@ def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
             forms[node], attributes[node] = form_of(node, [forms[arg] for arg in node.args], accum, known)
         except Unfit as unfit:
             return _Folded({}, unfit=unfit)
-        except DimsError:
-            return _Folded({}, unfit=needs_leading(node, "a dim that is not there"))
+        except DimsError as error:
+            return _Folded({}, unfit=Unfit(error.key, node, **error.values))
     outputs = {output.name: forms[output.node] for output in graph.outputs}
     if all(node.attr == attribute for node, attribute in attributes.items()):
         return _Folded(outputs)

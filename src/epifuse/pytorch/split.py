@@ -116,7 +116,7 @@ def _part(node: Node, args: Sequence[_Part], dim: int, rank: int, operands: Mapp
         return args[0]  # a claim about it
     if node.op == "unsqueeze":
         (part,) = args
-        new = normalise(node.attr, part.rank + 1, ()) - part.rank - 1
+        new = normalise(node.attr, part.rank + 1) - part.rank - 1
         return _Part(part.rank + 1, part.at - (part.at <= new) if isinstance(part.at, int) else None)
     if node.op in PRIMITIVES or node.op in _POINTWISE:
         split = {arg.at for arg in args} - {None}
@@ -138,7 +138,7 @@ _WORDS = {
 
 def _reduced(node: Node, part: _Part) -> _Part:
     name, dims, keepdim = node.attr
-    gone = {normalise(dim, part.rank, ()) - part.rank for dim in (range(part.rank) if dims is None else dims)}
+    gone = {normalise(dim, part.rank) - part.rank for dim in (range(part.rank) if dims is None else dims)}
     if part.at is None or part.at in gone:
         if part.at in gone and name not in ("sum", "sum_of_squares"):
             raise Unsplit(f"{name} is over what is split")
