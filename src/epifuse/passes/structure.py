@@ -75,6 +75,9 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
             for name, info in problem.operands
         ]
     )
-    exact = tuple(extents.values()) if any(OPERATIONS[op].reads_extents for op in graph.ops) else None
+    exact = None if _READ_EXTENTS.isdisjoint(graph.ops) else tuple(extents.values())
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
+
+
+_READ_EXTENTS = frozenset(name for name, operation in OPERATIONS.items() if operation.reads_extents)

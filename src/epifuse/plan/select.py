@@ -43,7 +43,7 @@ class Selection:
         able = [answers for answers in self.answers if answers.specs]
         if not able:
             return None
-        answers = min(able, key=_least)
+        answers = able[0] if len(able) == 1 else min(able, key=_least)
         return self._plan(answers, answers.costs.index(_least(answers)))
 
     @cached_property

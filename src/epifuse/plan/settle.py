@@ -60,7 +60,8 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
     wanted = options.accumulator_type or parsed.dtypes.get("accum")
     check_product(a, b, wanted, request.names)
     accumulator = wanted or default_accumulator(a.dtype, b.dtype)
-    check_declared("accum", accumulator, parsed)
+    if parsed.dtypes:
+        check_declared("accum", accumulator, parsed)
     check_names(parsed, request.given)
     operands: list[tuple[str, OperandInfo]] = []
     for name in (*parsed.parameters, *parsed.readers):
@@ -68,7 +69,8 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
             operands.append((name, HostNumber(call.kinds[name])))
         elif name in infos:
             check_operand(name, infos[name], a.device, accumulator)
-            check_declared(name, infos[name].dtype, parsed)
+            if parsed.dtypes:
+                check_declared(name, infos[name].dtype, parsed)
             operands.append((name, infos[name]))
         else:
             raise fail("operand_not_given", None, name=name)
@@ -115,10 +117,12 @@ def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem,
         else:
             check_output(output, info, graph, problem)
             dtype = info.dtype
-        check_declared(name, dtype, parsed)
+        if parsed.dtypes:
+            check_declared(name, dtype, parsed)
         dtypes.append((name, dtype))
         outputs.append((name, info))
-    in_memory = _in_memory(call, problem, graph) if any(info for _, info in outputs) else (problem.operands, ())
+    is_given = not infos.keys().isdisjoint(parsed.output_names)
+    in_memory = _in_memory(call, problem, graph) if is_given else (problem.operands, ())
     return problem.with_outputs(tuple(outputs), tuple(dtypes), *in_memory)
 
 

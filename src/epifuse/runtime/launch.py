@@ -40,9 +40,12 @@ def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[
 
 
 def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
-    numbers = {name: operand.kind for name, operand in problem.operands if isinstance(operand, HostNumber)}
     # A Python integer is loaded by other names, one for each kind that it is used as.
-    kinds: dict[str, Kind] = {name: kind for name, kind in numbers.items() if kind != "int"}
+    kinds: dict[str, Kind] = {
+        name: operand.kind
+        for name, operand in problem.operands
+        if isinstance(operand, HostNumber) and operand.kind != "int"
+    }
     for node in graph.loads() if graph.hosts else ():
         assert isinstance(node.attr, Load)
         if node.attr.name in graph.hosts:

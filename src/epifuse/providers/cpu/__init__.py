@@ -47,13 +47,13 @@ class CpuProvider:
     def build(self, plan: Plan) -> Runner:
         """Compile the loop; the panel kernel needs no compiling."""
         allocation = plan.allocation
-        if plan.spec == _NATIVE:
+        if plan.spec.name == _NATIVE.name:
             return _loop_or_panel(allocation.program, plan.problem)
         return CpuKernel(allocation.program, plan.problem, allocation.tile)
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
         """The loop's C++."""
-        if plan.spec != _NATIVE:
+        if plan.spec.name != _NATIVE.name:
             return ()
         return (native.source(plan.allocation.program.loop, plan.problem),)
 
