@@ -259,4 +259,4 @@ def _difference(given: Plan, needed: Plan) -> str:
     """What the artifact is for, and what it would have to be for."""
     pairs = ((given.problem.describe(), needed.problem.describe()), (given.digest[:12], needed.digest[:12]))
     differing = [f"{one}, not {other}" for one, other in pairs if one != other]
-    return "; ".join(differing) or "other strides, dtypes or names of operands and outputs"
+    return "; ".join(differing) or "other strides, dtypes, kinds of numbers or names"
