@@ -231,6 +231,11 @@ def _inference() -> torch.Tensor:
         return torch.ones(M, K)
 
 
+def _fake(*shape: int) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(shape)
+
+
 def _hooked() -> Any:
     module = torch.nn.ReLU()
     module.register_forward_hook(lambda module, inputs, output: output + 1)
@@ -424,6 +429,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "not_compiled": lambda: ef.report(torch.nn.Linear(2, 2)),
     "leaf_spec": lambda: torch.ops.epifuse.fused1(torch.ones(M, K), torch.ones(K, N), [], "abc"),
     "launch": _failed_launch,
+    "fake_beside_real": lambda: gemm("lambda accum: accum", _fake(M, K)),
     "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
     "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),
     "no_kernel": _without_a_gpu(_no_kernel),

@@ -239,6 +239,9 @@ CATALOGUE: dict[str, Sentence] = {
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
+    "fake_beside_real": Sentence(
+        _A, "FakeTensors stand beside tensors that have data", "make all of them in one FakeTensorMode"
+    ),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
     # --- visitor trees
