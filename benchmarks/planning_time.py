@@ -164,9 +164,12 @@ class Extents:
     """Extents in random order: some that are evicted by others, some that stay unseen, and some that eager gets."""
 
     def __init__(self, rows: int, count: int) -> None:
+        bound = max(cache.bound for cache in CACHES)
+        if (most := (rows - 1 - bound) // 3 - WARM) < count:
+            raise SystemExit(f"--count is at most {most}: there are {rows - 1} extents")
         drawn = iter(random.Random(0).sample(range(1, rows), rows - 1))
         self.evicted, self.unseen, self.eager = ([next(drawn) for _ in range(count + WARM)] for _ in range(3))
-        self.others = [next(drawn) for _ in range(max(cache.bound for cache in CACHES))]
+        self.others = [next(drawn) for _ in range(bound)]
 
     def evict(self, call: Callable[[int], Any]) -> None:
         """Call those to be evicted, and then as many others as the largest cache holds."""
