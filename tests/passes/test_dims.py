@@ -24,6 +24,13 @@ def test_pairs_of_elements_of_one_row_are_refused(body: str) -> None:
         ef.gemm(A, B, epilogue=f"lambda accum, c: {body}", c=ROW)
 
 
+def test_shapes_that_eager_broadcasts_are_not_said_not_to() -> None:
+    with pytest.raises(EpilogueTypeError, match=r"run along different axes, \(1, 8\) and \(8, 1\)"):
+        ef.gemm(A[:1], B, epilogue="lambda accum: accum - accum.permute(1, 0)")
+    with pytest.raises(EpilogueTypeError, match=r"run along different axes, \(2, 1\) and \(2,\)"):
+        ef.gemm(A, B[:, :1], epilogue="lambda accum: accum - accum.sum(1)")
+
+
 @pytest.mark.parametrize(
     "body",
     ["accum.reshape(2, 2, 4) * c.reshape(2, 4)", "accum.reshape(2, 4, 2).permute(1, 0, 2) - c.reshape(4, 1, 2)"],

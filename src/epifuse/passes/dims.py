@@ -28,7 +28,8 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
         for other in here[1:]:
             if other[-position] != here[0][-position]:
                 left, right = shape_of(here[0], extents), shape_of(other, extents)
-                key = "dims_differ" if left[-position] == right[-position] else "shapes_differ"
+                extents_here = {left[-position], right[-position]}
+                key = "dims_differ" if len(extents_here) == 1 or 1 in extents_here else "shapes_differ"
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
     factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
