@@ -146,9 +146,8 @@ class _Inference(Layout):
         spelled, rank = node.attr
         if args[0].host:
             raise self.fail("tensor_wanted", what=spelled)
-        shape = self.shape(args[0])
-        if len(shape) < rank:
-            raise self.fail("dim_range", dim=rank - 1, rank=len(shape), shape=shape)
+        if rank:
+            normalise(rank - 1, len(self.shape(args[0])))
         return args[0]
 
     def infer_call(self, node: Node, args: list[Typed]) -> Typed:
