@@ -478,6 +478,13 @@ def test_a_reshape_has_the_derivative_of_its_extents() -> None:
         gradchecked(text, random(rows, K))
 
 
+def test_a_flattened_square_has_a_derivative() -> None:
+    """Where M = N, what PyTorch says of its size is a quotient of symbols, and no polynomial."""
+    text = "def epi(accum): D = reshape(tanh(accum), (-1,)); return D"
+    for rows in (4, 5, 6):
+        gradchecked(text, random(2, rows, K), random(K, rows))
+
+
 def test_unfused_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epifuse.providers.NAMES", ())
     a, b = random(M, K + 4), random(K + 4, N)

@@ -97,7 +97,9 @@ class Symbols:
             if is_tensor(node):
                 value = node.meta["val"]
                 shape = [_hint(extent) for extent in value.shape]
-                node.meta[SIZE] = self._size(value.numel() * value.element_size())
+                size = self._size(value.numel() * value.element_size())
+                self.baked = self.baked or size is None
+                node.meta[SIZE] = {(0, 0, 0): prod(shape) * value.element_size()} if size is None else size
                 node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
         return module
 
@@ -127,6 +129,7 @@ class Symbols:
     def _size(self, value: Any) -> Size | None:
         """A number of elements or bytes as a polynomial; None for what is none."""
         import sympy  # type: ignore[import-untyped]  # untyped
+        from torch.utils._sympy.functions import FloorDiv
 
         if isinstance(value, int):
             return {(0, 0, 0): value}
@@ -135,8 +138,11 @@ class Symbols:
             if isinstance(extent, torch.SymInt):
                 axes.setdefault(extent.node.expr, axis)
         try:
-            polynomial = sympy.Poly(value.node.expr, *axes)
+            # A view of what is there divides without a rest.
+            polynomial = sympy.Poly(value.node.expr.replace(FloorDiv, lambda x, y: x / y), *axes)
         except sympy.PolynomialError:
+            return None
+        if not all(count.is_integer for count in polynomial.coeffs()):
             return None
         found: dict[tuple[int, int, int], int] = {}
         for powers, count in polynomial.terms():
