@@ -200,7 +200,7 @@ EPILOGUE: dict[str, Sentence] = {
         "a number handed as an operand is a float; write .to(torch.int32)",
     ),
     "dtypes_differ": Sentence(
-        _T, "{op} takes floats of one dtype, as torch does", "write .float() for those cast to another"
+        _T, "{op} takes floats of one dtype", "write .float() for integers and for what was cast to another dtype"
     ),
     "float_wanted": Sentence(_T, "{op} takes floats, and this is {kind}", "write .float() first"),
     "negative_power": Sentence(
