@@ -225,9 +225,15 @@ def empty(a: Tensor, b: Tensor, x: Tensor) -> Any:
     return torch.relu(a[:0] @ b)
 
 
+def dead(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    torch.relu(a @ b)
+    return x + 1
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
+        (dead, "nothing reads"),
         (unknown, "nothing beside it is in the language"),
         (mutated, "add_ in its graph writes"),
         (integers, "a product of int32"),

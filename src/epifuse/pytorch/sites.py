@@ -139,6 +139,8 @@ def _shrunk(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fu
 
 
 def _planned(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fused | Left:
+    if not cone.outputs:
+        return Left("nothing reads what is computed of it")
     if len(cone.outputs) > MOST_OUTPUTS:
         return Left(f"it would have {len(cone.outputs)} outputs")
     if any(name_of(reader) == "as_strided" for node in cone.outputs for reader in cone.readers(node)):
