@@ -159,6 +159,12 @@ def batched_bias(a: Tensor, b: Tensor, x: Tensor) -> Any:
     return torch.relu(torch.baddbmm(x, a, b, alpha=0.5)) * x[:, :1]
 
 
+def lengths(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    y = a @ b
+    length = y.norm(dim=-1, keepdim=True)
+    return y / (length + 1), length, y
+
+
 def chained(a: Tensor, b: Tensor, x: Tensor) -> Any:
     y = torch.relu(a @ b)
     z = torch.sigmoid(y @ x.t())
@@ -170,7 +176,21 @@ def a_scalar(a: Tensor, b: Tensor, x: Tensor) -> Any:
 
 
 ON_MATRICES = (
-    *(shifted, regrouped, permuted, positions, outer, expanded, whole, biased, unread_bias, normed, chained, a_scalar),
+    *(
+        shifted,
+        regrouped,
+        permuted,
+        positions,
+        outer,
+        expanded,
+        whole,
+        biased,
+        unread_bias,
+        normed,
+        lengths,
+        chained,
+        a_scalar,
+    ),
 )
 
 

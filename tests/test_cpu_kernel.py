@@ -429,3 +429,23 @@ def test_a_power_of_one_half_is_the_root(dtype):
     got = ef.gemm(zeros, zeros, epilogue="def epi(accum, C): D = C ** 0.5; Copy = accum; return D, Copy", C=C)["D"]
     torch.testing.assert_close(got.float(), C.float() ** 0.5, rtol=0, atol=0, equal_nan=True)
     assert torch.signbit(got[0, 1])
+
+
+@pytest.mark.parametrize("shape", [(24, 16, 32), (3, 16, 5), (600, 16, 40), (700, 16, 1100)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "n = sqrt(sum(accum * accum, dim=-1, keepdim=True)); D = accum / (n + 1); return D, n",
+        "n = sqrt(sum(accum * accum, dim=-1, keepdim=True)); p = n + 1; D = accum / p; return D, n, p",
+        "n = amax(accum, dim=-1, keepdim=True) * 0.5; D = accum * n; u = n * 3; E = u * accum; return D, u, E, n",
+    ],
+)
+def test_a_column_that_leaves_is_not_what_the_next_one_makes_of_it(body: str, shape: tuple[int, int, int]) -> None:
+    """Each is read by its tile, where it lies in a buffer, and evaluated whole once the sweep is done."""
+    m, k, n = shape
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    source = "def epi(accum):\n    " + body.replace("; ", "\n    ")
+    scope: dict[str, object] = {name: getattr(torch, name) for name in ("sqrt", "sum", "amax")}
+    exec(source, scope)
+    want = scope["epi"](a @ b)  # type: ignore[operator]  # what exec has defined
+    torch.testing.assert_close(tuple(ef.gemm(a, b, epilogue=source)), want, atol=1e-4, rtol=1e-4)

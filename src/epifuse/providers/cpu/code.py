@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
 
     key: BufferKey
     mask: Mask
-    nodes: tuple[Node, ...]
+    names: tuple[Name, ...]
 
 
 class Merge(NamedTuple):
@@ -288,15 +288,18 @@ class _Coder:
         at: dict[Node, Name] = {**direct, **{node: node for node in complete}}
         if home is not None:
             at |= dict.fromkeys(self._at_home(sweep, home), home)
-        instructions, buffers, accumulator = [], dict[BufferKey, list[Node]](), None
+        buffered = {node: key for node, _, _, key in sweep.program.steps if key is not None and node not in at}
+        # What is also evaluated whole, once the sweep is done, has another name there.
+        at |= {node: (node, "tile") for node in buffered if not per_tile(self.stages[node])}
+        instructions, buffers, accumulator = [], dict[BufferKey, list[Name]](), None
+        for node, key in buffered.items():
+            buffers.setdefault(key, []).append(at.get(node, node))
         cut: dict[Name, None] = dict.fromkeys(sweep.program.sources)
         for node, arguments, run, key in sweep.program.steps:
             if node.op == "load":
                 cut[given(node) if key else node] = None
             if key is None and node.op == "load":
                 continue
-            if key is not None and node not in at:
-                buffers.setdefault(key, []).append(node)
             out = None if key is None else at.get(node, node)
             read = tuple([at.get(argument, argument) for argument in arguments])
             if node.op == "accum":
