@@ -48,12 +48,14 @@ _INTEGERS = [dtype for dtype, row in BY_TORCH.items() if row.loads_as in ("int32
 
 
 def _words(value: Value) -> tuple[Any, Any]:
-    """The lower and the upper 32 bits of an integer of 64 or fewer. Raises `ArgumentError` for what is none."""
+    """The lower and the upper 32 bits of an integer of 64 or fewer. Raises `EpifuseError` for what is none."""
     if isinstance(value, torch.Tensor):
-        wide, fits = value.to(torch.int64), value.dtype in _INTEGERS
+        wide, is_mask, is_integer = value.to(torch.int64), value.dtype == torch.bool, value.dtype in _INTEGERS
     else:
-        wide, fits = value, not isinstance(value, (bool, float)) and -(1 << 63) <= value < 1 << 63
-    if not fits:
+        wide, is_mask, is_integer = value, isinstance(value, bool), not isinstance(value, (bool, float))
+    if not is_integer:
+        raise fail("integers_wanted", None, op="philox_rand", kind="a mask" if is_mask else "a float")
+    if not isinstance(value, torch.Tensor) and not -(1 << 63) <= value < 1 << 63:
         raise fail("host_number", None, name="seed", kind="int64", value=value, hint="")
     return wide & WORD, (wide >> 32) & WORD
 

@@ -292,8 +292,8 @@ class _Coder:
         # What is also evaluated whole, once the sweep is done, has another name there.
         at |= {node: (node, "tile") for node in buffered if not per_tile(self.stages[node])}
         instructions, buffers, accumulator = [], dict[BufferKey, list[Name]](), None
-        for node, key in buffered.items():
-            buffers.setdefault(key, []).append(at.get(node, node))
+        for node, buffer in buffered.items():
+            buffers.setdefault(buffer, []).append(at.get(node, node))
         cut: dict[Name, None] = dict.fromkeys(sweep.program.sources)
         for node, arguments, run, key in sweep.program.steps:
             if node.op == "load":
