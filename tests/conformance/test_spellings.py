@@ -29,6 +29,7 @@ LINES = [
     "where(mask, accum, torch.finfo(torch.float32).min)",
     "accum * torch.finfo(torch.bfloat16).eps + (labels < torch.iinfo(torch.int16).max) * accum",
     "where(mask, accum, float('nan'))",
+    "F.glu(accum, dim=-1)",
 ]
 
 

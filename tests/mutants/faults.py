@@ -193,11 +193,11 @@ FAULTS: dict[str, Patch] = {
     "casts do not round": _attribute(program, "_cast", lambda _: lambda to: lambda x, out: out.copy_(x)),
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
     "numbers are frozen": _attribute(launch, "_numbers", _frozen_numbers),
-    "permute is its inverse": _attribute(_module("infer_types"), "permuted", _inverse),
+    "permute is its inverse": _attribute(_module("layout"), "permuted", _inverse),
     "the ragged tile is met twice": _attribute(kernel, "tiles", _overlapping),
     "fp8 turns NaN into zero": _attribute(code, "store", _nan_as_zero),
     "a row lies along columns": _attribute(_module("alignment"), "align", _columns_for_rows),
-    "reshape counts the inner piece first": _attribute(_module("infer_types"), "regroup", _inner_first),
+    "reshape counts the inner piece first": _attribute(_module("layout"), "regroup", _inner_first),
     "integers are added in float32": _attribute(
         product, "largest_product", lambda _: lambda a, b: None if a.is_floating_point else 1
     ),
