@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import epifuse as ef
+from epifuse.passes.structure import STRUCTURES
 from tests.frontend.sources import function_from
 
 M, N, K = 10, 32, 6
@@ -94,14 +95,26 @@ def test_gradients_beside_torch(name: str) -> None:
     torch.testing.assert_close(got, gradients(function(leaves[0] @ leaves[1], **given)))
 
 
-def test_one_structure_serves_all_rows_of_a_width() -> None:
-    def gated(accum: Any) -> Any:
-        gate, up = accum.chunk(2, dim=-1)
-        return F.silu(gate) * up
+@pytest.mark.parametrize("name", ["halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu"])
+def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
+    function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
+    counts = []
+    for m in (10, 7, 130, 33):
+        a, b, operands = torch.randn(m, K), torch.randn(K, N), {"C": torch.randn(m, N), "row": torch.randn(N)}
+        given = {key: x for key, x in operands.items() if key in EPILOGUES[name]}
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given))
+        counts.append(len(STRUCTURES))
+    assert counts[1:] == counts[:-1]
 
-    for m in (1, 7, 130):
-        a, b = torch.randn(m, K), torch.randn(K, N)
-        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated), gated(a @ b))
+
+def test_a_part_of_rows_is_refused_whatever_their_number() -> None:
+    def summed(accum: Any) -> Any:
+        s = accum.sum(dim=-1)
+        return s[..., 0:8]
+
+    for m in (8, 9):
+        with pytest.raises(ef.errors.EpilogueTypeError, match="a part of the rows"):
+            ef.gemm(torch.randn(m, K), torch.randn(K, N), epilogue=summed)
 
 
 def test_hopper_refuses_parts_by_name() -> None:

@@ -71,9 +71,14 @@ class Graph:
         return topological(self.roots)
 
     @cached_property
+    def written(self) -> tuple[Node, ...]:
+        """The nodes, and those that are only checked."""
+        return topological((*self.roots, *self.checked))
+
+    @cached_property
     def ops(self) -> frozenset[str]:
-        """The operations of the nodes."""
-        return frozenset([node.op for node in self.nodes])
+        """The operations of what is written."""
+        return frozenset([node.op for node in self.written])
 
     @cached_property
     def _loads(self) -> tuple[Node, ...]:

@@ -65,6 +65,8 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     """
     shape = list(shape_of(dims, extents))
     size, width = shape[at], part.size
+    if any(factor.axis != "n" for factor in dims[at]):
+        raise DimsError("part_axis")
     if width == size and not part.drops:
         return dims, ()
     if not width:
@@ -77,8 +79,6 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
         raise DimsError("part_unequal", start=part.start, stop=part.stop, step=part.step, size=size)
     cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
     gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
-    if any(factor.axis != "n" for factor in gone):
-        raise DimsError("part_axis")
     left = () if part.drops else (rest,)
     return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
 

@@ -14,7 +14,7 @@ from epifuse import passes
 from epifuse.base.cache import LRU
 from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
-from epifuse.ir import Graph
+from epifuse.ir import Graph, Node
 from epifuse.request.problem import Problem, TensorInfo
 
 Work = TypeVar("Work")
@@ -75,9 +75,45 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
             for name, info in problem.operands
         ]
     )
-    exact = None if _READ_EXTENTS.isdisjoint(graph.ops) else tuple(extents.values())
+    exact: Hashable = None
+    if not _READ_EXTENTS.isdisjoint(graph.ops):
+        exact = extents["n"] if _reads_columns(graph, problem) else tuple(extents.values())
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
 
 
+def _reads_columns(graph: Graph, problem: Problem) -> bool:
+    """Whether N is the only extent that operations read: they cut or join the last dim, which nothing else changes.
+
+    An operand whose last dim may be one of rows is cut there as well.
+    """
+    n, rows = problem.extents["n"], {problem.extents["m"], problem.extents["l"]} - {1}
+    shapes = [info.shape for _, info in problem.operands if isinstance(info, TensorInfo) and info.shape]
+    if not _CHANGING.isdisjoint(graph.ops) or not ({shape[-1] for shape in shapes} - {n}).isdisjoint(rows):
+        return False
+    matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
+    last = (-1, 1) if matrices else (-1,)
+    return all(_cuts(node, last) for node in graph.written if node.op in _READ_EXTENTS)
+
+
+def _cuts(node: Node, last: tuple[int, ...]) -> bool:
+    """Whether an operation cuts or joins one of these dims, which are the last one."""
+    if node.op == "rearrange":
+        how, numbers = node.attr
+        beside = {"unflatten": (-1,), "flatten": (-2, -1)}.get(how)
+        # What is written on an operand holds the extents of its other dims.
+        return beside == numbers[: len(beside or ())] and not _is_operand(node.args[0])
+    return node.op in ("part", "join") and node.attr[0] in last
+
+
+def _is_operand(node: Node) -> bool:
+    while node.op in ("rearrange", "part", "tensor", "torch", "number"):
+        node = node.args[0]
+    return node.op in ("load", "access")
+
+
+_CHANGING = frozenset({"permute", "unsqueeze", "reshape"})
+"""Operations after which the last dim may be another one."""
+_RANKING = frozenset({"rearrange", "join"})
+"""Operations after which a value may have more than two dims."""
 _READ_EXTENTS = frozenset(name for name, operation in OPERATIONS.items() if operation.reads_extents)
