@@ -117,6 +117,19 @@ def test_a_part_of_rows_is_refused_whatever_their_number() -> None:
             ef.gemm(torch.randn(m, K), torch.randn(K, N), epilogue=summed)
 
 
+@pytest.mark.parametrize("line", ["C[..., 1][..., 0::4]", "(accum + C).mean(-1).unflatten(-1, (2, -1))"])
+def test_what_rows_decide_is_decided_anew(line: str) -> None:
+    """Where the last dim was dropped, the last one is that of the rows."""
+    function = function_from(f"def epilogue(accum, C):\n    D = {line} * 2.0\n    return D\n", file="user.py")
+    for m in (12, 6, 4, 3, 8):
+        a, b, C = torch.randn(m, K), torch.randn(K, N), torch.randn(m, N)
+        try:
+            got = ef.gemm(a, b, epilogue=function, C=C)
+        except ef.errors.EpifuseError:
+            continue
+        torch.testing.assert_close(got, function(a @ b, C))
+
+
 def test_hopper_refuses_parts_by_name() -> None:
     a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, N // 2)))
     function = function_from(written(EPILOGUES["halves"]), file="user.py", F=F)

@@ -93,7 +93,21 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
         return False
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
-    return all(_cuts(node, last) for node in graph.written if node.op in _READ_EXTENTS)
+    without: set[Node] = set()  # values whose last dim may be one of rows, as another one behind it was dropped
+    for node in graph.written:
+        below = not without.isdisjoint(node.args)
+        if node.op in _READ_EXTENTS and (below or not _cuts(node, last)):
+            return False
+        if below or _drops(node):
+            without.add(node)
+    return True
+
+
+def _drops(node: Node) -> bool:
+    """Whether a value has fewer dims than its argument."""
+    if node.op == "reduce_dims":
+        return not node.attr[2]
+    return node.op == "part" and node.attr[1] == "element"
 
 
 def _cuts(node: Node, last: tuple[int, ...]) -> bool:
