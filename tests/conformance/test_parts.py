@@ -38,6 +38,7 @@ EPILOGUES = {
     "reversed quarters": "a, b, c, d = accum.chunk(4, -1); D = torch.cat([d, c, b, a], dim=-1)",
     "transposes": "D = accum.T; E = accum.unflatten(-1, (2, -1)).transpose(1, 2) * 2; P = accum.mT * 0.5",
     "squeeze": "D = accum / (1 + accum.abs().sum(-1, keepdim=True).squeeze(-1)[:, None])",
+    "items from the end": "D = accum.unbind(-1)[-1] + accum.split(8, -1)[-2][:, 0]",
     "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
 }
 
@@ -117,9 +118,16 @@ def test_a_part_of_rows_is_refused_whatever_their_number() -> None:
             ef.gemm(torch.randn(m, K), torch.randn(K, N), epilogue=summed)
 
 
-@pytest.mark.parametrize("line", ["C[..., 1][..., 0::4]", "(accum + C).mean(-1).unflatten(-1, (2, -1))"])
+ROWS_DECIDE = (
+    "C[..., 1][..., 0::4]",
+    "(accum + C).mean(-1).unflatten(-1, (2, -1))",
+    "(accum + C).flatten(-2, -1).unflatten(-1, (2, -1))",
+)
+
+
+@pytest.mark.parametrize("line", ROWS_DECIDE)
 def test_what_rows_decide_is_decided_anew(line: str) -> None:
-    """Where the last dim was dropped, the last one is that of the rows."""
+    """Where the last dim was dropped, the last one is that of the rows; where it was merged, both are in it."""
     function = function_from(f"def epilogue(accum, C):\n    D = {line} * 2.0\n    return D\n", file="user.py")
     for m in (12, 6, 4, 3, 8):
         a, b, C = torch.randn(m, K), torch.randn(K, N), torch.randn(m, N)
@@ -128,6 +136,17 @@ def test_what_rows_decide_is_decided_anew(line: str) -> None:
         except ef.errors.EpifuseError:
             continue
         torch.testing.assert_close(got, function(a @ b, C))
+
+
+def test_a_join_by_another_name() -> None:
+    glue = torch.cat
+
+    def exchanged(accum: Any) -> Any:
+        first, second = accum.chunk(2, -1)
+        return glue([second, first], dim=-1)
+
+    a, b, _ = inputs()
+    torch.testing.assert_close(ef.gemm(a, b, epilogue=exchanged), exchanged(a @ b))
 
 
 def test_hopper_refuses_parts_by_name() -> None:

@@ -75,7 +75,7 @@ def program(rng: random.Random) -> str:
     values, lines = inputs(), []
     for number in range(rng.randint(2, 7)):
         x = rng.choice([name for name in values if values[name].dim()])
-        line = rng.choice(LINES)(rng, f"v{number}", x, rng.randrange(-1, values[x].dim()), values)
+        line = rng.choice(LINES)(rng, f"v{number}", x, rng.randrange(-values[x].dim(), values[x].dim()), values)
         there: dict[str, Any] = dict(values)
         try:
             exec(line, {"torch": torch}, there)

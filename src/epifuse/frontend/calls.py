@@ -168,7 +168,8 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
     parameters = entry.signature.parameters
     if entry.name in ("cat", "stack"):
         dim = static(context, bound["dim"], spelled, "dim", at)
-        return parts.joined(context, spelled, bound["tensors"], _whole(context, {"dim": dim}, "dim", spelled, at), at)
+        dim = _whole(context, {"dim": dim}, "dim", spelled, at)
+        return parts.joined(context, entry.name, spelled, bound["tensors"], dim, at)
     fixed = {name: static(context, bound[name], spelled, name, at) for name, p in parameters.items() if is_static(p)}
     values = [context.value(bound[name], at) for name, p in parameters.items() if not is_static(p)]
     if entry.group == "primitive":

@@ -25,7 +25,7 @@ def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -
     if not isinstance(place, int) or isinstance(place, bool):
         raise context.fail("unsupported_subscript", at)
     if isinstance(base, Pieces):
-        if not 0 <= place < MOST:
+        if abs(place) > MOST:
             raise context.fail("unsupported_subscript", at)
         return base.piece(place, 0)
     if not -len(base.items) <= place < len(base.items):
@@ -33,13 +33,13 @@ def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -
     return base.items[place]
 
 
-def joined(context: Context, spelled: str, values: Any, dim: int, at: ast.AST) -> Node:
-    """`cat` or `stack` of several values."""
+def joined(context: Context, how: str, spelled: str, values: Any, dim: int, at: ast.AST) -> Node:
+    """`how` is cat or stack of several values, called `spelled`."""
     if not isinstance(values, TupleValue) or not 0 < len(values.items) <= MOST:
         want = f"a list of 1 to {MOST} values"
         raise context.fail("wrong_static", at, function=spelled, name="tensors", want=want)
     nodes = [context.tensor(context.value(item, at), spelled, at) for item in values.items]
-    return context.emit("join", *nodes, attr=(dim, spelled.rpartition(".")[2]), at=at)
+    return context.emit("join", *nodes, attr=(dim, how), at=at)
 
 
 def bounds(key: ast.expr) -> list[ast.expr]:

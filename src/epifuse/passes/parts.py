@@ -46,9 +46,12 @@ def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
         return Part(at * (size // count), (at + 1) * (size // count))
     if how == "split":
         (width, at), count = pieces, at
-        if size % width or at >= size // width or count not in (0, size // width):
-            raise _uneven(size, f"{count or at + 1} parts of {width}")
-        return Part(at * width, (at + 1) * width)
+        have = size // width
+        if size % width or count not in (0, have):
+            raise _uneven(size, f"{count} parts of {width}" if count else f"parts of {width}")
+        if not -have <= at < have:
+            raise DimsError("item_range", place=at, have=have)
+        return Part(at % have * width, (at % have + 1) * width)
     if sum(pieces) != size:
         raise _uneven(size, "parts of " + " and ".join(map(str, pieces)))
     return Part(sum(pieces[:at]), sum(pieces[: at + 1]))

@@ -93,7 +93,7 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
         return False
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
-    without: set[Node] = set()  # values whose last dim may be one of rows, as another one behind it was dropped
+    without: set[Node] = set()  # values whose last dim may be one of rows, as it was merged or one behind it dropped
     for node in graph.written:
         below = not without.isdisjoint(node.args)
         if node.op in _READ_EXTENTS and (below or not _cuts(node, last)):
@@ -104,9 +104,11 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
 
 
 def _drops(node: Node) -> bool:
-    """Whether a value has fewer dims than its argument."""
+    """Whether a value may have fewer dims than its argument."""
     if node.op == "reduce_dims":
         return not node.attr[2]
+    if node.op == "rearrange":
+        return node.attr[0] in ("flatten", "squeeze")
     return node.op == "part" and node.attr[1] == "element"
 
 
