@@ -39,7 +39,8 @@ def package(tmp_path: Path) -> Path:
 
 
 def python(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    paths = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # a package may be installed there
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, cwd=package.parent, capture_output=True, text=True, check=False)
 

@@ -11,7 +11,7 @@ from epifuse.fusion import composites
 from epifuse.fusion.vocabulary import public_functions
 from tests.frontend.sources import function_from
 
-M, N, K = 9, 16, 4
+M, N, K = 9, 16, 8
 
 LINES = [
     "accum.masked_fill(mask, 2.0)",
