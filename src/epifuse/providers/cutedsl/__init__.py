@@ -69,11 +69,8 @@ _BITS = "K ascending in one accumulator"
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
-    problem = inputs.filled(problem)
-    reason = inputs.refused(problem)
-    if reason is None:
-        family = family_of(work, problem)
-        reason = family.refused
+    family = family_of(work, problem)
+    reason = inputs.uncounted(problem) or family.refused
     if reason is not None:
         return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
@@ -86,7 +83,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
             found.design.tile,
             costs[index],
             partial(partials.workspace_bytes, reductions, found.design, problem.extents) if reductions else 0,
-            partial(found.details, work, problem),
+            lambda: found.details(work, inputs.filled(problem)),
             program=found,
             bits=None if work.reduces else _BITS,
         )

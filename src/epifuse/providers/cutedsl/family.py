@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, refusals, rows, tuned
+from epifuse.providers.cutedsl import budget, inputs, refusals, rows, tuned
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
@@ -26,7 +28,7 @@ from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, Program
 from epifuse.providers.cutedsl.ways import Access
-from epifuse.request.problem import Problem
+from epifuse.request.problem import Problem, TensorInfo
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,8 @@ class Key(NamedTuple):
 
     `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
     long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
-    where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`.
+    where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`, A and B for what is
+    `refused` of them.
     """
 
     work: Lowered
@@ -81,10 +84,56 @@ class Key(NamedTuple):
     by_tma: tuple[str, ...]
     stands_in_the_way: tuple[str, ...]
     target: Target
+    refused: str | None
+
+
+class Lie(NamedTuple):
+    """A problem as it lies in memory: its family is found by this where it was found before, without `layouts`.
+
+    `rows` are M where a layout may follow from it, else whether there is none, one, or more. What else a layout follows
+    from is of one layout class already.
+    """
+
+    work: Lowered
+    rows: int
+    others: tuple[int, int, int]
+    tensors: tuple[tuple[tuple[int, ...], bool, torch.dtype] | None, ...]
+    dtypes: tuple[tuple[str, torch.dtype], ...]
+    cuts: tuple[int, int]
+    by_tma: tuple[str, ...]
+    target: Target
 
 
 def family_of(work: Lowered, problem: Problem) -> Family:
     """The problem's family."""
+    lie = _lie(work, problem)
+    return FAMILIES.get(lie) or FAMILIES.put(lie, _family(work, problem))
+
+
+def _lie(work: Lowered, problem: Problem) -> Lie:
+    extents, by_rows = problem.extents, work.is_plain
+    tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = []
+    for info in (problem.a, problem.b, *[info for _, info in (*problem.operands, *problem.outputs)]):
+        if isinstance(info, TensorInfo):
+            strides = info.strides
+            by_rows = by_rows and (not strides or strides[-1] == 1 or info is problem.b)
+            tensors.append((strides, info.aligned, info.dtype))
+        else:
+            tensors.append(None)
+    return Lie(
+        work,
+        min(extents["m"], 2) if by_rows else extents["m"],
+        (extents["n"], extents["k"], extents["l"]),
+        tuple(tensors),
+        problem.dtypes,
+        _cuts(extents) if work.reduces else (0, 0),
+        problem.by_tma,
+        problem.target,
+    )
+
+
+def _family(work: Lowered, problem: Problem) -> Family:
+    problem = inputs.filled(problem)
     extents, lying = problem.extents, layouts(work, problem)
     key = Key(
         work,
@@ -96,8 +145,9 @@ def family_of(work: Lowered, problem: Problem) -> Family:
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
         problem.target,
+        inputs.refused(problem),
     )
-    return FAMILIES.get(key) or FAMILIES.put(key, Family(work, problem))
+    return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
 
 
 _STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *ROW_DESIGNS))) for i in (0, 1))
@@ -122,8 +172,8 @@ class Carried(NamedTuple):
 class Family:
     """The answers for a class of problems, each made when it is first asked for, of the first `problem`."""
 
-    def __init__(self, work: Lowered, problem: Problem) -> None:
-        self.work, self.problem = work, problem
+    def __init__(self, key: Key, problem: Problem) -> None:
+        self.key, self.work, self.problem = key, key.work, problem
         self._found: dict[str, Arranged | str] = {}
 
     def answers(self, specs: Sequence[KernelSpec]) -> Carried:
@@ -157,8 +207,8 @@ class Family:
 
     @cached_property
     def refused(self) -> str | None:
-        """Why no design carries the epilogue."""
-        return refusals.of_graph(self.work, self.problem, self.sides)
+        """Why no design carries the epilogue, or A and B."""
+        return self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
 
     @cached_property
     def _accuracies(self) -> Mapping[Node, Accuracy]:
@@ -209,7 +259,7 @@ class Family:
         return program, replace(found, registers=registers, spare=spare)
 
 
-FAMILIES: LRU[Key, Family] = LRU(1024)
+FAMILIES: LRU[Key | Lie, Family] = LRU(1024)
 
 _Sides = tuple[list[Access], list[Access]]
 

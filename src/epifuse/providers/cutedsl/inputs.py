@@ -48,12 +48,18 @@ _LEAST_TILE = 64
 _STEP = 1024  # more than the clusters at once: so far beyond the last tile a count may go
 
 
-def refused(problem: Problem) -> str | None:
-    """Why A and B, filled, cannot be multiplied, or None."""
-    a, b, e = problem.a, problem.b, problem.extents
+def uncounted(problem: Problem) -> str | None:
+    """Why so many rows, columns or tiles cannot be counted, or None."""
+    e = problem.extents
     tiles = e["l"] * -(-e["m"] // _LEAST_TILE) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
         return f"it counts rows, columns and tiles up to {_MOST}"
+    return None
+
+
+def refused(problem: Problem) -> str | None:
+    """Why A and B, filled, cannot be multiplied however many rows there are, or None."""
+    a, b = problem.a, problem.b
     if a.dtype not in ACCUMULATORS or b.dtype != a.dtype:
         return f"it multiplies float16, bfloat16 and float32 as tf32, and A is {a.dtype}"
     if problem.accumulator not in ACCUMULATORS[a.dtype]:

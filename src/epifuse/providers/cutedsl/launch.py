@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +26,7 @@ from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor; where it starts is the tensor's own.
 
     `same` where these are the tensor's own as well: a view costs the host a microsecond.
@@ -214,7 +212,7 @@ def _views(given: Problem, problem: Problem, program: Program) -> _Views:
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen.
     """
-    extents, batched, by_name = problem.extents, problem.batched, dict(problem.operands)
+    extents, batched, by_name = problem.extents, problem.batched, problem.by_name
     infos, names = dict(problem.outputs), [one.output for one in program.prints]
     operands, outputs, printed = [], [], []
     for load, access, along in program.reads:

@@ -94,6 +94,12 @@ class Lowered:
         return tuple(_write(output, self.stored, self.factors) for output in self.stored.outputs)
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Whether no operand is seen in another layout than its own, and no axis is cut."""
+        along = [*[read.along for read in self.reads], *[write.along for write in self.writes]]
+        return all(one.at is not None for one in along) and not any(read.load.views for read in self.reads)
+
+    @cached_property
     def shares_rows(self) -> bool:
         """Whether some value needs a whole row at once."""
         return has_row_stage(self.walked)
