@@ -1,6 +1,7 @@
 """Processes that compile: into the store, ended with their parent, replaced when they die, not shared by a fork."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from epifuse.base import store
 from epifuse.base.errors import InternalError
 from epifuse.providers.cutedsl import load
+from epifuse.runtime import worker
 from epifuse.runtime.workers import Workers
 
 
@@ -31,19 +33,22 @@ def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.Mo
         assert load.find(text) is None or right.done()
         right.result(timeout=60)
         assert load.find(text) is not None
-        (process,) = pool._processes
+        process = pool._process.popen
     finally:
         pool.close()
     assert process.wait(timeout=10) != 0
     assert pool.submit("cutedsl", text).cancelled()
 
 
-ANSWERS = "import sys\nfor line in sys.stdin: print('null', flush=True)"
-DIES = "import os, sys\nfor line in sys.stdin: os._exit(3) if 'die' in line else print('null', flush=True)"
+ANSWERS = """
+import json, os, sys
+for line in sys.stdin:
+    os._exit(3) if "die" in line else print(json.dumps([json.loads(line)[0], None]), flush=True)
+"""
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
-    pool = Workers(1, [sys.executable, "-c", DIES])
+    pool = Workers(1, [sys.executable, "-c", ANSWERS])
     try:
         with pytest.raises(InternalError, match="status 3"):
             pool.submit("cutedsl", "die").result(timeout=30)
@@ -52,18 +57,30 @@ def test_a_worker_that_dies_is_replaced() -> None:
         pool.close()
 
 
+class Crashes:
+    def compile(self, text: str) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_kernel_that_brings_its_process_down_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.providers, "load", lambda name: Crashes())
+    source, child = worker._forked(7, "cutedsl", "")
+    assert os.read(source, 1) == b""
+    assert worker._ended(source, child) == (7, f"its process ended with status {-signal.SIGSEGV}")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_has_workers_of_its_own() -> None:
     pool = Workers(1, [sys.executable, "-c", ANSWERS])
     try:
         pool.submit("cutedsl", "parent").result(timeout=30)
-        (parents,) = pool._processes
+        parents = pool._process.popen
         if (child := os.fork()) == 0:
             status = 1
             try:
                 pool.submit("cutedsl", "child").result(timeout=30)
-                (own,) = pool._processes
+                own = pool._process.popen
                 status = 2 if own.pid == parents.pid else 0
                 pool.close()
             finally:
@@ -78,10 +95,11 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
 
 PARENT = """
 import os, time
+from epifuse.runtime import worker
 from epifuse.runtime.workers import Workers
 pool = Workers(1)
 assert pool.submit("cutedsl", "no kernel").exception() is not None
-(worker,) = pool._processes
+worker = pool._process.popen
 child = os.fork()
 if child == 0:
     time.sleep(60)

@@ -50,5 +50,8 @@ class Provider(Protocol):
     def is_stored(self, text: str) -> bool:
         """Whether the kernel of this text is on disk, from where `build` loads it in a few milliseconds."""
 
+    def prepare(self) -> None:
+        """Import what `compile` needs, which takes seconds. Raises `ImportError`."""
+
     def compile(self, text: str) -> None:
         """Store the kernel of this text, compiled where there is none. Raises what compiling raises."""

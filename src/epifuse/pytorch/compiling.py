@@ -13,6 +13,7 @@ from epifuse.base.errors import fail, kind_of
 from epifuse.pytorch import leaves  # registers the operators that a graph in PyTorch's cache may hold
 from epifuse.pytorch.direct import register
 from epifuse.pytorch.report import Report, Row
+from epifuse.runtime.background import prepare
 
 if TYPE_CHECKING:
     from epifuse.pytorch.fuse import Fuse
@@ -116,6 +117,7 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         warnings.warn(f"epifuse fuses nothing: {why}", stacklevel=3)
         return given
     register()
+    prepare()  # a model's first graph is traced for seconds before the pass finds a kernel to compile
     # Padding runs before our pass, and hides products in slices.
     return {"shape_padding": False, **given, _HOOK: _behind(given.get(_HOOK, getattr(config, _HOOK)), fuse)}
 

@@ -77,6 +77,13 @@ def choose(best: Plan, selection: Selection) -> Choice:
     return Choice(stand_in, outcomes[-1])
 
 
+def prepare() -> None:
+    """Have the worker import what compiles kernels for GPUs, where there is one: beside what a caller does before it
+    knows which kernels it needs."""
+    if CONFIG.background and not CONFIG.no_compile and torch.cuda.is_available():
+        WORKERS.submit("cutedsl", None)
+
+
 def submit(plan: Plan) -> None:
     """Have workers compile the kernels of a plan that calls will run on, where they are neither loaded nor stored.
 

@@ -1,8 +1,9 @@
 """`python -m epifuse.runtime.worker PARENT`: compiles kernels into the store for another process.
 
-A line on standard input is the name of a provider and a kernel's text, as a JSON list. Each is answered by one line on
-standard output: null once the kernel is stored, or a JSON string with the error. It ends with its input, or when the
-process PARENT is gone.
+A line on standard input is a number, the name of a provider and a kernel's text, or null for none, as a JSON list. Each
+is answered by one line on standard output, in whichever order they are done: the number, and null once the kernel is
+stored or the error. Every kernel has a forked child of its own, which has what compiles imported, and which no other
+kernel can bring down. All ends with the input, or when the process PARENT is gone.
 """
 
 from __future__ import annotations
@@ -10,43 +11,105 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from epifuse import providers
 
 _LOOK_AFTER = 1.0  # seconds: a forked child of the parent may hold our input open, so its end is not enough
 
 
+class Child(NamedTuple):
+    """One that compiles: the number of what was asked, its process, and its answer as far as it came."""
+
+    number: int
+    process: int
+    answer: bytearray
+
+
 def main(parent: int) -> None:
     """Answer until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.dup(1)
     os.dup2(2, 1)  # what a compiler prints is no answer
-    lines = os.fdopen(os.dup(0), "rb", buffering=0)
-    while line := _next_line(lines.fileno(), parent):
-        print(json.dumps(_compile(*json.loads(line))), file=answers)
-
-
-def _next_line(source: int, parent: int) -> bytes:
-    """A line with its end; empty where there is none to come. The parent sends one line and waits for its answer."""
-    line = b""
-    while not line.endswith(b"\n"):
-        while not select.select([source], [], [], _LOOK_AFTER)[0]:
-            if os.getppid() != parent:
-                return b""
-        if not (piece := os.read(source, 1 << 16)):
-            return b""
-        line += piece
-    return line
-
-
-def _compile(provider: str, text: str) -> str | None:
-    """The error, or None where the kernel is stored."""
-    from epifuse import providers
-
+    children: dict[int, Child] = {}
+    rest = b""
     try:
-        providers.load(provider).compile(text)
+        while ready := _ready([0, *children], parent):
+            for source in ready:
+                piece = os.read(source, 1 << 16)
+                if source == 0:
+                    if not piece:
+                        return
+                    *lines, rest = (rest + piece).split(b"\n")
+                    children.update(begun for line in lines if (begun := _begun(answers, *json.loads(line))))
+                elif piece:
+                    children[source].answer.extend(piece)
+                else:
+                    _tell(answers, *_ended(source, children.pop(source)))
+    finally:
+        for child in children.values():
+            os.kill(child.process, signal.SIGKILL)
+
+
+def _ready(sources: list[int], parent: int) -> list[int]:
+    """Those that can be read; none where the parent is gone."""
+    while not (ready := select.select(sources, [], [], _LOOK_AFTER)[0]):
+        if os.getppid() != parent:
+            return []
+    return ready
+
+
+def _begun(answers: int, number: int, provider: str, text: str | None) -> tuple[int, Child] | None:
+    """The child that compiles a text, and what its answer is read from; without a text the answer is given here."""
+    error = _error(lambda: providers.load(provider).prepare())
+    if text is not None:  # where nothing can be imported, the child tells why
+        return _forked(number, provider, text)
+    _tell(answers, number, error)
+    return None
+
+
+def _forked(number: int, provider: str, text: str) -> tuple[int, Child]:
+    """A child that compiles, and what its answer is read from."""
+    source, sink = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what is imported starts none that we need
+        process = os.fork()
+    if process:
+        os.close(sink)
+        return source, Child(number, process, bytearray())
+    try:
+        with os.fdopen(sink, "w") as answer:
+            json.dump(_error(lambda: providers.load(provider).compile(text)), answer)
+    finally:
+        os._exit(0)
+
+
+def _ended(source: int, child: Child) -> tuple[int, str | None]:
+    """The number and the answer of a child that has ended."""
+    os.close(source)
+    _, status = os.waitpid(child.process, 0)
+    if not child.answer:
+        return child.number, f"its process ended with status {os.waitstatus_to_exitcode(status)}"
+    return child.number, json.loads(child.answer)
+
+
+def _tell(answers: int, number: int, error: str | None) -> None:
+    os.write(answers, json.dumps([number, error]).encode() + b"\n")
+
+
+def _error(work: Callable[[], None]) -> str | None:
+    """What it raises, or None."""
+    try:
+        work()
     except Exception as error:  # whatever it is, the parent is told
         return f"{type(error).__name__}: {error}"
     return None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with suppress(BrokenPipeError):  # the parent is gone
+        main(int(sys.argv[1]))

@@ -1,7 +1,8 @@
-"""Processes that compile kernels into the store while this one goes on.
+"""A process that compiles kernels into the store while this one goes on.
 
-They are started when there is work, at most `MOST` of them, see no GPU, and end with this process, however it ends. A
-forked child starts its own. Scripts need no `if __name__ == "__main__"`: a worker runs a module of ours.
+It imports what compiles once and forks for each kernel, `MOST` of them at once: to import takes 5 to 9 s of an H100's
+host, and a kernel 1 to 3 s. It is started when there is work, sees no GPU, and ends with this process, however it ends.
+A forked child starts its own. Scripts need no `if __name__ == "__main__"`: what runs is a module of ours.
 """
 
 from __future__ import annotations
@@ -9,23 +10,46 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from itertools import count
 from queue import Empty, SimpleQueue
 from typing import IO
 
 from epifuse.base.errors import fail
 
-MOST = min(8, os.cpu_count() or 1)  # a step of BERT has some 14 different kernels, each 1 to 3 s of one core
+MOST = min(8, os.cpu_count() or 1)  # a step of BERT has some 14 different kernels
 _MODULE = "epifuse.runtime.worker"
 
 
+class _Process:
+    """The process, and the futures of what it was asked and has not answered, by number."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.asked: dict[int, Future[None]] = {}
+        self.has_ended = False
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # a file without a lock, which a forked child can close
+            env=_environment(),
+            start_new_session=True,  # an interrupt from the keyboard is for this process
+        )
+
+    def kill(self) -> None:
+        """With what it has forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+
+
 class Workers:
-    """A pool of worker processes. Each has a thread here, which sends it one text and waits for the answer."""
+    """Work for such a process, and two threads here: one sends, one receives."""
 
     def __init__(self, most: int = MOST, command: Sequence[str] | None = None) -> None:
         self._most = most
@@ -37,85 +61,100 @@ class Workers:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: SimpleQueue[tuple[str, str, Future[None]] | None] = SimpleQueue()
-        self._unfinished = 0  # tasks
-        self._threads = 0
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._tasks: SimpleQueue[tuple[str, str | None, Future[None]] | None] = SimpleQueue()
+        self._room = threading.Semaphore(self._most)
+        self._numbers = count()
+        self._process: _Process | None = None
+        self._sends = False
         self._closed = False
 
-    def submit(self, provider: str, text: str) -> Future[None]:
+    def submit(self, provider: str, text: str | None) -> Future[None]:
         """Compile the kernel of this text by the provider of this name; the result is there once it is stored.
 
-        The future raises `InternalError` with the worker's error. Work that has not begun can be cancelled.
+        Without a text, what compiles is imported, for kernels to come. The future raises `InternalError` with the
+        worker's error. Work that has not begun can be cancelled.
         """
         future: Future[None] = Future()
         with self._lock:
             if self._closed:
                 future.cancel()
                 return future
+            if not self._sends:
+                threading.Thread(target=self._send, name="epifuse-compile", daemon=True).start()
+                self._sends = True
             self._tasks.put((provider, text, future))
-            self._unfinished += 1
-            if self._threads < min(self._unfinished, self._most):
-                self._threads += 1
-                threading.Thread(target=self._serve, name="epifuse-compile", daemon=True).start()
         return future
 
     def close(self) -> None:
-        """End the workers; what they have not finished is cancelled or fails."""
+        """End the process; what is not finished is cancelled or fails."""
         with self._lock:
             self._closed = True
             while not self._tasks.empty():
-                with suppress(Empty):  # a thread may be faster
+                with suppress(Empty):  # the thread may be faster
                     if (task := self._tasks.get_nowait()) is not None:
                         task[-1].cancel()
-            for process in self._processes:
-                process.kill()
-            for _ in range(self._threads):
-                self._tasks.put(None)
+            if self._process is not None:
+                self._process.kill()
+            self._tasks.put(None)
 
-    def _serve(self) -> None:
-        process: subprocess.Popen[bytes] | None = None
+    def _send(self) -> None:
         while (task := self._tasks.get()) is not None:
             provider, text, future = task
-            if future.set_running_or_notify_cancel():
-                try:
-                    process = self._started(process)
-                    _ask(process, provider, text)
-                except Exception as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(None)
-            with self._lock:
-                self._unfinished -= 1
-        if process is not None:
-            _end(process)
+            self._room.acquire()
+            if not future.set_running_or_notify_cancel():
+                self._room.release()
+                continue
+            try:
+                number, process = self._asked(future)
+            except Exception as error:  # no process can be started
+                future.set_exception(error)
+                self._room.release()
+                continue
+            with suppress(BrokenPipeError):  # it has ended, of which the other thread tells
+                _write(process.popen.stdin, json.dumps((number, provider, text)).encode() + b"\n")
 
-    def _started(self, process: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
-        """The process, or a new one where it has ended."""
-        if process is not None:
-            if process.poll() is None:
-                return process
-            _end(process)
-        # Not under the lock, for which `submit` would wait.
-        new = subprocess.Popen(
-            self._command or [sys.executable, "-m", _MODULE, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,  # a file without a lock, which a forked child can close
-            env=_environment(),
-            start_new_session=True,  # an interrupt from the keyboard is for this process
-        )
+    def _asked(self, future: Future[None]) -> tuple[int, _Process]:
+        """A number for what is asked, and the process: a new one where there is none that goes on."""
+        number = next(self._numbers)
         with self._lock:
-            self._processes = {new, *(one for one in self._processes if one is not process)}
+            if (process := self._process) is not None and not process.has_ended:
+                process.asked[number] = future
+                return number, process
+        # Not under the lock, for which `submit` would wait.
+        process = _Process(self._command or [sys.executable, "-m", _MODULE, str(os.getpid())])
+        process.asked[number] = future
+        threading.Thread(target=self._receive, args=(process,), name="epifuse-compiled", daemon=True).start()
+        with self._lock:
+            self._process = process
             if self._closed:
-                new.kill()
-        return new
+                process.kill()
+        return number, process
+
+    def _receive(self, process: _Process) -> None:
+        """Hand on the answers; where the process ends, what it has not answered fails."""
+        assert process.popen.stdout is not None
+        while (line := process.popen.stdout.readline()).endswith(b"\n"):
+            number, error = json.loads(line)
+            with self._lock:
+                future = process.asked.pop(number)
+            _finish(future, error)
+            self._room.release()
+        process.kill()
+        with process.popen:
+            status = process.popen.wait()
+        with self._lock:
+            process.has_ended = True
+            rest = [*process.asked.values()]
+        for future in rest:
+            _finish(future, f"its process ended with status {status}")
+            self._room.release()
 
     def _after_fork(self) -> None:
-        """In a child: its parent's workers go on working for the parent alone."""
-        for process in self._processes:
-            process.returncode = 0  # not ours to wait for
-            for pipe in (process.stdin, process.stdout):
+        """In a child: its parent's process goes on working for the parent alone."""
+        if self._process is not None:
+            popen = self._process.popen
+            popen.returncode = 0  # not ours to wait for
+            for pipe in (popen.stdin, popen.stdout):
                 if pipe is not None:
                     pipe.close()
         self._begin()
@@ -130,38 +169,26 @@ def failure(future: Future[None]) -> str | None:
     return None if error is None else str(error)
 
 
+def _finish(future: Future[None], error: str | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(fail("worker", None, detail=error))
+
+
 def _environment() -> dict[str, str]:
-    """This process's, with its path of modules, and without a GPU."""
+    """This process's, with its path of modules, and without a GPU and threads, which a fork would lose."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **alone}
 
 
-def _ask(process: subprocess.Popen[bytes], provider: str, text: str) -> None:
-    answer = b""
-    if process.stdin is not None and process.stdout is not None:
-        try:
-            _write(process.stdin, json.dumps((provider, text)).encode() + b"\n")
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            pass  # it has ended, which an empty answer says as well
-    if not answer.endswith(b"\n"):
-        raise fail("worker", None, detail=f"its process ended with status {_end(process)}")
-    if (error := json.loads(answer)) is not None:
-        raise fail("worker", None, detail=error)
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Its status; the pipes are closed."""
-    process.kill()
-    with process:
-        return process.wait()
-
-
-def _write(pipe: IO[bytes], data: bytes) -> None:
+def _write(pipe: IO[bytes] | None, data: bytes) -> None:
+    assert pipe is not None
     rest = memoryview(data)
     while rest:
         rest = rest[pipe.write(rest) :]
 
 
 WORKERS = Workers()
-"""The one pool of this process; nothing is started until there is work."""
+"""The one of this process; nothing is started until there is work."""

@@ -65,6 +65,9 @@ class CpuProvider:
         """Whether a loop that this CPU can run is on disk."""
         return toolchain.is_stored(text)
 
+    def prepare(self) -> None:
+        """A C++ compiler is no module."""
+
     def compile(self, text: str) -> None:
         """By the C++ compiler, for this CPU. Raises `BuildError`."""
         toolchain.stored(text)
