@@ -1,5 +1,7 @@
 """What a fragment says of registers and lanes, beside the coordinates that each of them really has."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -7,8 +9,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warp
 
-from epifuse.providers.cutedsl.kernels.fragment import Fragment, listed, spread
+from epifuse.providers.cutedsl.kernels.fragment import Fragment, listed, registers_of_parts, spread
 from epifuse.providers.cutedsl.kernels.multiply import tiled_multiplication
+from epifuse.providers.cutedsl.weave import STRIP, rows
 
 LANES = range(32)
 
@@ -140,3 +143,50 @@ def test_columns_are_merged_once_over_all_lanes(layout):
         for register, (_, column) in enumerate(places[lane]):
             want.setdefault(column, set()).add((lane, register))
     assert found == want
+
+
+@pytest.mark.parametrize("order", ["stacked", "interleaved"])
+def test_rows_of_b_are_woven(order):
+    """The rows of shared memory in order: eight of the first part, eight of the second."""
+    extents, strides = rows(order, 24, 16)
+    places = itertools.product(*map(range, reversed(extents)))
+    found = [sum(i * step for i, step in zip(reversed(place), strides, strict=True)) for place in places]
+    each = [(row // (2 * STRIP) * STRIP + row % STRIP, row // STRIP % 2) for row in range(48)]
+    assert found == [16 * (column + 24 * part if order == "stacked" else 2 * column + part) for column, part in each]
+
+
+@pytest.mark.parametrize(("height", "columns"), [(64, 256), (64, 192), (128, 128), (128, 64)])
+def test_each_part_of_a_row_is_in_the_registers_of_its_column(height, columns):
+    """Every value of both parts, in all subtiles of a warp group's tile and all of its threads."""
+    found = []
+
+    def places():
+        majors = OperandMajorMode.K, OperandMajorMode.K
+        tile, narrow, wide = (
+            tiled_multiplication((BFloat16, BFloat16), majors, Float32, 1, count) for count in (columns, 32, 64)
+        )
+        fragments = Fragment.of_accumulators(narrow, (64, 32)), Fragment.of_accumulators(wide, (64, 64))
+        whole, subtile = cute.make_identity_tensor((height, columns)), cute.make_identity_tensor((64, 32))
+        each = [
+            (listed(tile.get_slice(t).partition_C(whole)), listed(narrow.get_slice(t).partition_C(subtile)))
+            for t in range(128)
+        ]
+        return registers_of_parts(*fragments, STRIP), each
+
+    @cute.jit
+    def trace(unused: Int32):
+        found.append(places())
+
+    cute.compile(trace, Int32(0), options="--gpu-arch=sm_90a")
+    parts, each = found[0]
+    across, seen = columns // 64, 0
+    for accumulators, own in each:
+        for subtile in range(height // 64 * across):
+            for part, registers in enumerate(parts):
+                for register, (row, column) in zip(registers, own, strict=True):
+                    place = accumulators[2 * len(own) * subtile + register]
+                    of_result = subtile % across * 32 + column
+                    woven_column = of_result // STRIP * 2 * STRIP + part * STRIP + of_result % STRIP
+                    assert place == (subtile // across * 64 + row, woven_column)
+                    seen += 1
+    assert seen == height * columns

@@ -149,9 +149,9 @@ def test_a_join_by_another_name() -> None:
     torch.testing.assert_close(ef.gemm(a, b, epilogue=exchanged), exchanged(a @ b))
 
 
-def test_hopper_refuses_parts_by_name() -> None:
-    a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, N // 2)))
-    function = function_from(written(EPILOGUES["halves"]), file="user.py", F=F)
+def test_hopper_refuses_reductions_of_parts_by_name() -> None:
+    a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, 4, 8)))
+    function = function_from(written(EPILOGUES["heads"]), file="user.py", torch=torch)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, D=D))
     (reason,) = {refusal.reason for refusal in ef.explain(args, cc=90).refusals if "sm90" in refusal.kernel}
-    assert "parts of a row" in str(reason)
+    assert "leaves a part of one that a reshape cut" in str(reason)

@@ -17,7 +17,8 @@ from epifuse.ir.types import Dims, Type, show_dims
 class Load(NamedTuple):
     """The `attr` of a load: which operand, the layout operations written on it, and the dims it was aligned with.
 
-    `views` are ("permute", dims), ("reshape", shape) and ("unsqueeze", position) steps on the operand as handed in.
+    `views` are ("permute", dims), ("reshape", shape), ("unsqueeze", position) and ("part", (dim, start, stop, step,
+    whether the dim is dropped)) steps on the operand as handed in.
     `dims` is None until types are inferred.
     """
 
@@ -26,20 +27,26 @@ class Load(NamedTuple):
     dims: Dims | None = None
 
     def __str__(self) -> str:
-        steps = "".join(f".{op}({arg})" for op, arg in self.views)
-        return self.name + steps + (show_dims(self.dims) if self.dims is not None else "")
+        return self.name + show_views(self.views) + (show_dims(self.dims) if self.dims is not None else "")
+
+
+def show_views(views: tuple[tuple[str, Any], ...]) -> str:
+    """Text of layout operations."""
+    return "".join(f".{op}({arg})" for op, arg in views)
 
 
 class Output(NamedTuple):
     """A value that leaves the epilogue: its name, its node, and (once types are inferred) its dims.
 
-    `dtype` is the one that the epilogue itself casts it to last, None where it casts to none.
+    `dtype` is the one that the epilogue itself casts it to last, None where it casts to none. `views` are the layout
+    operations after which the tensor of this name is what the value is written to, as those of `Load`: a part of it.
     """
 
     name: str
     node: Node
     dims: Dims | None = None
     dtype: torch.dtype | None = None
+    views: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +108,7 @@ class Graph:
             lines.append("  " + self._line(node, numbers))
         for output in self.outputs:
             dims = show_dims(output.dims) if output.dims is not None else ""
-            lines.append(f"  return {output.name}{dims} = {numbers[output.node]}")
+            lines.append(f"  return {output.name}{show_views(output.views)}{dims} = {numbers[output.node]}")
         return "\n".join(lines)
 
     def _line(self, node: Node, numbers: Mapping[Node, str]) -> str:

@@ -62,7 +62,7 @@ def evaluate(at: Setting) -> dict[str, torch.Tensor]:
     for node in at.graph.nodes:
         values[node] = _value(node, [values[arg] for arg in node.args], values, at)
     found = {}
-    for name, node, dims, _ in at.graph.outputs:
+    for name, node, dims, *_ in at.graph.outputs:
         value = values[node]
         whole = value if isinstance(value, torch.Tensor) else at.arithmetic.filled(value)
         found[name] = _returned(whole, dims or (), at)

@@ -10,7 +10,7 @@ from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, load, partials, recompute
+from epifuse.providers.cutedsl import inputs, load, partials, recompute, weave
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
 from epifuse.providers.cutedsl.family import family_of
 from epifuse.providers.cutedsl.heuristic import estimates, wide_k
@@ -79,6 +79,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     if reason is not None:
         return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
+    problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
     costs = estimates(rates, problem.extents, wide_k(problem))
 

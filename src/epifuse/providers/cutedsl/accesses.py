@@ -14,7 +14,7 @@ from epifuse.providers.cutedsl.addresses import (
     Modes,
     Strides,
     modes,
-    strides_of,
+    seen,
     written,
 )
 from epifuse.providers.cutedsl.lowering import Lowered, Read, Write
@@ -80,23 +80,22 @@ def _load(read: Read, info: OperandInfo | None, extents: Extents) -> Lied:
     load, axes, ways, along = read
     if not isinstance(info, TensorInfo):
         return Layout("number"), ""
-    strides = strides_of(info, load)
-    if strides is None:
+    found = seen(info, load)
+    if found is None:
         return None, ""
     if len(ways) == 1:
-        return Layout(ways[0], info.dtype, inner=_inner(strides, along, extents)), ""
-    return _first(
-        ways, info.dtype, Lying(modes(strides, along, extents), axes, info.dtype.itemsize, info.aligned, False)
-    )
+        return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), ""
+    size, where = info.dtype.itemsize, modes(found.strides, along, extents)
+    return _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
 
 
 def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: Extents) -> Lied:
     output, _, ways, along = write
-    strides = written(output, info, extents)[1]
+    found = written(output, info, extents)
     if len(ways) == 1:
-        return Layout(ways[0], dtype, inner=_inner(strides, along, extents)), ""
-    aligned, axes = info is None or info.aligned, _varying(write, extents)
-    return _first(ways, dtype, Lying(modes(strides, along, extents), axes, dtype.itemsize, aligned, True))
+        return Layout(ways[0], dtype, inner=_inner(found.strides, along, extents)), ""
+    aligned, axes = info is None or found.is_aligned(info, dtype.itemsize), _varying(write, extents)
+    return _first(ways, dtype, Lying(modes(found.strides, along, extents), axes, dtype.itemsize, aligned, True))
 
 
 def _varying(write: Write, extents: Extents) -> frozenset[str]:

@@ -45,12 +45,13 @@ def _compile(source: KernelSource, options: str) -> Any:
     program = source.program
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
+    of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
     a, b = (
         _matrix(dtype, by_rows, (*shape, *batches))
         for dtype, by_rows, shape in zip(
             source.dtypes,
             source.by_rows,
-            ((extents["m"], extents["k"]), (extents["k"], extents["n"])),
+            ((extents["m"], extents["k"]), (extents["k"], of_product)),
             strict=True,
         )
     )

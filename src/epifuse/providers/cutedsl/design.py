@@ -20,7 +20,7 @@ class Design:
     beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
     those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
     a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
-    thread that computes.
+    thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts.
     """
 
     tile: tuple[int, int]
@@ -34,6 +34,7 @@ class Design:
     exchanged: int = 0
     registers: int = 0
     raster: int = 0
+    parts: int = 1
 
     @property
     def schedule(self) -> str:
@@ -54,9 +55,14 @@ class Design:
         return self.tile[0] // self.sharing
 
     @property
+    def columns(self) -> int:
+        """Columns of the result in one tile."""
+        return self.tile[1] // self.parts
+
+    @property
     def subtiles(self) -> int:
-        """Subtiles of one warp group in one tile."""
-        return self.rows // SUBTILE[0] * (self.tile[1] // SUBTILE[1])
+        """Subtiles of the result that one warp group has in one tile."""
+        return self.rows // SUBTILE[0] * (self.columns // SUBTILE[1])
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -17,7 +17,7 @@ from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, inputs, refusals, rows, tuned
+from epifuse.providers.cutedsl import budget, inputs, refusals, rows, tuned, weave
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
@@ -28,6 +28,7 @@ from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, Program
 from epifuse.providers.cutedsl.ways import Access
+from epifuse.providers.cutedsl.weave import PARTS
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -134,6 +135,8 @@ def _lie(work: Lowered, problem: Problem) -> Lie:
 
 def _family(work: Lowered, problem: Problem) -> Family:
     problem = inputs.filled(problem)
+    refused = inputs.refused(problem) or weave.refused(work.order, problem)
+    problem = weave.problem_of(work.order, problem, work.typed)
     extents, lying = problem.extents, layouts(work, problem)
     key = Key(
         work,
@@ -145,7 +148,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
         problem.target,
-        inputs.refused(problem),
+        refused,
     )
     return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
 
@@ -224,6 +227,8 @@ class Family:
             return reason
         if design in ROW_DESIGNS and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
+        if work.order and replace(design, parts=PARTS).subtiles == 1:
+            return "its tile has one subtile of the result, and loading and storing take two"
         found = self.fitted(design)
         if found is None:
             return "its tile leaves too little shared memory for three stages of A and B"
@@ -239,6 +244,7 @@ class Family:
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
+        design = replace(design, parts=PARTS if work.order else 1)
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
@@ -251,7 +257,7 @@ class Family:
         # Only reductions ask, and a kernel for each answer is one kernel more.
         cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces else NO_EDGES
         loading = tuple(zip(work.loads, loads, strict=True))
-        program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints)
+        program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
         # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
         # where K is short, which is not worth a kernel of its own.
         registers = budget.registers(found, program, waited_for=(work.reduces and short) or several)

@@ -47,7 +47,7 @@ class Rated(NamedTuple):
             m,
             m * cm,
             cm,
-            n * cn,
+            design.columns * cn,
             cn,
             processor.at_once(cm * cn),
             0 if pingpong else exposed,

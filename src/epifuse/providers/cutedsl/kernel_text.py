@@ -63,6 +63,7 @@ def written(source: KernelSource) -> str:
         "accumulator": source.accumulator,
         "batched": source.batched,
         "edges": program.edges,
+        "order": program.order,
         "nodes": tuple(nodes),
         "loads": tuple((numbers[node], _nameless(access)) for node, access in program.loads),
         "stores": tuple(map(_nameless, program.stores)),
@@ -86,7 +87,8 @@ def read(text: str) -> KernelSource:
         stages=_column(nodes, form["nodes"], 4),
     )
     loads = tuple((nodes[number], access) for number, access in form["loads"])
-    program = Program(graph, loads, form["stores"], _column(nodes, form["nodes"], 5), form["edges"])
+    accuracies = _column(nodes, form["nodes"], 5)
+    program = Program(graph, loads, form["stores"], accuracies, form["edges"], order=form["order"])
     return KernelSource(program, form["design"], form["dtypes"], form["by_rows"], form["accumulator"], form["batched"])
 
 

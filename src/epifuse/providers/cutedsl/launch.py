@@ -12,8 +12,8 @@ from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
-from epifuse.providers.cutedsl import tuned
-from epifuse.providers.cutedsl.addresses import Modes, modes, strides_of, written
+from epifuse.providers.cutedsl import tuned, weave
+from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, written
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
@@ -27,7 +27,7 @@ from epifuse.request.problem import Problem, TensorInfo
 
 
 class View(NamedTuple):
-    """Shape and strides under which the kernel sees a tensor; where it starts is the tensor's own.
+    """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
     `same` where these are the tensor's own as well: a view costs the host a microsecond.
     """
@@ -35,18 +35,22 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     same: bool = False
+    start: int = 0
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so; a mask as the bytes 0 and 1 that the kernel reads and writes."""
         if self.same:  # whether it wants a gradient, tvm-ffi does not ask
             return tensor
-        seen = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
-        return seen.as_strided(self.shape, self.strides)
+        whole = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+        if self.start:
+            return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+        return whole.as_strided(self.shape, self.strides)
 
     @staticmethod
-    def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
+    def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> View:
         """The view of a tensor, which knows whether it is the tensor itself."""
-        return View(shape, strides, shape == own.shape and strides == own.strides and own.dtype is not torch.bool)
+        same = shape == own.shape and strides == own.strides and own.dtype is not torch.bool and not start
+        return View(shape, strides, same, start)
 
 
 class GpuKernel:
@@ -64,7 +68,7 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(given, filled(given), program)
+        self.views = _views(plan, program)
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
@@ -207,53 +211,57 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(given: Problem, problem: Problem, program: Program) -> _Views:
+def _views(plan: Plan, program: Program) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
-    Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen.
+    Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
+    the rows of B are woven, N of all else are the columns of one part.
     """
+    given, product = plan.problem, filled(plan.problem)
+    problem = weave.problem_of(program.order, product, plan.graph)
     extents, batched, by_name = problem.extents, problem.batched, problem.by_name
     infos, names = dict(problem.outputs), [one.output for one in program.prints]
     operands, outputs, printed = [], [], []
     for load, access, along in program.reads:
         operand = by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        strides = strides_of(operand, load)
-        assert strides is not None, "refused while planning"
-        operands.append((load.name, _full(operand, modes(strides, along, extents), access, batched=batched)))
+        found = seen(operand, load)
+        assert found is not None, "refused while planning"
+        operands.append((load.name, _full(operand, found, along, access, problem)))
     for output, access, along in program.writes:
         info = infos.get(output.name)
-        shape, strides = written(output, info, extents)
-        own = info or TensorInfo(shape, strides, access.dtype, "")
-        outputs.append((output.name, _full(own, modes(strides, along, extents), access, batched=batched)))
+        found = written(output, info, extents)
+        own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
+        outputs.append((output.name, _full(own, found, along, access, problem)))
         if output.name in names:
-            printed.append((output.name, shape, access.dtype))
+            printed.append((output.name, found.shape, access.dtype))
     return _Views(
-        _matrix(given.a, problem.a, extents["l"], batched=batched),
-        _matrix(given.b, problem.b, extents["l"], batched=batched),
+        _matrix(given.a, product.a, extents["l"], batched=batched),
+        _matrix(given.b, product.b, extents["l"], batched=batched),
         tuple(operands),
         tuple(outputs),
         tuple(printed),
     )
 
 
-def _full(own: TensorInfo, where: Modes, access: Access, *, batched: bool) -> View:
+def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem) -> View:
     """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
 
     A tile that does not vary over L has one batch.
     """
+    where, start = modes(found.strides, along, problem.extents), found.start
     shape = where.extents
     steps = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, where.strides, strict=True)])
     if not access.travels.staged:
-        return View.beside(own, shape, steps)
+        return View.beside(own, shape, steps, start)
     # No address depends on the stride of a single row or batch, but TMA checks it.
     if 0 in steps:
         span = round_up(shape[0] * shape[1], 16)
         steps = tuple([stride or span for stride in steps])
     legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
-    if not batched:
-        return View.beside(own, shape[:2], legal[:2])
-    return View.beside(own, (*shape[:2], shape[2] if "l" in access.axes else 1), legal)
+    if not problem.batched:
+        return View.beside(own, shape[:2], legal[:2], start)
+    return View.beside(own, (*shape[:2], shape[2] if "l" in access.axes else 1), legal, start)
 
 
 def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool) -> View:

@@ -16,6 +16,7 @@ from epifuse.passes.lower import lower as inline
 from epifuse.passes.split_operators import split_operators
 from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
+from epifuse.plan import Reason
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs
 from epifuse.providers.cutedsl.addresses import Along
@@ -24,6 +25,7 @@ from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_
 from epifuse.providers.cutedsl.prints import Print, with_prints
 from epifuse.providers.cutedsl.rows import Walk, is_line, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
+from epifuse.providers.cutedsl.weave import Order, problem_of, woven
 from epifuse.request.problem import Problem
 
 NATIVE = frozenset(costs.FAST)
@@ -32,10 +34,15 @@ NATIVE = frozenset(costs.FAST)
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents."""
+    """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents.
+
+    `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
+    """
 
     typed: Graph
     walked: Graph
+    order: Order = ""
+    refused: Reason | None = None
     _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -95,9 +102,10 @@ class Lowered:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether no operand is seen in another layout than its own, and no axis is cut."""
+        """Whether no operand or output is seen in another layout than its own, and no axis is cut."""
         along = [*[read.along for read in self.reads], *[write.along for write in self.writes]]
-        return all(one.at is not None for one in along) and not any(read.load.views for read in self.reads)
+        views = any(read.load.views for read in self.reads) or any(write.output.views for write in self.writes)
+        return all(one.at is not None for one in along) and not views
 
     @cached_property
     def shares_rows(self) -> bool:
@@ -172,5 +180,7 @@ def _launch(sweep: Sweep, whole: Problem) -> Launch:
 
 def lower(graph: Graph, problem: Problem) -> Lowered:
     """The graph with what the device has no form of opened, and its stages; the same for all extents of a class."""
-    opened = canonicalise(inline(split_operators(graph, problem), NATIVE), problem)
-    return Lowered(graph, assign_stages(split_log_sums(opened), problem))
+    half, order, refused = woven(graph, problem)
+    problem = problem_of(order, problem, graph)
+    opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
+    return Lowered(graph, assign_stages(split_log_sums(opened), problem), order, refused)

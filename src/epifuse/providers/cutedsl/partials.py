@@ -73,7 +73,7 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
 
     Tiles beyond the result, which only fill up a cluster, leave neutral parts.
     """
-    (bm, bn), (cm, cn) = design.tile, design.cluster
+    bm, bn, (cm, cn) = design.tile[0], design.columns, design.cluster
     down, across = _up(m, bm * cm) * cm, _up(n, bn * cn) * cn
     warps = WARPS * (1 if design.pingpong else 2) * down
     if reduction.axis == "m":
@@ -86,7 +86,7 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
 
 def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:
     """What of the tiles lies beyond M and beyond N, where reductions must leave it out."""
-    steps = (design.tile[0] * design.cluster[0], design.tile[1] * design.cluster[1])
+    steps = (design.tile[0] * design.cluster[0], design.columns * design.cluster[1])
     return _edge(m, steps[0], SUBTILE[0]), _edge(n, steps[1], SUBTILE[1])
 
 

@@ -13,6 +13,7 @@ from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.ways import Access
+from epifuse.providers.cutedsl.weave import Order
 
 Edge = Literal["nothing", "subtiles", "values"]
 """What of the last tiles lies outside the result. Whole subtiles are left out at the cost of one choice for each."""
@@ -22,7 +23,8 @@ NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")
 @dataclass(frozen=True, eq=False)
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
-    value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch."""
+    value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch. `order`
+    is that of the rows of two parts in B, where the graph takes parts of a row."""
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
@@ -30,6 +32,7 @@ class Program:
     accuracies: Mapping[Node, Accuracy] = field(default_factory=dict)
     edges: tuple[Edge, Edge] = NO_EDGES
     prints: tuple[Print, ...] = ()
+    order: Order = ""
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:

@@ -28,11 +28,16 @@ OUTPUTS = (torch.float64, *LOADS)
 def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     """Why no design carries the epilogue of a problem whose operands and outputs lie so."""
     graph = work.walked
+    if work.refused is not None:
+        return work.refused
+    if work.order and work.shares_rows:
+        node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
+        why = "it takes parts of a row where no value needs whole rows"
+        return Reason(why, graph.loc(node))
     moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
     for node in graph.nodes:
         if costs.name_of(node) not in costs.COSTS:
-            what = "parts of a row" if node.op == "pick" else costs.name_of(node)
-            return Reason(f"it has no form of {what} yet", graph.loc(node))
+            return Reason(f"it has no form of {costs.name_of(node)} yet", graph.loc(node))
         if node.op == "cast" and node.attr not in CASTS:
             return Reason(f"it does not cast to {node.attr} yet", graph.loc(node))
         if isinstance(node.attr, Load):
@@ -89,6 +94,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     """What else is worth knowing of a design with its stages."""
     return (
         f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+        *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
         *_looser(problem),

@@ -134,7 +134,7 @@ def _kept(graph: Graph, walk: Walk, later: list[Node], read: tuple[Node, ...]) -
 
 def columns(design: Design) -> int:
     """Columns that one cluster holds of its rows."""
-    return design.tile[1] * design.cluster[1]
+    return design.columns * design.cluster[1]
 
 
 def refused(design: Design, graph: Graph, problem: Problem) -> str | None:

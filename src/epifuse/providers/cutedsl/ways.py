@@ -104,7 +104,7 @@ class Way(NamedTuple):
 
 
 def _columns(design: Design) -> int:
-    return round_up(design.tile[1], WARP_GROUP)
+    return round_up(design.columns, WARP_GROUP)
 
 
 def _rows(design: Design) -> int:

@@ -6,6 +6,8 @@ operands arrive and results leave is their accesses' (`accesses/lifecycle.py`). 
 accumulator is walked several times: all walks but the last reduce along rows, the last one stores.
 """
 
+from collections.abc import Sequence
+
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
@@ -29,8 +31,11 @@ from epifuse.providers.cutedsl.store_math import as_kind, stored
 class Epilogue:
     """The epilogue of `program` in `design`; what it holds is known while tracing."""
 
-    def __init__(self, design: Design, program: Program, fragment: Fragment) -> None:
+    def __init__(
+        self, design: Design, program: Program, fragment: Fragment, parts: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.design, self.program, self.fragment = design, program, fragment
+        self.parts = parts  # of a row: which of a subtile's accumulators each consists of
         self.scene = scene = Scene(design, program, fragment)
         self.division, self.walks = scene.division, scene.walks
         self.slots = self.division.down * len(fragment.by_row)  # a thread's rows of a tile
@@ -167,7 +172,17 @@ class Epilogue:
 
     def _first(self, spot, team):
         """Where a subtile's values begin in the accumulator."""
-        return (spot.down * self.division.across + spot.right) * team.count
+        return (spot.down * self.division.across + spot.right) * team.count * self.design.parts
+
+    def _held(self, node, values, spot, team):
+        """What the accumulator's registers hold of a subtile: `node`, or one part of a row."""
+        first = self._first(spot, team)
+        if not self.parts:
+            own = cute.make_tensor(values.iterator + first, cute.make_layout(team.shape))
+            return own.load().to(Float32)
+        registers = self.parts[0 if node is None else node.attr]
+        own = [values[first + register] for register in registers]
+        return dm.fragment(own, team.shape, values.element_type).to(Float32)
 
     def _replace(self, values, spot, fragment, team):
         for i, value in enumerate(dm.numbers(fragment)):
@@ -175,12 +190,11 @@ class Epilogue:
 
     def _compute(self, number, spot, values, arrived, tile, team):
         """Walk the graph over one subtile."""
-        own = cute.make_tensor(values.iterator + self._first(spot, team), cute.make_layout(team.shape))
-        x = own.load().to(Float32)
+        walk_ = self.walks[number]
+        x = self._held(walk_.held, values, spot, team)
         # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
         if number > 0:
             x = dm.each(lambda value: dm.disguised(value, number), x)
-        walk_ = self.walks[number]
         known = {
             node: self._spread_rows(tile.lines[node], spot.down, team) for node in self.read_lines if node in tile.lines
         }
@@ -189,6 +203,8 @@ class Epilogue:
             return arrived[i] if i in arrived else self.load_of[i].visit(i, x, spot, tile, team)
 
         def leaf(node):
+            if node.op == "accum":
+                return self._held(node, values, spot, team)
             return self._leaf(node, x, (spot.rows, spot.columns, tile.place.l), team.given, loaded)
 
         return walk(self.program.graph, leaf, x, self.program.accuracies, walk_.nodes, {walk_.held: x, **known})

@@ -23,7 +23,7 @@ class Division:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.groups = design.sharing
-        self.across = design.tile[1] // SUBTILE[1]
+        self.across = design.columns // SUBTILE[1]
         self.down = design.tile[0] // (SUBTILE[0] * self.groups)
         self.subtiles = self.across * self.down
 
@@ -33,7 +33,7 @@ class Division:
 
     def column(self, right, column, place):
         """Column of the result: column `column` of the `right`-th subtile from the left."""
-        return place.n * self.design.tile[1] + right * SUBTILE[1] + column
+        return place.n * self.design.columns + right * SUBTILE[1] + column
 
     def subtile(self, down, right, place):
         """Coordinates of a warp group's subtile, in subtiles of the whole result."""

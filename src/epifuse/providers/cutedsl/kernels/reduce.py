@@ -287,7 +287,7 @@ class Partials:
                     self._put(given, base, reduction, value, place.n, at, first, place.l, shape[0])
             elif reduction.axis == "":
                 value = across(row, kept.take(0), ALL_LANES)
-                step = self.design.tile[1] * self.design.cluster[1]
+                step = self.design.columns * self.design.cluster[1]
                 tiles_n = (shape[1] + (step - 1)) // step * self.design.cluster[1]
                 part = warp_part * tiles_n + place.n
                 self._put(given, base, reduction, value, part, Int32(0), lane == 0, place.l, Int32(1))

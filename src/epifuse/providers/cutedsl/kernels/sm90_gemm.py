@@ -18,9 +18,9 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last, Tile
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
-from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.fragment import Fragment, registers_of_parts
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
-from epifuse.providers.cutedsl.kernels.modes import with_batches
+from epifuse.providers.cutedsl.kernels.modes import with_batches, woven
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
     as_accumulators,
@@ -31,6 +31,7 @@ from epifuse.providers.cutedsl.kernels.multiply import (
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.weave import STRIP
 
 try:
     from cutlass.memory import SmemAllocator
@@ -109,7 +110,9 @@ class Sm90Gemm:
         mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
-        self.epilogue = Epilogue(self.design, self.program, Fragment.of_accumulators(atom, SUBTILE))
+        self.epilogue = Epilogue(self.design, self.program, *self.registers(atom, majors))
+        if const_expr(self.program.order):
+            b = woven(b, self.program.order)
         self.arrivals, self.departures = self.epilogue.arrivals, self.epilogue.departures
         tensors, outputs = self.epilogue.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
@@ -120,8 +123,10 @@ class Sm90Gemm:
         self.stage_bytes = cute.size_in_bytes(a.element_type, cute.slice_(smem_a, first)) + cute.size_in_bytes(
             b.element_type, cute.slice_(smem_b, first)
         )
-        shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
-        order = raster(shape, (bm * self.cluster[0], bn * self.cluster[1]), band)
+        columns = cute.size(b, mode=[0])
+        columns = columns // self.design.parts if self.design.parts > 1 else columns
+        shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
+        order = raster(shape, (bm * self.cluster[0], self.design.columns * self.cluster[1]), band)
         policy = self.departures.policy(shape, kept)
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = (tma_a, tensor_a, tma_b, tensor_b)
@@ -137,6 +142,15 @@ class Sm90Gemm:
         )
         for merging in self.merging:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, clusters * cute.size(self.cluster), stream)
+
+    def registers(self, atom, majors):
+        """Where a subtile's values lie in registers, and which accumulators are which part of a row."""
+        fragment = Fragment.of_accumulators(atom, SUBTILE)
+        if not self.program.order:
+            return fragment, ()
+        shape = SUBTILE[0], SUBTILE[1] * self.design.parts
+        wide = tiled_multiplication(self.types, majors, self.accumulator, 1, shape[1])
+        return fragment, registers_of_parts(fragment, Fragment.of_accumulators(wide, shape), STRIP)
 
     @cute.kernel
     def kernel(
@@ -270,8 +284,8 @@ class Sm90Gemm:
             at = Place(m, n, l, within)
             coming = Int32(self.arrivals.brought)
             if const_expr(self.design.spare > 0):
-                if turn + cta.step >= cta.order.total:
-                    coming = Int32(self.design.load_stages)
+                last = turn + cta.step >= cta.order.total
+                coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
             for s in cutlass.range(coming, unroll=1):
                 self.arrivals.bring(s % self.epilogue.division.subtiles, arrivals, at, served, own, tma)
                 arrivals += 1

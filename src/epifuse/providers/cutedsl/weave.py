@@ -1,0 +1,268 @@
+"""Two parts of a row at once: the graph over half the columns, for each of which the product has two values.
+
+A part's value of a column and the other part's are made by one thread, because TMA weaves the rows of B: eight of the
+first part, eight of the second, and so on (`kernels/modes.py`). So the kernel works on a result of half as many columns
+as the product, and what the graph says of both parts is said here of each. Operands and outputs that are as wide as the
+product become two, each a part of the one tensor. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output, Type
+from epifuse.ir.graph import topological
+from epifuse.ir.types import Dim, canonical, dim_size
+from epifuse.passes.canonicalise import typed
+from epifuse.plan import Reason
+from epifuse.providers.cutedsl.addresses import written
+from epifuse.request.problem import Problem, TensorInfo
+
+Order = Literal["", "stacked", "interleaved"]
+"""How the rows of the two parts lie in B: one part behind the other, or in turn. Nothing where there are no parts."""
+PARTS = 2
+STRIP = 8
+"""Rows of B of one part that lie together in shared memory: the columns of which four lanes have two each."""
+
+Step = tuple[str, Any]
+"""A layout operation on an operand or an output; see `Load.views`."""
+
+
+class Woven(NamedTuple):
+    """A graph over the columns of one part, where there are parts. `refused` says why it is the graph as it was."""
+
+    graph: Graph
+    order: Order = ""
+    refused: Reason | None = None
+
+
+def woven(graph: Graph, problem: Problem) -> Woven:
+    """The graph over the columns of one part: `accum` has the part's number, what is `pick`ed is one of two values."""
+    picks = [node for node in graph.nodes if node.op == "pick"]
+    if not picks:
+        return Woven(graph)
+    try:
+        between = _between(picks, problem.extents["n"])
+        order: Order = "interleaved" if between.stride == 1 else "stacked"
+        return Woven(_Weaving(graph, between, problem).graph(), order)
+    except _UnwovenError as error:
+        return Woven(graph, refused=Reason(error.reason, graph.loc(error.node)))
+
+
+def problem_of(order: Order, problem: Problem, graph: Graph) -> Problem:
+    """The problem that the kernel works on: its N are the columns of one part, and B is the first one's.
+
+    `graph` is the typed one. An output that leaves in parts has the shape of the whole and its own strides.
+    """
+    if not order:
+        return problem
+    b, extents, dtypes = problem.b, problem.extents, dict(problem.dtypes)
+    *batches, row, column = b.strides
+    half = (*b.shape[:-1], b.shape[-1] // PARTS)
+    outputs = dict(problem.outputs)
+    for name, info in problem.outputs:
+        output = next(output for output in graph.outputs if output.name == name)
+        columns = [factor.size(extents) for dim in output.dims or () for factor in dim if factor.axis == "n"]
+        if math.prod(columns) == extents["n"]:
+            shape, strides, _ = written(output, info, extents)
+            aligned = info is None or info.aligned
+            outputs[name] = TensorInfo(shape, strides, dtypes[name], problem.a.device, aligned)
+    step = column * PARTS if order == "interleaved" else column
+    return problem._replace(b=b._replace(shape=half, strides=(*batches, row, step)), outputs=tuple(outputs.items()))
+
+
+def rows(order: Order, half: Any, step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Extents and strides of the rows of B in the order in which they are woven, of `half` rows in each part.
+
+    Fastest first: a strip, the parts, and strips. `step` is the stride of B's rows. For ints or run-time integers.
+    """
+    own, apart = (step, half * step) if order == "stacked" else (PARTS * step, step)
+    return (STRIP, PARTS, half // STRIP), (own, apart, STRIP * own)
+
+
+def refused(order: Order, problem: Problem) -> str | None:
+    """Why B cannot be woven. `problem` is the whole product's, with `filled` inputs."""
+    n, strides = problem.extents["n"], problem.b.strides
+    if not order or not n:
+        return None
+    if n % (PARTS * STRIP):
+        return (
+            f"it weaves {STRIP} columns of one part and {STRIP} of the other, and parts of N = {n} columns have "
+            f"{n // PARTS}: pad each part to a multiple of {STRIP}"
+        )
+    if strides[-2] != 1:
+        return (
+            "parts of a row need B by columns (K contiguous): pass weight.T of an (N, K) weight, or "
+            "B.mT.contiguous().mT"
+        )
+    return None
+
+
+class _UnwovenError(Exception):
+    """What cannot be said of each part alone."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node, self.reason = node, reason
+
+
+_WAY_OUT = "store the product, and take its parts in PyTorch"
+
+
+def _between(picks: Sequence[Node], n: int) -> Factor:
+    """The factor along which the two parts are places."""
+    first: Factor = picks[0].attr[0][0]
+    for node in picks:
+        for factor, _ in node.attr:
+            if factor != first:
+                raise _UnwovenError(node, f"it takes parts of a row that lie at one distance, not at two: {_WAY_OUT}")
+    count, stride = first.size({"n": n}), first.stride
+    if count != PARTS:
+        raise _UnwovenError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
+    if stride not in (1, n // PARTS):
+        why = f"it takes halves of a row, or every second column, not columns {stride} apart"
+        raise _UnwovenError(picks[0], f"{why}: {_WAY_OUT}")
+    return first
+
+
+class _Weaving:
+    """The rewriting of one graph: of what varies over the factor `between` there are two nodes, else one."""
+
+    def __init__(self, graph: Graph, between: Factor, problem: Problem) -> None:
+        self.old, self.between, self.extents = graph, between, problem.extents
+        self.builder = Builder()
+
+    def graph(self) -> Graph:
+        """The whole graph."""
+        made: dict[Node, tuple[Node, ...]] = {}
+        for node in self.old.nodes:
+            count = PARTS if self._varies(node) else 1
+            args = [[_of(made[arg], part) for arg in node.args] for part in range(count)]
+            made[node] = self._made(node, args, made)
+        for effect in self.old.effects:
+            if len(made[effect]) > 1:
+                raise _UnwovenError(effect, "it prints one part of a row at a time: print each part")
+        hosts = topological(self.old.hosts.values())
+        return replace(
+            self.old.with_roots(self._outputs(made), [made[effect][0] for effect in self.old.effects]),
+            locs={**{node: self.old.locs[node] for node in hosts if node in self.old.locs}, **self.builder.locs},
+            types={**{node: self.old.types[node] for node in hosts if node in self.old.types}, **self.builder.types},
+        )
+
+    def _varies(self, node: Node) -> bool:
+        return self.between in self.old.types[node].factors
+
+    def _made(self, node: Node, args: list[list[Node]], made: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+        if node.op == "pick":
+            ((_, place),) = node.attr
+            return (_of(made[node.args[0]], place),)
+        if node.op == "reduce" and self.between in node.attr[1]:
+            name = node.attr[0]
+            raise _UnwovenError(node, f"it reduces parts of a row, and {name} is of all of them: reduce each part")
+        return tuple(self._part(node, place, own) for place, own in enumerate(args))
+
+    def _part(self, node: Node, place: int, args: list[Node]) -> Node:
+        """A node at one place along the factor between the parts."""
+        attr = node.attr
+        match node.op:
+            case "accum":
+                attr = place
+            case "load" if self._varies(node):
+                step, dims = self._cut(attr.dims, place, node)
+                attr = attr._replace(views=(*attr.views, step), dims=dims)
+            case "load":
+                attr = attr._replace(dims=self._dims(attr.dims))
+            case "index":
+                return self._index(node, place)
+            case "reduce":
+                attr = (attr[0], self._factors(attr[1]))
+            case "eq" if all(arg.op == "const" for arg in args):
+                return self._constant(node, args[0].attr == args[1].attr)
+            case "where" if args[0].op == "const":
+                chosen = args[1] if args[0].attr else args[2]
+                if self.builder.types[chosen] == self._type(node):
+                    return chosen
+        return self._node(node, node.op, args, attr)
+
+    def _node(self, old: Node, op: str, args: Iterable[Node], attr: Any) -> Node:
+        made = self.builder.node(op, *args, attr=attr, locs=self.old.locs.get(old, ()))
+        self.builder.types[made] = self._type(old)
+        return made
+
+    def _constant(self, old: Node, value: bool | int) -> Node:
+        made = self.builder.node("const", attr=value, locs=self.old.locs.get(old, ()))
+        self.builder.types[made] = Type("mask" if isinstance(value, bool) else "int32")
+        return made
+
+    def _index(self, node: Node, place: int) -> Node:
+        """A coordinate: the factor between the parts adds its place, so many times as there is behind it."""
+        if self.between not in node.attr:
+            return self._node(node, "index", (), self._factors(node.attr))
+        at = node.attr.index(self.between)
+        before, behind = node.attr[:at], node.attr[at + 1 :]
+        if any(factor.axis != "n" for factor in behind):
+            raise _UnwovenError(node, f"it counts columns of parts, not rows behind them: {_WAY_OUT}")
+        step = dim_size(behind, self.extents)
+        found = self._constant(node, place * step)
+        for factors, times in (behind, 1), (before, PARTS * step):
+            if factors:
+                own = self.builder.node("index", attr=self._factors(factors), locs=self.old.locs.get(node, ()))
+                self.builder.types[own] = Type("int32", canonical(self._factors(factors)))
+                scaled = own if times == 1 else typed(self.builder, "mul", (own, self._constant(node, times)))
+                found = typed(self.builder, "add", (found, scaled))
+        return found
+
+    # --- types and dims: the columns of one part are those of N without the factor between -----------------------
+
+    def _factor(self, factor: Factor) -> Factor:
+        axis, stride, extent = factor
+        if axis != "n":
+            return factor
+        stride = stride // PARTS if stride > self.between.stride else stride
+        ends = extent is not None and stride * extent * PARTS == self.extents["n"]
+        return Factor(axis, stride, None if ends else extent)
+
+    def _factors(self, factors: Iterable[Factor]) -> Dim:
+        return tuple(self._factor(factor) for factor in factors if factor != self.between)
+
+    def _dims(self, dims: Dims) -> Dims:
+        return tuple(map(self._factors, dims))
+
+    def _type(self, node: Node) -> Type:
+        known = self.old.types[node]
+        return replace(known, factors=self._factors(known.factors))
+
+    def _cut(self, dims: Dims, place: int, node: Node) -> tuple[Step, Dims]:
+        """Which part of a tensor with these dims the place is, and the dims of the part."""
+        at = next(position for position, dim in enumerate(dims) if self.between in dim)
+        dim = dims[at]
+        rest = tuple(factor for factor in dim if factor != self.between)
+        own = self._dims(dims)
+        width = dim_size(rest, self.extents)
+        if any(factor.axis != "n" for factor in dim) or dim not in ((self.between, *rest), (*rest, self.between)):
+            raise _UnwovenError(node, f"it takes parts of a dim, not of several that are one: {_WAY_OUT}")
+        if not rest:
+            return ("part", (at, place, place + 1, 1, True)), (*own[:at], *own[at + 1 :])
+        if dim[0] == self.between:
+            return ("part", (at, place * width, (place + 1) * width, 1, False)), own
+        return ("part", (at, place, PARTS * width, PARTS, False)), own
+
+    def _outputs(self, made: dict[Node, tuple[Node, ...]]) -> list[Output]:
+        found = []
+        for output in self.old.outputs:
+            dims = output.dims or ()
+            if not any(self.between in dim for dim in dims):
+                found.append(output._replace(node=made[output.node][0], dims=self._dims(dims)))
+                continue
+            for place in range(PARTS):
+                step, own = self._cut(dims, place, output.node)
+                found.append(output._replace(node=_of(made[output.node], place), dims=own, views=(step,)))
+        return found
+
+
+def _of(nodes: Sequence[Node], place: int) -> Node:
+    """The node at a place; one that does not vary along it stands for both."""
+    return nodes[place % len(nodes)]

@@ -1,0 +1,188 @@
+"""Parts of a row on Hopper without a GPU: what is planned, what is refused and what to do then, what is compiled."""
+
+import re
+
+import pytest
+import torch
+from hopper import BF16, arguments
+from test_sm90_compile import built, spills
+
+import epifuse as ef
+from epifuse.providers.cutedsl import DESIGNS
+
+pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+
+M, N, HALF = 4096, 1024, 512
+
+
+def swiglu(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    D = ef.silu(gate) * up
+    return D
+
+
+def interleaved(accum):
+    D = ef.silu(accum[..., 0::2]) * accum[..., 1::2]
+    return D
+
+
+def everything(accum, bias, C):
+    x = accum + bias
+    gate, up = x.chunk(2, dim=-1)
+    D = ef.silu(gate) * up + C
+    return D, x
+
+
+def reduced(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    D = ef.silu(gate) * up
+    columns = ef.sum(D, dim=0)
+    return D, columns
+
+
+def backward(accum, wide):
+    gate, up = wide.chunk(2, dim=-1)
+    s = ef.sigmoid(gate)
+    dgate = accum * up * s * (1 + gate * (1 - s))
+    dup = accum * gate * s
+    h = gate * s * up
+    return dgate, dup, h
+
+
+WIDE, OF_PART = torch.empty(M, N, dtype=BF16), torch.empty(M, HALF, dtype=BF16)
+CASES = {
+    "swiglu": arguments(swiglu, m=M, n=N),
+    "interleaved": arguments(interleaved, m=M, n=N),
+    "everything": arguments(everything, m=M, n=N, bias=torch.empty(N), C=OF_PART),
+    "reduced": arguments(reduced, m=M, n=N),
+    "backward": arguments(backward, m=M, n=HALF, wide=WIDE),
+}
+
+
+def transports(args):
+    plan = ef.get_kernels(args, cc=90)[0].plan
+    return [(name, way.partition(",")[0]) for name, way in plan.allocation.transports]
+
+
+TILE = "TMA through shared memory"
+
+
+def test_operands_and_outputs_of_both_parts_travel_by_tma_in_two():
+    assert transports(CASES["everything"]) == [
+        ("bias", "once a tile"),
+        ("bias", "once a tile"),
+        ("C", TILE),
+        ("D", TILE),
+        ("x", TILE),
+        ("x", TILE),
+    ]
+    assert transports(CASES["backward"]) == [("wide", TILE)] * 2 + [("dgate", TILE), ("dup", TILE), ("h", TILE)]
+
+
+def test_a_plan_tells_of_its_parts():
+    text = str(ef.explain(CASES["swiglu"], cc=90))
+    tile = re.search(r"tile +\d+ x (\d+)", text)
+    assert f"both parts of a row in each tile, {int(tile[1]) // 2} columns of either" in text
+
+
+def test_one_structure_serves_all_rows():
+    """Of one N: a kernel has M at run time."""
+    found = (ef.get_kernels(arguments(swiglu, m=m, n=N), cc=90) for m in (2048, 4096))
+    first, second = ({kernel.plan.allocation.program.text for kernel in kernels} for kernels in found)
+    assert first == second
+
+
+def halves_of_halves(accum):
+    a, b, c, d = accum.chunk(4, dim=-1)
+    return a * b + c * d
+
+
+def both_ways(accum):
+    a, _ = accum.chunk(2, dim=-1)
+    return a * accum[..., 1::2].sum(dim=-1, keepdim=True)
+
+
+def of_heads(accum):
+    a, b = accum.unflatten(-1, (16, 64)).chunk(2, dim=-1)
+    return a * b
+
+
+def normalised(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    h = ef.silu(gate) * up
+    return h * ef.rsqrt(ef.mean(h * h, dim=-1, keepdim=True) + 1e-6)
+
+
+def of_all_parts(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    D = gate * up
+    sums = ef.sum(accum, dim=-1)
+    return D, sums
+
+
+OUT = "store the product, and take its parts in PyTorch"
+REFUSED = {
+    "four parts": (arguments(halves_of_halves, n=N), f"it takes one of two parts of a row, not of 4: {OUT}"),
+    "two distances": (
+        arguments(both_ways, n=N),
+        f"it takes parts of a row that lie at one distance, not at two: {OUT}",
+    ),
+    "parts of heads": (
+        arguments(of_heads, n=N),
+        f"it takes halves of a row, or every second column, not columns 32 apart: {OUT}",
+    ),
+    "an element": (arguments(lambda accum: accum[:, 3], n=N), f"it takes one of two parts of a row, not of {N}: {OUT}"),
+    "whole rows": (arguments(normalised, n=256), "it takes parts of a row where no value needs whole rows"),
+    "a sum of all parts": (
+        arguments(of_all_parts, n=N),
+        "it reduces parts of a row, and sum is of all of them: reduce each part",
+    ),
+    "no eight columns": (
+        arguments(swiglu, n=24),
+        (
+            "it weaves 8 columns of one part and 8 of the other, and parts of N = 24 columns have 12: pad each part "
+            "to a multiple of 8"
+        ),
+    ),
+    "B by rows": (
+        arguments(swiglu, n=N, b_transposed=False),
+        "parts of a row need B by columns (K contiguous): pass weight.T of an (N, K) weight, or B.mT.contiguous().mT",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_carried_is_refused_with_a_way_out(name):
+    args, reason = REFUSED[name]
+    assert ef.get_kernels(args, cc=90) == []
+    found = {r.reason.partition("; ")[0] for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")}
+    assert reason in found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "backward"])
+def test_nothing_spills_beside_the_widest_accumulator(name, capfd, tmp_path):
+    """One TMA load a stage brings the rows of both parts; matrices and TMA store D."""
+    design = next(one for one in DESIGNS if one.tile == (128, 256))
+    program, design, function = built(CASES[name], tmp_path, design)
+    ptx = function.__ptx__
+    stored = sum(access.travels.staged for access in program.stores)
+    loaded = sum(access.travels.staged for _, access in program.loads)
+    columns = 256 // design.parts
+    assert design.columns == columns
+    assert ptx.count("wgmma.mma_async") == 4
+    assert len(re.findall(r"cp\.async\.bulk\.tensor\.5d\.shared\S+multicast", ptx)) == 1
+    assert len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared", ptx)) >= 2 + loaded
+    # A warp stores 16 rows of 32 columns at once, in two matrices of four times 8 x 8.
+    assert ptx.count("stmatrix.sync") == 2 * stored * columns // 32
+    assert len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.global", ptx)) == stored * columns // 32
+    report = capfd.readouterr().err
+    assert set(spills(report)) == {0}
+    assert "serialized" not in report
+
+
+@pytest.mark.parametrize("design", [one for one in DESIGNS if one.tile != (64, 64)], ids=str)
+def test_every_design_carries_parts(design, capfd, tmp_path):
+    built(CASES["swiglu"], tmp_path, design)
+    report = capfd.readouterr().err
+    assert set(spills(report)) == {0}
+    assert "serialized" not in report
