@@ -4,6 +4,9 @@ import re
 
 import pytest
 import torch
+from emulated import Emulated, emulated  # noqa: F401  # a fixture
+from gpu import test_parts as on_gpu
+from gpu.harness import LAYOUTS
 from hopper import BF16, arguments
 from test_sm90_compile import built, spills
 
@@ -157,6 +160,24 @@ def test_what_is_not_carried_is_refused_with_a_way_out(name):
     assert ef.get_kernels(args, cc=90) == []
     found = {r.reason.partition("; ")[0] for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")}
     assert reason in found
+
+
+@pytest.mark.parametrize("name", on_gpu.CASES)
+def test_each_part_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
+    for layout in LAYOUTS:
+        on_gpu.test_both_parts_of_a_row_are_there(name, layout, emulated)
+
+
+def test_batches_reductions_and_backward_are_handed_over(emulated: Emulated):  # noqa: F811
+    for name in on_gpu.REDUCED:
+        on_gpu.test_parts_are_reduced(name, emulated)
+    for order in ("stacked", "interleaved"):
+        on_gpu.test_the_backward_of_a_gate(order, emulated)
+    for shared in (False, True):
+        for name in ("swiglu", "interleaved", "what comes before the gate"):
+            on_gpu.test_of_batches(name, shared, emulated)
+    on_gpu.test_parts_of_operands_alone(emulated)
+    on_gpu.test_where_k_is_zero(emulated)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "backward"])

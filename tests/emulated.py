@@ -1,0 +1,136 @@
+"""What a launch of Hopper's kernel is to compute, by PyTorch: of the kernel's text and of the tensors it is handed."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from gpu.harness import Machine
+
+import epifuse as ef
+from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.ir import Node
+from epifuse.ir.types import dim_size
+from epifuse.kernel import Kernel
+from epifuse.providers.cpu.store import store
+from epifuse.providers.cutedsl import launch, weave
+from epifuse.providers.cutedsl.kernel_text import read
+from epifuse.providers.cutedsl.ways import Access
+from epifuse.runtime.launch import Prepared
+
+_KINDS = {"float": torch.float32, "int32": torch.int32, "int64": torch.int64, "mask": torch.bool}
+
+
+def function(text: str, _name: str) -> Any:
+    """In place of the compiled function of a kernel's text: the same arguments."""
+    program = read(text).program
+    graph = program.graph
+
+    def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
+        parts = _products(a, b, program.order)
+        m, n, l = parts[0].shape
+        extents = {"m": m, "n": n, "l": l}
+        loaded = dict(zip((node for node, _ in program.tensors), map(_whole, tensors, program.tensors), strict=True))
+        given = dict(zip(program.numbers, map(torch.as_tensor, numbers), strict=True))
+
+        def leaf(node: Node) -> torch.Tensor:
+            if node.op == "accum":
+                return parts[node.attr or 0]
+            if node.op == "index":
+                return _counted(node, extents)
+            if node.op == "const":
+                return torch.tensor(node.attr, dtype=torch.float32 if isinstance(node.attr, float) else None)
+            return (loaded.get(node) if node in loaded else given[node]).to(_KINDS[graph.types[node].kind])
+
+        values: dict[Node, torch.Tensor] = {}
+        for node in graph.nodes:
+            values[node] = _value(node, [values[arg] for arg in node.args]) if node.args else leaf(node)
+        for output, access, tensor in zip(graph.outputs, program.stores, outputs, strict=True):
+            if not access.travels.merged:  # whose tensors vary over what they say
+                to = _pieces(tensor, access)
+                extent = [e if axis in access.axes else 1 for axis, e in zip("mnl", (m, n, l), strict=True)]
+                value = values[output.node].expand(extent).reshape(to.shape)
+            else:
+                to, value = tensor[tuple(slice(0, s) for s in values[output.node].shape)], values[output.node]
+            store(value.to(torch.uint8) if value.dtype == torch.bool and to.dtype == torch.uint8 else value, to)
+
+    return compute
+
+
+def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torch.Tensor]:
+    """(M, N, L) of each part of a row, of A (M, K[, L]) and B (K, N[, L])."""
+    a, b = (x if x.dim() == 3 else x[..., None] for x in (a.float(), b))
+    if not order:
+        return [torch.einsum("mkl,knl->mnl", a, b.float())]
+    extents, strides = weave.rows(order, b.shape[1] // weave.PARTS, b.stride(1))
+    shape, steps = (b.shape[0], *extents, b.shape[2]), (b.stride(0), *strides, b.stride(2))
+    rows = b.as_strided(shape, steps, b.storage_offset()).float()
+    found = torch.einsum("mkl,kiptl->ptiml", a, rows)
+    return [part.flatten(0, 1).permute(1, 0, 2) for part in found]
+
+
+def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
+    """With the pieces of M, N and L, the slowest first."""
+    tensor = tensor if tensor.dim() > 2 else tensor[..., None]
+    counts = [len(own) + 1 for own in access.inner]
+    ends = list(itertools.accumulate(counts))
+    order = [i for end, count in zip(ends, counts, strict=True) for i in reversed(range(end - count, end))]
+    return tensor.permute(order)
+
+
+def _whole(tensor: torch.Tensor, load: tuple[Node, Access]) -> torch.Tensor:
+    pieces, access = _pieces(tensor, load[1]), load[1]
+    ends = [0, *itertools.accumulate(len(own) + 1 for own in access.inner)]
+    return pieces.reshape([pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)])
+
+
+def _counted(node: Node, extents: dict[str, int]) -> torch.Tensor:
+    found = torch.zeros((), dtype=torch.int32)
+    for position, factor in enumerate(node.attr):
+        shape = [extents[axis] if axis == factor.axis else 1 for axis in "mnl"]
+        place = torch.arange(extents[factor.axis], dtype=torch.int32).view(shape) // factor.stride
+        found = found + place % factor.size(extents) * dim_size(node.attr[position + 1 :], extents)
+    return found.to(torch.int32)
+
+
+def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
+    if node.op == "reduce":
+        name, gone = node.attr
+        return REDUCTIONS[name].meaning(args[0], tuple("mnl".index(factor.axis) for factor in gone), True)
+    if node.op == "cast":
+        return args[0].to(node.attr).float()
+    found: torch.Tensor = VOCABULARY[str(node.attr) if node.op == "call" else node.op].function(*args)
+    return found
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+class Launched:
+    """Hopper's kernel, whose launch is emulated."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.prepared = Prepared.of(kernel.plan)
+
+    def run(self, args: ef.GemmArguments) -> None:
+        """Once."""
+        self.prepared.launch(args.call)
+
+
+class Emulated(Machine):
+    """Hopper's plans, and launches that PyTorch computes. See `emulated`."""
+
+    def kernel(self, args: ef.GemmArguments) -> Any:
+        """The best one."""
+        (kernel,) = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
+        return Launched(kernel)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    """A machine for the tests of tests/gpu: they judge the text of the kernel, and the views that it is handed."""
+    monkeypatch.setattr(launch, "function", function)
+    monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    return Emulated("cpu")
