@@ -9,8 +9,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warp
 
-from epifuse.providers.cutedsl.kernels.fragment import Fragment, listed, registers_of_parts, spread
+from epifuse.providers.cutedsl.kernels.fragment import Fragment, listed, spread
 from epifuse.providers.cutedsl.kernels.multiply import tiled_multiplication
+from epifuse.providers.cutedsl.kernels.parts import in_turn, parts_of
 from epifuse.providers.cutedsl.weave import STRIP, rows
 
 LANES = range(32)
@@ -155,23 +156,27 @@ def test_rows_of_b_are_woven(order):
     assert found == [16 * (column + 24 * part if order == "stacked" else 2 * column + part) for column, part in each]
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["in turn", "apart"])
 @pytest.mark.parametrize(("height", "columns"), [(64, 256), (64, 192), (128, 128), (128, 64)])
-def test_each_part_of_a_row_is_in_the_registers_of_its_column(height, columns):
+def test_each_part_of_a_row_is_in_the_registers_of_its_column(height, columns, apart):
     """Every value of both parts, in all subtiles of a warp group's tile and all of its threads."""
     found = []
 
+    def side_by_side(column, part):
+        return part * columns // 2 + column
+
     def places():
         majors = OperandMajorMode.K, OperandMajorMode.K
-        tile, narrow, wide = (
-            tiled_multiplication((BFloat16, BFloat16), majors, Float32, 1, count) for count in (columns, 32, 64)
+        tile, narrow = (
+            tiled_multiplication((BFloat16, BFloat16), majors, Float32, 1, count) for count in (columns, 32)
         )
-        fragments = Fragment.of_accumulators(narrow, (64, 32)), Fragment.of_accumulators(wide, (64, 64))
+        fragments = Fragment.of_accumulators(narrow, (64, 32)), Fragment.of_accumulators(tile, (64, columns))
         whole, subtile = cute.make_identity_tensor((height, columns)), cute.make_identity_tensor((64, 32))
         each = [
             (listed(tile.get_slice(t).partition_C(whole)), listed(narrow.get_slice(t).partition_C(subtile)))
             for t in range(128)
         ]
-        return registers_of_parts(*fragments, STRIP), each
+        return parts_of(*fragments, columns // 2, side_by_side if apart else in_turn), each
 
     @cute.jit
     def trace(unused: Int32):
@@ -179,14 +184,15 @@ def test_each_part_of_a_row_is_in_the_registers_of_its_column(height, columns):
 
     cute.compile(trace, Int32(0), options="--gpu-arch=sm_90a")
     parts, each = found[0]
-    across, seen = columns // 64, 0
+    seen = set()
+    subtiles = list(itertools.product(range(height // 64), range(columns // 64), enumerate(parts.registers)))
     for accumulators, own in each:
-        for subtile in range(height // 64 * across):
-            for part, registers in enumerate(parts):
-                for register, (row, column) in zip(registers, own, strict=True):
-                    place = accumulators[2 * len(own) * subtile + register]
-                    of_result = subtile % across * 32 + column
-                    woven_column = of_result // STRIP * 2 * STRIP + part * STRIP + of_result % STRIP
-                    assert place == (subtile // across * 64 + row, woven_column)
-                    seen += 1
-    assert seen == height * columns
+        for down, right, (part, registers) in subtiles:
+            for register, (row, column) in zip(registers, own, strict=True):
+                place = accumulators[down * parts.down + right * parts.right + register]
+                strip, within = divmod(right * 32 + column, STRIP)
+                woven = strip * 2 * STRIP + part * STRIP + within
+                expected = part * columns // 2 + right * 32 + column if apart else woven
+                assert place == (down * 64 + row, expected)
+                seen.add(place)
+    assert len(seen) == height * columns

@@ -7,7 +7,7 @@ import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_parts as on_gpu
 from gpu.harness import LAYOUTS
-from hopper import BF16, arguments
+from hopper import BF16, SCHEDULES, arguments
 from test_sm90_compile import built, spills
 
 import epifuse as ef
@@ -147,9 +147,12 @@ REFUSED = {
             "to a multiple of 8"
         ),
     ),
-    "B by rows": (
-        arguments(swiglu, n=N, b_transposed=False),
-        "parts of a row need B by columns (K contiguous): pass weight.T of an (N, K) weight, or B.mT.contiguous().mT",
+    "interleaved, B by rows": (
+        arguments(interleaved, n=N, b_transposed=False),
+        (
+            "every second column needs B by columns (K contiguous): pass weight.T of an (N, K) weight, or "
+            "B.mT.contiguous().mT"
+        ),
     ),
 }
 
@@ -171,6 +174,8 @@ def test_each_part_is_handed_over_where_it_lies(name, emulated: Emulated):  # no
 def test_batches_reductions_and_backward_are_handed_over(emulated: Emulated):  # noqa: F811
     for name in on_gpu.REDUCED:
         on_gpu.test_parts_are_reduced(name, emulated)
+    for layout in LAYOUTS:
+        on_gpu.test_of_a_b_by_rows("operands of every width", layout, emulated)
     for order in ("stacked", "interleaved"):
         on_gpu.test_the_backward_of_a_gate(order, emulated)
     for shared in (False, True):
@@ -201,9 +206,20 @@ def test_nothing_spills_beside_the_widest_accumulator(name, capfd, tmp_path):
     assert "serialized" not in report
 
 
-@pytest.mark.parametrize("design", [one for one in DESIGNS if one.tile != (64, 64)], ids=str)
-def test_every_design_carries_parts(design, capfd, tmp_path):
-    built(CASES["swiglu"], tmp_path, design)
+@pytest.mark.parametrize("by_rows", [False, True], ids=["by columns", "by rows"])
+@pytest.mark.parametrize("design", [one for tile, one in SCHEDULES.items() if tile != (64, 64)], ids=str)
+def test_every_design_carries_parts(design, by_rows, capfd, tmp_path):
+    """Of B by rows TMA brings each part to a half of the tile, in boxes of 64 columns as it does of all of B."""
+    args = arguments(swiglu, m=M, n=N, b_transposed=not by_rows)
+    if by_rows and design.tile[1] % 128:
+        refused = {r.kernel: r.reason for r in ef.explain(args, cc=90).refusals if "multiples of 64" in r.reason}
+        m, n = design.tile
+        assert any(f"_{m}x{n}_" in kernel for kernel in refused)
+        return
+    ptx = built(args, tmp_path, design)[2].__ptx__
+    plain = built(arguments(lambda accum: accum, m=M, n=N, b_transposed=not by_rows), tmp_path, design)[2].__ptx__
+    loads = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared")
+    assert len(loads.findall(ptx)) == len(loads.findall(plain))
     report = capfd.readouterr().err
     assert set(spills(report)) == {0}
     assert "serialized" not in report

@@ -28,7 +28,6 @@ from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, Program
 from epifuse.providers.cutedsl.ways import Access
-from epifuse.providers.cutedsl.weave import PARTS
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -227,8 +226,8 @@ class Family:
             return reason
         if design in ROW_DESIGNS and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
-        if work.order and replace(design, parts=PARTS).subtiles == 1:
-            return "its tile has one subtile of the result, and loading and storing take two"
+        if reason := weave.unfit(design, work.order, problem):
+            return reason
         found = self.fitted(design)
         if found is None:
             return "its tile leaves too little shared memory for three stages of A and B"
@@ -244,7 +243,7 @@ class Family:
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
-        design = replace(design, parts=PARTS if work.order else 1)
+        design = replace(design, parts=weave.PARTS if work.order else 1)
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))

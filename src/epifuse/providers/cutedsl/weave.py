@@ -1,7 +1,8 @@
 """Two parts of a row at once: the graph over half the columns, for each of which the product has two values.
 
 A part's value of a column and the other part's are made by one thread, because TMA weaves the rows of B: eight of the
-first part, eight of the second, and so on (`kernels/modes.py`). So the kernel works on a result of half as many columns
+first part, eight of the second, and so on; or, where they are contiguous along N, brings each part to a half of the
+tile (`kernels/parts.py`). So the kernel works on a result of half as many columns
 as the product, and what the graph says of both parts is said here of each. Operands and outputs that are as wide as the
 product become two, each a part of the one tensor. Imports no cutlass.
 """
@@ -19,6 +20,7 @@ from epifuse.ir.types import Dim, canonical, dim_size
 from epifuse.passes.canonicalise import typed
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl.addresses import written
+from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem, TensorInfo
 
 Order = Literal["", "stacked", "interleaved"]
@@ -93,11 +95,27 @@ def refused(order: Order, problem: Problem) -> str | None:
             f"it weaves {STRIP} columns of one part and {STRIP} of the other, and parts of N = {n} columns have "
             f"{n // PARTS}: pad each part to a multiple of {STRIP}"
         )
-    if strides[-2] != 1:
+    if order == "interleaved" and strides[-2] != 1:
         return (
-            "parts of a row need B by columns (K contiguous): pass weight.T of an (N, K) weight, or "
+            "every second column needs B by columns (K contiguous): pass weight.T of an (N, K) weight, or "
             "B.mT.contiguous().mT"
         )
+    return None
+
+
+APART = 64
+"""Columns of B by rows that lie together in shared memory: both parts of a tile have a multiple of it."""
+
+
+def unfit(design: Design, order: Order, problem: Problem) -> str | None:
+    """Why a design cannot be one of two parts."""
+    columns = design.tile[1] // PARTS
+    if not order:
+        return None
+    if replace(design, parts=PARTS).subtiles == 1:
+        return "its tile has one subtile of the result, and loading and storing take two"
+    if problem.b.strides[-1] == 1 and columns % APART:
+        return f"its tile has {columns} columns of each part, and B by rows takes multiples of {APART}"
     return None
 
 

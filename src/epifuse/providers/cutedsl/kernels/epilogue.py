@@ -6,8 +6,6 @@ operands arrive and results leave is their accesses' (`accesses/lifecycle.py`). 
 accumulator is walked several times: all walks but the last reduce along rows, the last one stores.
 """
 
-from collections.abc import Sequence
-
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
@@ -21,6 +19,7 @@ from epifuse.providers.cutedsl.kernels.accesses.tile import TileLoads, TileStore
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.modes import coordinate, whole
+from epifuse.providers.cutedsl.kernels.parts import Parts
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
 from epifuse.providers.cutedsl.partials import reduction, reductions_of
 from epifuse.providers.cutedsl.program import Program
@@ -31,11 +30,8 @@ from epifuse.providers.cutedsl.store_math import as_kind, stored
 class Epilogue:
     """The epilogue of `program` in `design`; what it holds is known while tracing."""
 
-    def __init__(
-        self, design: Design, program: Program, fragment: Fragment, parts: Sequence[Sequence[int]] = ()
-    ) -> None:
-        self.design, self.program, self.fragment = design, program, fragment
-        self.parts = parts  # of a row: which of a subtile's accumulators each consists of
+    def __init__(self, design: Design, program: Program, fragment: Fragment, parts: Parts | None = None) -> None:
+        self.design, self.program, self.fragment, self.parts = design, program, fragment, parts
         self.scene = scene = Scene(design, program, fragment)
         self.division, self.walks = scene.division, scene.walks
         self.slots = self.division.down * len(fragment.by_row)  # a thread's rows of a tile
@@ -172,15 +168,17 @@ class Epilogue:
 
     def _first(self, spot, team):
         """Where a subtile's values begin in the accumulator."""
-        return (spot.down * self.division.across + spot.right) * team.count * self.design.parts
+        if self.parts is None:
+            return (spot.down * self.division.across + spot.right) * team.count
+        return spot.down * self.parts.down + spot.right * self.parts.right
 
     def _held(self, node, values, spot, team):
         """What the accumulator's registers hold of a subtile: `node`, or one part of a row."""
         first = self._first(spot, team)
-        if not self.parts:
+        if self.parts is None:
             own = cute.make_tensor(values.iterator + first, cute.make_layout(team.shape))
             return own.load().to(Float32)
-        registers = self.parts[0 if node is None else node.attr]
+        registers = self.parts.registers[0 if node is None else node.attr]
         own = [values[first + register] for register in registers]
         return dm.fragment(own, team.shape, values.element_type).to(Float32)
 

@@ -95,20 +95,6 @@ class Fragment:
         return tuple(steps)
 
 
-def registers_of_parts(own: Fragment, wide: Fragment, strip: int) -> tuple[tuple[int, ...], ...]:
-    """For each of two parts of a row, which registers of `wide` have the part's values at the places of `own`.
-
-    Columns of the parts take turns in `wide`, a `strip` of each.
-    """
-
-    def column(place: int, part: int) -> int:
-        return (place // strip * 2 + part) * strip + place % strip
-
-    return tuple(
-        tuple(wide.registers.index((row, column(place, part))) for row, place in own.registers) for part in range(2)
-    )
-
-
 def listed(coordinates: Any) -> list[tuple[int, int]]:
     """A lane's part of an identity tensor."""
     return [coordinates[i] for i in range(cute.size(coordinates))]

@@ -5,7 +5,6 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from epifuse.providers.cutedsl import weave
 from epifuse.providers.cutedsl.ways import Access
 
 
@@ -31,15 +30,6 @@ def with_batches(tensor: Any) -> Any:
     divisor = 128 // tensor.element_type.width
     shape, stride = (*tensor.shape, Int32(1)), (*tensor.stride, cute.assume(batch, divby=divisor))
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
-
-
-def woven(b: Any, order: weave.Order) -> Any:
-    """B as (N, K, L), contiguous along K, with the rows of its two parts in turn, strip by strip."""
-    step, along_k, batch = b.stride
-    shape, strides = weave.rows(order, b.shape[0] // weave.PARTS, Int64(step))
-    strides = tuple(cute.assume(stride, divby=128 // b.element_type.width) for stride in strides)
-    layout = cute.make_layout((shape, *b.shape[1:]), stride=(strides, along_k, batch))
-    return cute.make_tensor(b.iterator, layout)
 
 
 def coordinate(factors: Any, place: Any, shape: Any) -> Any:

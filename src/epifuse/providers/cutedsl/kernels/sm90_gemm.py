@@ -18,9 +18,9 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last, Tile
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
-from epifuse.providers.cutedsl.kernels.fragment import Fragment, registers_of_parts
+from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
-from epifuse.providers.cutedsl.kernels.modes import with_batches, woven
+from epifuse.providers.cutedsl.kernels.modes import with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
     as_accumulators,
@@ -28,10 +28,10 @@ from epifuse.providers.cutedsl.kernels.multiply import (
     sums,
     tiled_multiplication,
 )
+from epifuse.providers.cutedsl.kernels.parts import in_turn, lie_apart, parts_of, sources
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.program import Program
-from epifuse.providers.cutedsl.weave import STRIP
 
 try:
     from cutlass.memory import SmemAllocator
@@ -110,16 +110,18 @@ class Sm90Gemm:
         mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
-        self.epilogue = Epilogue(self.design, self.program, *self.registers(atom, majors))
-        if const_expr(self.program.order):
-            b = woven(b, self.program.order)
+        fragment = Fragment.of_accumulators(atom, SUBTILE)
+        self.epilogue = Epilogue(self.design, self.program, fragment, self.parts(b, fragment, majors))
         self.arrivals, self.departures = self.epilogue.arrivals, self.epilogue.departures
         tensors, outputs = self.epilogue.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
         first = (None, None, 0)
         tma_a, tensor_a = _load_atom(a, cute.slice_(smem_a, first), (bm, bk), self.cluster[1])
-        tma_b, tensor_b = _load_atom(b, cute.slice_(smem_b, first), (bn, bk), self.cluster[0])
+        parts_b = sources(b, self.program.order)
+        box_b = bn // len(parts_b), bk
+        one_b = sm90.make_smem_layout_b(layout_b, (bm, *box_b), b.element_type, 1)
+        loads_b = tuple(_load_atom(part, cute.slice_(one_b, first), box_b, self.cluster[0]) for part in parts_b)
         self.stage_bytes = cute.size_in_bytes(a.element_type, cute.slice_(smem_a, first)) + cute.size_in_bytes(
             b.element_type, cute.slice_(smem_b, first)
         )
@@ -129,7 +131,7 @@ class Sm90Gemm:
         order = raster(shape, (bm * self.cluster[0], self.design.columns * self.cluster[1]), band)
         policy = self.departures.policy(shape, kept)
         carriers = self.epilogue.carriers(tensors, outputs)
-        loads = (tma_a, tensor_a, tma_b, tensor_b)
+        loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
             loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order, policy
         ).launch(
@@ -143,14 +145,15 @@ class Sm90Gemm:
         for merging in self.merging:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, clusters * cute.size(self.cluster), stream)
 
-    def registers(self, atom, majors):
-        """Where a subtile's values lie in registers, and which accumulators are which part of a row."""
-        fragment = Fragment.of_accumulators(atom, SUBTILE)
-        if not self.program.order:
-            return fragment, ()
-        shape = SUBTILE[0], SUBTILE[1] * self.design.parts
-        wide = tiled_multiplication(self.types, majors, self.accumulator, 1, shape[1])
-        return fragment, registers_of_parts(fragment, Fragment.of_accumulators(wide, shape), STRIP)
+    def parts(self, b, fragment, majors):
+        """Which accumulators are which part of a row."""
+        width, shape = self.design.columns, (SUBTILE[0], self.tile[1])
+        if self.design.parts == 1:
+            return None
+        mma = tiled_multiplication(self.types, majors, self.accumulator, 1, shape[1])
+        rows = Fragment.of_accumulators(mma, shape)
+        apart = lie_apart(b, self.program.order)
+        return parts_of(fragment, rows, width, (lambda column, part: part * width + column) if apart else in_turn)
 
     @cute.kernel
     def kernel(
@@ -169,14 +172,14 @@ class Sm90Gemm:
         order: Raster,
         policy: Int64,
     ):
-        tma_a, tensor_a, tma_b, tensor_b = loads
+        (_, tensor_a), *loads_b = loads
         bm, bn, bk = self.tile
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(thread // WARP_GROUP)
         if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
+            for carrier in loads:
+                cpasync.prefetch_descriptor(carrier[0])
             for own in carriers:
                 for carrier in own:
                     cpasync.prefetch_descriptor(carrier[0])
@@ -207,7 +210,8 @@ class Sm90Gemm:
                 cute.arch.mbarrier_init_fence()
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
-        tiles_b = cute.local_tile(tensor_b, (bn, bk), (None, None, None))
+        box_b = bn // len(loads_b), bk
+        tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
         # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
@@ -215,11 +219,11 @@ class Sm90Gemm:
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        cta = Cta((buffer_a, buffer_b), shared, carriers, (tiles_a, tiles_b), order, place, first, step)
+        cta = Cta((buffer_a, buffer_b), shared, carriers, (tiles_a, *tiles_b), order, place, first, step)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
-                self.load_operands(cta, pipe, (tma_a, tma_b))
+                self.load_operands(cta, pipe, tuple(carrier[0] for carrier in loads))
             if const_expr(bool(self.arrivals.members)):
                 if warp == 1 or warp == 2:
                     self.load_tiles(cta, warp - 1)
@@ -231,14 +235,18 @@ class Sm90Gemm:
     @cute.jit
     def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple):
         """Warp 0: A and B of each tile, a block of K at a time."""
-        tma_a, tma_b = atoms
-        tiles_a, tiles_b = cta.tiles
+        tma_a, *atoms_b = atoms
+        tiles_a, *tiles_b = cta.tiles
         cluster = cute.make_layout((*self.cluster, 1))
         turn = cta.first
         mask_a = cute.make_layout_image_mask(cluster, cta.place, mode=1) if const_expr(self.cluster[1] > 1) else 0
         mask_b = cute.make_layout_image_mask(cluster, cta.place, mode=0) if const_expr(self.cluster[0] > 1) else 0
         to_a, from_a = _partition(tma_a, cta.place[1], self.cluster[1], cta.buffers[0], tiles_a)
-        to_b, from_b = _partition(tma_b, cta.place[0], self.cluster[0], cta.buffers[1], tiles_b)
+        buffers = _shared_by(cta.buffers[1], len(atoms_b))
+        each_b = tuple(
+            (atom, *_partition(atom, cta.place[0], self.cluster[0], buffer, tiles))
+            for atom, buffer, tiles in zip(atoms_b, buffers, tiles_b, strict=True)
+        )
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
@@ -252,13 +260,14 @@ class Sm90Gemm:
                     tma_bar_ptr=barrier,
                     mcast_mask=mask_a,
                 )
-                cute.copy(
-                    tma_b,
-                    from_b[None, n, k, l],
-                    to_b[None, state.index],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=mask_b,
-                )
+                for tma_b, to_b, from_b in each_b:
+                    cute.copy(
+                        tma_b,
+                        from_b[None, n, k, l],
+                        to_b[None, state.index],
+                        tma_bar_ptr=barrier,
+                        mcast_mask=mask_b,
+                    )
                 state.advance()
             turn += cta.step
         if const_expr(self.design.spare > 0):
@@ -429,7 +438,20 @@ def _after(state, steps):
 def _load_atom(tensor, layout, box, readers):
     op = cpasync.CopyBulkTensorTileG2SOp() if readers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     brought = in_shared_memory(tensor.element_type)
-    return cpasync.make_tiled_tma_atom(op, tensor, layout, box, num_multicast=readers, internal_type=brought)
+    # As a plain tuple: the object that it comes in is no argument of a kernel.
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        op, tensor, layout, box, num_multicast=readers, internal_type=brought
+    )
+    return atom, coordinates
+
+
+def _shared_by(buffer, parts):
+    """The stages of B, or of each part of its columns."""
+    rows, depth, _ = buffer.shape
+    if parts == 1:
+        return (buffer,)
+    box = cute.size(rows) // parts, cute.size(depth)
+    return tuple(cute.local_tile(buffer, box, (part, 0, None)) for part in range(parts))
 
 
 def _partition(atom, place, readers, buffer, tiles):
