@@ -183,6 +183,9 @@ def test_batches_reductions_and_backward_are_handed_over(emulated: Emulated):  #
             on_gpu.test_of_batches(name, shared, emulated)
     on_gpu.test_parts_of_operands_alone(emulated)
     on_gpu.test_where_k_is_zero(emulated)
+    for onto in (("D",), ("x",), ("D", "x")):
+        on_gpu.test_onto_what_is_there(onto, emulated)
+    on_gpu.test_over_what_was_read(emulated)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "backward"])

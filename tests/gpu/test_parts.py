@@ -191,3 +191,33 @@ def test_parts_of_operands_alone(machine: Machine) -> None:
     for layout in LAYOUTS:
         run(machine, text, a, b, {"wide": machine.laid_out(machine.whole(M, N), layout)})
         check(machine, text, a, b, {"wide": machine.laid_out(machine.whole(M, N), layout)})
+
+
+def gated(accum: Any, E: Any) -> Any:
+    x = accum + E
+    gate, up = x.chunk(2, dim=-1)
+    D = ef.relu(gate) * up
+    return D, x
+
+
+@pytest.mark.parametrize("onto", [("D",), ("x",), ("D", "x")], ids="+".join)
+def test_onto_what_is_there(onto: tuple[str, ...], machine: Machine) -> None:
+    a, b, E = machine.whole(M, K, most=1), machine.whole(N, K, most=1).t(), machine.whole(M, N)
+    outputs = {"D": machine.whole(M, N // 2, dtype=torch.float32), "x": machine.whole(M, N, dtype=torch.float32)}
+    wants = gated((a.double() @ b.double()).float(), E.float())
+    wants = [want + outputs[name] * (name in onto) for name, want in zip(outputs, wants, strict=True)]
+    stores = {name: ef.Store(tensor, accumulate=name in onto) for name, tensor in outputs.items()}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(gated, E=E, **stores))
+    machine.kernel(args).run(args)
+    machine.synchronise()
+    assert all(torch.equal(got, want) for got, want in zip(outputs.values(), wants, strict=True))
+
+
+def test_over_what_was_read(machine: Machine) -> None:
+    a, b, E = machine.whole(M, K, most=1), machine.whole(N, K, most=1).t(), machine.whole(M, N, dtype=torch.float32)
+    D = torch.empty_like(E[:, : N // 2]).contiguous()
+    wants = gated((a.double() @ b.double()).float(), E.clone())
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(gated, E=E, D=D, x=E))
+    machine.kernel(args).run(args)
+    machine.synchronise()
+    assert all(torch.equal(got, want) for got, want in zip((D, E), wants, strict=True))
