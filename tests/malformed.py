@@ -71,7 +71,12 @@ _BY_PARAMETER = {
     "threshold": "0.3",
     "beta": "1.5",
 }
-_BY_RULE = {"logic": "(accum > 0)", "integer": "(ef.index_m(accum) + 1)", "random": "ef.index_m(accum)"}
+_BY_RULE = {
+    "logic": "(accum > 0)",
+    "integer": "(ef.index_m(accum) + 1)",
+    "bits": "ef.index_m(accum)",
+    "random": "ef.index_m(accum)",
+}
 
 
 class Case(NamedTuple):

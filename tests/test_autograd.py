@@ -69,7 +69,7 @@ ELEMENTWISE = [
     name
     for name, entry in VOCABULARY.items()
     if entry.group == "activation"
-    or (entry.group == "primitive" and PRIMITIVES[name].rule not in ("compare", "logic", "integer", "random"))
+    or (entry.group == "primitive" and PRIMITIVES[name].rule not in ("compare", "logic", "integer", "bits", "random"))
 ]
 
 

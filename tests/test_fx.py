@@ -58,6 +58,7 @@ class Case(NamedTuple):
 
 
 SEED = torch.tensor(0x7123456789ABCDEF)
+INTEGERS = torch.arange(-4, M - 4, dtype=torch.int32)[:, None]
 MASK, OTHER_MASK, RESIDUAL, ROW = random(M, N) > 0, random(M, N) > 0.5, random(M, N), random(N)
 
 
@@ -71,13 +72,18 @@ CASES: dict[str, Case] = {
     **each("sigmoid silu relu mish hardswish hardsigmoid expm1 isnan gelu", lambda op: lambda x: op(x)),
     **each("alias detach clone", lambda op: lambda x: op(x)),
     **each("log log2 log1p sqrt rsqrt", lambda op: lambda x: op(aten.add(aten.abs(x), 0.5))),
-    **each("eq ne lt le gt ge mul maximum minimum div", lambda op: lambda x, y: op(x, y), RESIDUAL),
+    **each("eq ne lt le gt ge mul maximum minimum div atan2", lambda op: lambda x, y: op(x, y), RESIDUAL),
     **each("add sub rsub", lambda op: lambda x, y: op(x, y, alpha=2), ROW),
     **each(
-        "bitwise_and bitwise_or logical_and logical_or",
+        "bitwise_and bitwise_or bitwise_xor logical_and logical_or",
         lambda op: lambda x, p, q: aten.where(op(p, q), x, 0.0),
         MASK,
         OTHER_MASK,
+    ),
+    **each(
+        "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__",
+        lambda op: lambda x, n: aten.where(aten.gt(op(aten.bitwise_xor(n, aten.bitwise_not(n)), n), 5), x, 1.0),
+        INTEGERS,
     ),
     **each("bitwise_not logical_not", lambda op: lambda x, p: aten.where(op(p), x, 1.0), MASK),
     **each("sum mean amax amin logsumexp var var_mean", lambda op: lambda x: op(x, [-1])),

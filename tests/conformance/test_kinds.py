@@ -15,7 +15,7 @@ from tests.frontend.sources import function_from
 
 ELEMENTWISE = [n for n, e in VOCABULARY.items() if e.group in ("primitive", "activation")]
 DTYPES = {"mask": torch.bool, "int32": torch.int32, "float": torch.float32}
-REFUSALS = {"masks_in_arithmetic", "mask_wanted", "integers_wanted", "float_wanted", "negative_power"}
+REFUSALS = {"masks_in_arithmetic", "mask_wanted", "bits_wanted", "integers_wanted", "float_wanted", "negative_power"}
 A, B = torch.ones(3, 2), torch.ones(2, 5)
 
 

@@ -55,9 +55,9 @@ def namesake(name: str) -> Callable[..., Any] | None:
 def arguments_for(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     x = grid(dtype)
     rule = PRIMITIVES[name].rule if name in PRIMITIVES else ""
-    if rule == "integer":
+    if rule in ("integer", "bits"):
         whole = torch.arange(-40, 41, dtype=torch.int32)
-        return [whole, torch.where(whole.roll(7) == 0, 5, whole.roll(7))]
+        return [whole, torch.where(whole.roll(7) == 0, 5, whole.roll(7))][: required(name)]
     if rule == "logic":
         return [x > 0, *(y > 0 for y in others(required(name) - 1, x))]
     if rule == "select":

@@ -15,7 +15,7 @@ INTEGERS = (0, 1, -1, 7, -12)
 
 def numbers(row: Primitive) -> tuple[tuple[Any, ...], ...]:
     """What each argument may be."""
-    plain: tuple[Any, ...] = {"logic": (True, False), "integer": INTEGERS, "random": INTEGERS}.get(
+    plain: tuple[Any, ...] = {"logic": (True, False), "integer": INTEGERS, "bits": INTEGERS, "random": INTEGERS}.get(
         row.rule, (*FLOATS, *INTEGERS)
     )
     return ((True, False), plain, plain) if row.rule == "select" else (plain,) * row.arity
@@ -43,7 +43,7 @@ def test_may_fail(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, row in PRIMITIVES.items() if row.arity == 2])
 def test_commutative(name: str) -> None:
     row = PRIMITIVES[name]
-    kinds = {"logic": (torch.bool,), "integer": (torch.int32,), "random": (torch.int32,)}.get(
+    kinds = {"logic": (torch.bool,), "integer": (torch.int32,), "bits": (torch.int32,), "random": (torch.int32,)}.get(
         row.rule, (torch.int32, torch.float32)
     )
     x, y = (torch.tensor(pair) for pair in zip(*itertools.product(INTEGERS[1:], repeat=2), strict=True))

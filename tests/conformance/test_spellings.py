@@ -30,6 +30,11 @@ LINES = [
     "accum * torch.finfo(torch.bfloat16).eps + (labels < torch.iinfo(torch.int16).max) * accum",
     "where(mask, accum, float('nan'))",
     "F.glu(accum, dim=-1)",
+    "torch.atan2(accum, E) + accum.atan2(C)",
+    "accum * ((whole & 12 | labels >> 2 ^ ~whole) << 1)",
+    "accum * torch.bitwise_and(whole, mask).bitwise_xor(5) + torch.bitwise_or(whole, 8).bitwise_not()",
+    "where((accum > 0) ^ mask | ~(whole > 3) & mask, accum, E)",
+    "accum * (whole << (labels & 63)) + (labels >> whole)",
 ]
 
 
@@ -43,6 +48,7 @@ def operands(device: str) -> dict[str, Any]:
         "E": torch.randn(M, N),
         "row": torch.rand(N),
         "mask": torch.rand(M, N) > 0.5,
+        "whole": torch.randint(-99, 99, (M, N), dtype=torch.int32),
         "labels": torch.randint(0, 99999, (M, 1)),
     }
     return {name: x.to(device) for name, x in found.items()}

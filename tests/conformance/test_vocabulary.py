@@ -120,6 +120,7 @@ def kinds_of(name: str, count: int) -> list[str]:
     return {
         "logic": ["mask"] * count,
         "integer": ["int32"] * count,
+        "bits": ["int32"] * count,
         "random": ["int32"] * count,
         "select": ["mask", *["float"] * (count - 1)],
         "power": ["float", "exponent"],

@@ -64,7 +64,6 @@ SAYS = {
     "(lambda x: x)(accum)": "a lambda is not supported in an epilogue",
     "{accum}": "a set is not supported in an epilogue",
     "accum @ C": "the operator @ is not supported here",
-    "accum << 1": "the operator << is not supported here",
     "accum not in C": "the operator not in is not supported here",
     "accum * config['scale']": "'config' is a dict, which an epilogue cannot use",
     "F.hardtanh(accum, alpha, -alpha)": "the lower bound 2.0 is greater than the upper bound -2.0",

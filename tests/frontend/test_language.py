@@ -90,7 +90,7 @@ def test_an_unused_number_still_fails_as_in_python() -> None:
 
 
 def test_an_unused_value_is_checked() -> None:
-    refused("def epi(accum, C):\n    unused = accum & C\n    return accum\n", "mask_wanted", C=torch.ones(M, N))
+    refused("def epi(accum, C):\n    unused = accum & C\n    return accum\n", "bits_wanted", C=torch.ones(M, N))
 
 
 # --- captured names ------------------------------------------------------------------------------------------------

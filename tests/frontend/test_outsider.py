@@ -262,7 +262,6 @@ def list_by_default(accum, C=(1, 2)):  # fault
     return accum + C
 def sum_in_another_dtype(accum): return accum.sum(-1, dtype=torch.float64)  # fault
 def starred_call(accum): return torch.clamp(accum, *(0.0, 1.0))  # fault
-def exclusive_or(accum, mask): return torch.where(mask ^ (accum > 0), accum, 0.0)  # fault
 def operand_assigned_in_place(accum, C):
     C += accum  # fault
     return C

@@ -62,6 +62,9 @@ SUPPORTED: dict[type[ast.AST], str] = {
     ast.arguments: "D = accum",
     ast.arg: "D = accum",
     ast.keyword: "D = accum.clamp(min=0.5)",
+    ast.LShift: "D = ef.index_m(accum) << 1",
+    ast.RShift: "D = ef.index_m(accum) >> 1",
+    ast.BitXor: "D = (accum > 0) ^ (C > 0)",
 }
 
 REFUSED: dict[type[ast.AST], str] = {
@@ -100,9 +103,6 @@ REFUSED: dict[type[ast.AST], str] = {
     ast.JoinedStr: "ef.debug_print(f'{alpha}', accum)",
     ast.Starred: "D = torch.relu(*accum)",
     ast.MatMult: "D = accum @ C",
-    ast.LShift: "D = ef.index_m(accum) << 1",
-    ast.RShift: "D = ef.index_m(accum) >> 1",
-    ast.BitXor: "D = (accum > 0) ^ (C > 0)",
     ast.In: "D = accum in (C, C)",
     ast.NotIn: "D = accum not in (C, C)",
     ast.Del: "del C",

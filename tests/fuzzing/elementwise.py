@@ -104,7 +104,7 @@ def _wanted_kinds(writer: Writer, name: str) -> list[Kind]:
         return ["float"] * ACTIVATIONS[name]
     row = PRIMITIVES[name]
     any_kind: tuple[Kind, ...] = ("float", "float", "float", "int")
-    if row.rule == "integer":
+    if row.rule in ("integer", "bits"):
         return ["int"] * row.arity
     if row.rule == "logic":
         return ["mask"] * row.arity
@@ -197,7 +197,7 @@ def _kind(name: str, kinds: list[Kind]) -> Kind | None:
         return promote(kinds[1:]) if kinds[0] == "mask" else None
     if set(kinds) == {"mask"} or (rule == "subtract" and "mask" in kinds):
         return None
-    if rule == "integer":
+    if rule in ("integer", "bits"):
         return promote(kinds) if set(kinds) <= {"int", "long"} else None
     if rule in ("floating", "divide"):
         return "float"

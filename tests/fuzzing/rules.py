@@ -36,6 +36,9 @@ EXACT: Mapping[str, Rule] = {
     "floor_divide": lambda a, b: Facts(a.bound + 1),
     "remainder": lambda a, b: Facts(b.bound),
     "pow": lambda a, b: Facts(a.bound**b.bound, a.step**b.bound),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), lambda a, b: Facts(2 * (a.bound + b.bound) + 1)),
+    "bitwise_not": _whole,
+    "bitwise_right_shift": lambda a, b: Facts(a.bound + 1),
     "neg": _either,
     "abs": _either,
     "sign": lambda a: Facts(1.0),
@@ -108,6 +111,7 @@ SMOOTH: Mapping[str, Rule] = {
     "dgelu_tanh": lambda dy, x: Facts(dy.bound * 2),
     "remainder": lambda a, b: Facts(b.bound),
     "tan": lambda a: Facts(4.0),
+    "atan2": lambda a, b: Facts(4.0),
 }
 
 

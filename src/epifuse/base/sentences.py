@@ -194,6 +194,9 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
+    "bits_wanted": Sentence(
+        _T, "{op} takes masks or integers, and this is {kind}", "compare first, as in x > 0, or write .to(torch.int32)"
+    ),
     "integers_wanted": Sentence(
         _T,
         "{op} takes integers, and this is {kind}",

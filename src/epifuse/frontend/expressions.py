@@ -33,8 +33,11 @@ BINARY: dict[type[ast.operator], str] = {
     ast.Pow: "pow",
     ast.FloorDiv: "floor_divide",
     ast.Mod: "remainder",
-    ast.BitAnd: "logical_and",
-    ast.BitOr: "logical_or",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+    ast.LShift: "bitwise_left_shift",
+    ast.RShift: "bitwise_right_shift",
 }
 COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "eq",
@@ -125,7 +128,7 @@ class Expressions(Context):
             return self.emit("host", self.value(operand, node.operand), attr="not", at=node)
         value = self.value(operand, node.operand)
         if isinstance(node.op, ast.Invert):
-            return self.emit("logical_not", value, at=node)
+            return self.emit("bitwise_not", value, at=node)
         if isinstance(node.op, ast.UAdd):
             return self.emit("number", value, attr="unary +", at=node)
         if value.op == "const" and not isinstance(value.attr, bool):

@@ -54,7 +54,7 @@ ASKS: dict[str, Asks] = {
     "pow": Asks((("not all numbers", ("x", "y")),)),
     "where": Asks(((_TENSOR, ("condition",)),)),
     "clamp": Asks(((_TENSOR, ("x",)), ("alike", ("min", "max")))),
-    **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "max", "min"), _BOTH),
+    **dict.fromkeys(("maximum", "minimum", "atan2", "logical_and", "logical_or", "max", "min"), _BOTH),
     **dict.fromkeys(("silu", "logsigmoid", "hardswish", "hardsigmoid", "mish", "selu"), _FLOATS),
     "masked_fill": Asks(((_TENSOR, ("mask",)), ("mask", ("mask",)), (_NUMBER, ("value",)), *_FLOATS.rules)),
     **dict.fromkeys(("clamp_min", "clamp_max"), _numbers(_NO_MASK)),

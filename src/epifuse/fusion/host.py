@@ -133,6 +133,8 @@ def _refuse_huge(node: Node, args: list[Any]) -> None:
     """Integers no kernel could take, before Python spends minutes on them: 2 ** 10 ** 10, factorial(10 ** 8)."""
     if not args or not all(isinstance(arg, int) for arg in args):
         return
+    if node.op == "bitwise_left_shift" and args[1] > _MOST_BITS:
+        raise OverflowError(f"the integer is too large: more than {_MOST_BITS} bits")
     power = node.op == "pow" or node.attr == "pow"
     if power and args[0].bit_length() * max(args[1], 0) > _MOST_BITS and abs(args[0]) > 1:
         raise OverflowError(f"the integer is too large: more than {_MOST_BITS} bits")

@@ -24,7 +24,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 """A decorated function keeps its signature for type checkers and editors."""
 
 KindRule = Literal[
-    "arithmetic", "subtract", "floating", "divide", "power", "same", "compare", "logic", "integer", "select", "random"
+    "arithmetic",
+    "subtract",
+    "floating",
+    "divide",
+    "power",
+    "same",
+    "compare",
+    "logic",
+    "bits",
+    "integer",
+    "select",
+    "random",
 ]
 
 
@@ -285,6 +296,12 @@ def tan(x: Value) -> Value:
     return torch.tan(x)
 
 
+@primitive("floating", commutative=False, error="amplified", costly=True, may_fail=False)
+def atan2(x: Value, y: Value) -> Value:
+    """The angle of the point (y, x) in radians: the arc tangent of x / y, in the quadrant that their signs say."""
+    return torch.atan2(*_same_dtype(x, y))
+
+
 @primitive("floating", commutative=False, error="added", costly=True, may_fail=False)
 def tanh(x: Value) -> Value:
     """The hyperbolic tangent."""
@@ -373,6 +390,49 @@ def logical_or(x: Value, y: Value) -> Value:
 def logical_not(x: Value) -> Value:
     """The mask does not hold; written ~x."""
     return torch.logical_not(x)
+
+
+# --- bits ------------------------------------------------------------------------------------------------------
+
+
+@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.and_, symbol="&")
+def bitwise_and(x: Value, y: Value) -> Value:
+    """The bits that both integers have; of masks `logical_and`."""
+    return x & y
+
+
+@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.or_, symbol="|")
+def bitwise_or(x: Value, y: Value) -> Value:
+    """The bits that either integer has; of masks `logical_or`."""
+    return x | y
+
+
+@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.xor, symbol="^")
+def bitwise_xor(x: Value, y: Value) -> Value:
+    """The bits that one of the integers has; of masks where they differ."""
+    return x ^ y
+
+
+@primitive("bits", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.invert)
+def bitwise_not(x: Value) -> Value:
+    """All bits inverted, -x - 1; of a mask `logical_not`."""
+    return ~x
+
+
+@primitive(
+    "integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.lshift, symbol="<<"
+)
+def bitwise_left_shift(x: Value, y: Value) -> Value:
+    """x << y for integers; 0 where y is negative, or no less than the bits of x."""
+    return x << y
+
+
+@primitive(
+    "integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.rshift, symbol=">>"
+)
+def bitwise_right_shift(x: Value, y: Value) -> Value:
+    """x >> y for integers, rounded down; the sign alone where y is negative, or no less than the bits of x."""
+    return x >> y
 
 
 @primitive(

@@ -84,7 +84,7 @@ class _Inference(Layout):
 
     def primitive(self, node: Node, args: list[Typed]) -> Typed:
         if all(arg.host for arg in args):
-            if node.op == "logical_not":
+            if node.op in ("logical_not", "bitwise_not") and args[0].kind == "mask":
                 raise self.fail("host_not")
             exponent = args[1].node.attr if node.op == "pow" and args[1].node.op == "const" else None
             kind = kinds.host_kind(node.op, node.attr, [arg.kind for arg in args], exponent)
@@ -100,7 +100,8 @@ class _Inference(Layout):
             # PyTorch rounds the product to the narrow float before it adds.
             product = self.result("mul", args[:2], promote([arg.kind for arg in args[:2]]))
             return self.result("add", [product, args[2]], kind)
-        return self.result(node.op, args, kind, exact=rule == "random")
+        op = _OF_MASKS.get(node.op, node.op) if kind == "mask" else node.op
+        return self.result(op, args, kind, exact=rule == "random")
 
     def host_value(self, node: Node, args: list[Typed], kind: Kind) -> Typed:
         made = self.emit(node.op, *(arg.node for arg in args), attr=node.attr, kind=kind, is_host=True)
@@ -313,6 +314,15 @@ _HOST_HINTS = {
     "not": "invert a mask with ~",
     "chained comparison": "write (a < x) & (x < b)",
 }
+
+
+_OF_MASKS = {
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_xor": "ne",
+    "bitwise_not": "logical_not",
+}
+"""What operations on bits are on masks alone."""
 
 
 def _last_cast(node: Node) -> torch.dtype | None:

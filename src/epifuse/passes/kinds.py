@@ -68,6 +68,13 @@ def _logic(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     return "mask"
 
 
+def _bits(row: Primitive, kinds: Sequence[Kind]) -> Kind:
+    for kind in kinds:
+        if kind == "float":
+            raise KindError("bits_wanted", op=row.symbol or "~", kind=NAMES[kind])
+    return promote(kinds)
+
+
 def _integer(row: Primitive, kinds: Sequence[Kind]) -> Kind:
     for kind in kinds:
         if kind not in ("int32", "int64"):
@@ -95,6 +102,7 @@ _RULES: dict[str, Callable[[Primitive, Sequence[Kind]], Kind]] = {
     "same": _same,
     "compare": _compare,
     "logic": _logic,
+    "bits": _bits,
     "integer": _integer,
     "select": _select,
     "random": _random,
@@ -171,6 +179,8 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
         return promote([*kinds, "int"])
     row = PRIMITIVES[op]
     if row.rule in ("compare", "logic"):
+        return "mask"
+    if row.rule == "bits" and _bits(row, kinds) == "mask":
         return "mask"
     if row.rule in ("floating", "divide", "random"):
         return "float"

@@ -36,6 +36,7 @@ OPERANDS: dict[str, Any] = {
 EXAMPLES: tuple[tuple[str, str], ...] = (
     ("D = alpha * accum + C / 2 - column ** 2", "arithmetic `+ - * / **`, unary `+ -`; everything broadcasts"),
     ("D = labels // 10 + labels % 10", "`//` and `%` of integers"),
+    ("D = accum * (labels >> 3 & 1 ^ ~labels << 2)", "bits of integers: `& | ^ ~ << >>`"),
     ("D = where((accum > 0) & ~mask | (C <= bias), accum, 0.0)", "comparisons, masks by `& | ~`, `where`"),
     ("t, u = accum + bias, accum * 2; D = t * u", "several assignments, tuple unpacking"),
     ("D: float = accum", "annotations and docstrings, which mean nothing"),

@@ -88,6 +88,19 @@ def _masks(op: str, *names: str) -> Rule:
     return rule
 
 
+def _bits(op: str, of_masks: str | None, *names: str) -> Rule:
+    """Operations on the bits of integers, and of masks where those have one: `check_dtype` holds 32 and 64 bits."""
+
+    def rule(reading: Reading, given: Arguments) -> Node:
+        if (dtype := value_of(reading.node).dtype) == torch.bool and of_masks is not None:
+            return reading.elementwise(of_masks, *(given[name] for name in names))
+        if dtype.is_floating_point or dtype == torch.bool:
+            raise reading.boundary(f"{op} whose result is {str(dtype).removeprefix('torch.')}")
+        return reading.elementwise(op, *(given[name] for name in names))
+
+    return rule
+
+
 def _where(condition: str, x: str, y: str) -> Rule:
     return lambda reading, given: reading.elementwise("where", given[condition], given[x], given[y])
 
@@ -326,10 +339,15 @@ ROWS: dict[str, Rule] = {
     **{f"aten::{name}": _floats(name, "self") for name in _OF_ONE},
     **{f"aten::{name}": _activation(name) for name in _ACTIVATIONS},
     **{f"aten::{name}": _compared(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{f"aten::{name}": _floats(name, "self", "other") for name in ("mul", "maximum", "minimum")},
-    **{f"aten::{kind}_and": _masks("logical_and", "self", "other") for kind in ("bitwise", "logical")},
-    **{f"aten::{kind}_or": _masks("logical_or", "self", "other") for kind in ("bitwise", "logical")},
-    "aten::bitwise_not": _masks("logical_not", "self"),
+    **{f"aten::{name}": _floats(name, "self", "other") for name in ("mul", "maximum", "minimum", "atan2")},
+    **{f"aten::logical_{name}": _masks(f"logical_{name}", "self", "other") for name in ("and", "or")},
+    "aten::bitwise_and": _bits("bitwise_and", "logical_and", "self", "other"),
+    "aten::bitwise_or": _bits("bitwise_or", "logical_or", "self", "other"),
+    "aten::bitwise_xor": _bits("bitwise_xor", "ne", "self", "other"),
+    "aten::bitwise_not": _bits("bitwise_not", "logical_not", "self"),
+    **{f"aten::bitwise_{way}_shift": _bits(f"bitwise_{way}_shift", None, "self", "other") for way in ("left", "right")},
+    "aten::__lshift__": _bits("bitwise_left_shift", None, "self", "other"),
+    "aten::__rshift__": _bits("bitwise_right_shift", None, "self", "other"),
     "aten::logical_not": _masks("logical_not", "self"),
     "aten::add": _scaled("add", "self", "other"),
     "aten::sub": _scaled("sub", "self", "other"),

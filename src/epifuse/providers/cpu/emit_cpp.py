@@ -55,6 +55,7 @@ SLEEF: Mapping[str, str] = {
     "tanh": "tanhf",
     "erf": "erff",
     "pow": "powf",
+    "atan2": "atan2f",
 }
 RANDOM = ("philox_rand", "philox_rand_cpp")
 """What takes a seed and a position, which are integers; other integers the loop does not compute with."""
@@ -220,7 +221,7 @@ def _apply(graph: Graph, node: Node, names: Mapping[Node, str], lanes: int) -> s
 
 def _prelude(used: Sequence[str], lanes: int) -> str:
     declarations = [
-        f'extern "C" v Sleef_{SLEEF[op]}{lanes}_u10({"v, v" if op == "pow" else "v"});'
+        f'extern "C" v Sleef_{SLEEF[op]}{lanes}_u10({"v, v" if PRIMITIVES[op].arity == 2 else "v"});'
         for op in dict.fromkeys(used)
         if op in SLEEF
     ]

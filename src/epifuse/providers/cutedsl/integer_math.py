@@ -5,6 +5,8 @@ from typing import Any
 
 import cutlass.cute as cute
 
+from epifuse.providers.cutedsl.device_math import each
+
 Fragment = Any  # cute.TensorSSA
 
 
@@ -17,6 +19,20 @@ def remainder(x: Fragment, y: Fragment) -> Fragment:
     """x - y * (x // y), with the sign of y."""
     rest = x % y
     return cute.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+def left_shift(x: Fragment, y: Fragment) -> Fragment:
+    """x << y, and 0 where y is no number of bits: MLIR leaves that open."""
+    bits = x.element_type.width
+    shifted = each(lambda a, b: a << b, x, y & bits - 1, dtype=x.element_type)  # fragments have no shifts in 4.8.1
+    return cute.where((y >= 0) & (y < bits), shifted, cute.full_like(x, 0))
+
+
+def right_shift(x: Fragment, y: Fragment) -> Fragment:
+    """x >> y, and the sign where y is no number of bits."""
+    last = x.element_type.width - 1
+    inside = cute.where((y >= 0) & (y < last), y, cute.full_like(y, last))
+    return each(lambda a, b: a >> b, x, inside, dtype=x.element_type)
 
 
 def power(exponent: int) -> Callable[[Fragment, Fragment], Fragment]:
