@@ -41,6 +41,7 @@ _FORMS = frozenset({"DenseGemm", "Gemm", "LayoutType", "TileDescription", "evt",
 if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: a new function is known without a list
     from epifuse.forms import DenseGemm, Gemm, LayoutType, TileDescription, evt, thread, trace
     from epifuse.fusion.activation import *  # noqa: F403
+    from epifuse.fusion.bits import *  # noqa: F403
     from epifuse.fusion.composites import *  # noqa: F403
     from epifuse.fusion.forms import *  # noqa: F403
     from epifuse.fusion.philox import *  # noqa: F403

@@ -38,7 +38,7 @@ def reduced_permuted() -> Visitor:
 
 
 TREES: dict[str, Callable[[], Any]] = {
-    "compute_function": lambda: Compute(torch.zeros_like),
+    "compute_function": lambda: Compute(torch.linalg.inv),
     "tree_node": lambda: SplitTreeVisitor(AccFetch(), AccFetch),
     "tree_field": lambda: RowBroadcast("bias", default="zero"),
     "tree_operator": lambda: EVT(AccFetch(), SrcFetch()),

@@ -85,11 +85,6 @@ def masked_fill_by_index(accum, mask):
     D = accum * 2
     D[mask] = -math.inf  # fault
     return D
-def shape_unpacked(accum):
-    m, n = accum.shape  # fault
-    D = accum / n
-    return D
-def size_call(accum): return accum / accum.size(-1)  # fault
 def for_loop(accum):
     D = accum
     for slope in (0.1, 0.2):  # fault
@@ -220,9 +215,6 @@ def reshape_two_unknowns(accum): return accum.reshape(-1, -1, 4)  # fault
 def permute_repeats(accum): return accum.permute(0, 0)  # fault
 def transposed(accum, C): return accum + C.T  # fault
 def float_condition(accum, C): return torch.where(C, accum, 0.0)  # fault
-def argmax(accum):
-    prediction = accum.argmax(dim=-1)  # fault
-    return prediction
 def layer_norm(accum, bias): return F.layer_norm(accum, (16,), None, bias)  # fault
 def random_dropout(accum): return F.dropout(accum, p=0.1, training=True)  # fault
 def concatenation(accum): return torch.cat([accum, accum], dim=-1)  # fault
@@ -265,7 +257,6 @@ def starred_call(accum): return torch.clamp(accum, *(0.0, 1.0))  # fault
 def operand_assigned_in_place(accum, C):
     C += accum  # fault
     return C
-def limit_of_a_dtype(accum, mask): return torch.where(mask, accum, torch.finfo(accum.dtype).min)  # fault
 # fmt: on
 
 FUNCTIONS = [

@@ -194,6 +194,11 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
+    "gather_index": Sentence(
+        _T,
+        "gather takes one element along dim {dim}: its index has the shape {want}, and this is {shape}",
+        "index by labels[:, None], or gather each column by itself",
+    ),
     "bits_wanted": Sentence(
         _T, "{op} takes masks or integers, and this is {kind}", "compare first, as in x > 0, or write .to(torch.int32)"
     ),

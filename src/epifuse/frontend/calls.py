@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from epifuse.base.dtypes import BY_TORCH
 from epifuse.base.errors import kind_of
 from epifuse.frontend import parts, torch_rules
-from epifuse.frontend.context import Context, Pieces, TupleValue, Visit
+from epifuse.frontend.context import Context, DtypeOf, LimitsOf, Pieces, TupleValue, Visit
 from epifuse.frontend.hints import parameter_hint
 from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
@@ -23,7 +24,7 @@ from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, 
 from epifuse.ir import Node
 from epifuse.ir.graph import topological
 
-METHOD_FORMS = frozenset({"to", "type", "t", *CAST_METHODS})
+METHOD_FORMS = frozenset({"to", "type", "t", "size", "numel", *CAST_METHODS})
 TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
 """Attributes of a tensor that are its transpose."""
 
@@ -125,9 +126,11 @@ def host_call(
 
 def fixed_call(
     context: Context, function: FixedFunction, positional: list[Any], named: dict[str, Any], at: ast.AST
-) -> Node | Static:
+) -> Node | Static | LimitsOf:
     """`float("-inf")`, `torch.finfo(torch.float32)`: evaluated while parsing."""
     given = [*positional, *named.values()]
+    if len(given) == 1 and isinstance(given[0], DtypeOf) and function.function is not float:
+        return LimitsOf(given[0].value)
     try:
         (item,) = given
         found = function.function(item.value if isinstance(item, Static) else None)
@@ -271,6 +274,26 @@ def _index(axis: str) -> Callable[..., Node]:
     return emit
 
 
+def _extent(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
+    dims = _dims(context, fixed["dim"], "extent", spelled, at)
+    return context.emit("extent", context.tensor(x, spelled, at), attr=(dims, 0), at=at)
+
+
+def _along(op: str) -> Callable[..., Node]:
+    def emit(context: Context, spelled: str, x: Node, *others: Any) -> Node:
+        *values, fixed, place = others
+        dim = _whole(context, fixed, "dim", spelled, place)
+        return context.emit(op, context.tensor(x, spelled, place), *values, attr=dim, at=place)
+
+    return emit
+
+
+def _full_like(context: Context, spelled: str, x: Node, value: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
+    if fixed["dtype"] is not None and fixed["dtype"] not in BY_TORCH:
+        raise context.fail("wrong_static", at, function=spelled, name="dtype", want="a dtype that values have")
+    return context.emit("full_like", context.tensor(x, spelled, at), value, attr=fixed["dtype"], at=at)
+
+
 def _linear_index(context: Context, spelled: str, x: Node, _: dict[str, Any], at: ast.AST) -> Node:
     return context.emit("linear_index", context.tensor(x, spelled, at), at=at)
 
@@ -300,12 +323,6 @@ def _is_plain_format(fmt: str) -> bool:
     return fields in ([], [("", "", None)])
 
 
-def _one_hot(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
-    if not _integers((fixed["dim"],)):
-        raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")
-    return context.emit("assume_one_hot", context.tensor(x, spelled, at), attr=fixed["dim"], at=at)
-
-
 _FORMS: dict[str, Callable[..., Any]] = {
     "transpose": _rearranged("transpose", "dim0", "dim1"),
     "flatten": _rearranged("flatten", "start_dim", "end_dim"),
@@ -321,9 +338,13 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "index_m": _index("m"),
     "index_n": _index("n"),
     "index_l": _index("l"),
+    "full_like": _full_like,
+    "extent": _extent,
+    "gather": _along("gather"),
+    "index_along": _along("coordinate"),
     "linear_index": _linear_index,
     "dropout": _dropout,
-    "assume_one_hot": _one_hot,
+    "assume_one_hot": _along("assume_one_hot"),
     "debug_print": _debug_print,
 }
 
@@ -356,6 +377,9 @@ def method(
                 "wrong_static", at, function=spelled, name="dtype", want="a torch dtype and nothing else"
             )
         return _cast(context, spelled, receiver, {"dtype": item.value}, at)
+    if name in ("size", "numel"):
+        given = [static(context, item, spelled, "dim", at) for item in (*positional, *named.values())]
+        return parts.size(context, receiver, spelled, given, at)
     if name == "t":
         if positional or named:
             raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")

@@ -50,6 +50,20 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class DtypeOf:
+    """`x.dtype`, which inference knows."""
+
+    value: Node
+
+
+@dataclass(frozen=True)
+class LimitsOf:
+    """`torch.finfo(x.dtype)`."""
+
+    value: Node
+
+
+@dataclass(frozen=True)
 class Method:
     """`x.name` before its call."""
 
@@ -66,6 +80,8 @@ def describe(item: Any) -> str:
             return repr(item.value)
         case TupleValue() | Pieces():
             return "a tuple"
+        case DtypeOf() | LimitsOf():
+            return "the dtype of a value"
         case Module():
             return f"the module {item.spelled}"
         case Instance():

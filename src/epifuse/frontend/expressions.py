@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from epifuse.frontend import calls, names, parts
-from epifuse.frontend.context import Context, Method, Pieces, TupleValue, Visit, describe
+from epifuse.frontend.context import (
+    Context,
+    DtypeOf,
+    LimitsOf,
+    Method,
+    Pieces,
+    TupleValue,
+    Visit,
+    describe,
+)
 from epifuse.frontend.hints import hint_for, unknown_method_hint, words_for
 from epifuse.frontend.names import (
     ActivationModule,
@@ -98,9 +107,15 @@ class Expressions(Context):
         if isinstance(base, Node):
             if node.attr in calls.TURNED:
                 return calls.turned(self, base, node.attr, node)
+            if node.attr == "shape":
+                return parts.shape(self, base, ".shape", node)
+            if node.attr == "dtype":
+                return DtypeOf(self.tensor(base, ".dtype", node))
             if node.attr in METHODS or node.attr in calls.METHOD_FORMS:
                 return Method(base, node.attr)
             raise self.fail("unknown_method", node, name=node.attr, near=unknown_method_hint(node.attr))
+        if isinstance(base, LimitsOf):
+            return self.emit("limit", base.value, attr=node.attr, at=node)
         if isinstance(base, Static) and isinstance(base.value, (torch.finfo, torch.iinfo)):
             number = getattr(base.value, node.attr, None)
             if isinstance(number, (int, float)):

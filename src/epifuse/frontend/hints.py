@@ -87,7 +87,7 @@ def hint_for(syntax: type[ast.AST]) -> str:
     return _HINTS.get(syntax, "docs/language.md lists what an epilogue may contain")
 
 
-_NO_SHAPE = "an epilogue holds for every shape; a mean is mean(x, dim=...)"
+_NO_SHAPE = "an epilogue holds for every shape; an extent is x.shape[-1], a mean mean(x, dim=...)"
 _AS_IT_IS = "leave it out: a value has no memory of its own"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
@@ -96,22 +96,20 @@ _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
 
 _INSTEAD: dict[str, str] = {
     "swapaxes": "write permute",
-    **dict.fromkeys(("shape", "size", "len", "numel", "ndim", "dim"), _NO_SHAPE),
+    **dict.fromkeys(("len", "ndim", "dim"), _NO_SHAPE),
     **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
     **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
-    **dict.fromkeys(("var", "std", "layer_norm", "batch_norm"), _SPREAD),
+    **dict.fromkeys(("layer_norm", "batch_norm"), _SPREAD),
     "rms_norm": _ROOT_MEAN_SQUARE,
-    **dict.fromkeys(("ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "tensor"), _NUMBER),
+    **dict.fromkeys(("ones", "zeros", "full", "tensor"), _NUMBER),
     **dict.fromkeys(("int", "bool"), "write x.to(torch.int32) or a comparison; a host number needs no conversion"),
     "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",
-    "nan_to_num": "write where(x == x, x, 0.0)",
     "logical_xor": "write a != b",
     "swish": "write silu(x)",
     "item": "a reduction's result may be used as it is",
     "print": "write ef.debug_print('{}', x)",
-    "argmax": "compare with the maximum: x == x.amax(-1, keepdim=True)",
-    **dict.fromkeys(("dtype", "device"), "floats are float32 inside an epilogue, on A's device"),
+    "device": "floats are float32 inside an epilogue, on A's device",
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
     **dict.fromkeys(("mse_loss", "l1_loss", "cross_entropy", "nll_loss", "kl_div"), "write the loss out"),

@@ -1,4 +1,4 @@
-"""Parts of a value: `x[..., :64]`, `x[..., 0::2]`, `x.chunk(2, -1)[0]`; and `x[:, None]`, which inserts a dim."""
+"""Parts of a value: `x[..., :64]`, `x.chunk(2, -1)[0]`; `x[:, None]`, which inserts a dim; its extents: `x.shape`."""
 
 from __future__ import annotations
 
@@ -94,3 +94,22 @@ def _step(
     if step is not None and step < 1:
         raise context.fail("unsupported_subscript", key)
     return emit(context, x, dim, "range", (start or 0, _END if stop is None else stop, step or 1), at), 1
+
+
+def shape(context: Context, x: Node, spelled: str, at: ast.AST) -> Pieces:
+    """`x.shape`: numbers that follow the shapes of a call."""
+    x = context.tensor(x, spelled, at)
+    return Pieces(lambda i, count: context.emit("extent", x, attr=((i,), count), at=at))
+
+
+def size(context: Context, x: Node, spelled: str, given: list[Any], at: ast.AST) -> Node | Pieces:
+    """`x.size()`, `x.size(dim)`, `x.numel()`."""
+    if len(given) > (spelled == ".size"):
+        raise context.fail("too_many_arguments", at, function=spelled, have=len(given), want="()")
+    if not given:
+        return (
+            shape(context, x, spelled, at) if spelled == ".size" else context.emit("extent", x, attr=(None, 0), at=at)
+        )
+    if not isinstance(given[0], int) or isinstance(given[0], bool) or abs(given[0]) > MOST:
+        raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")
+    return context.emit("extent", x, attr=((given[0],), 0), at=at)

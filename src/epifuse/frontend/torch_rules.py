@@ -31,6 +31,8 @@ class Asks(NamedTuple):
     """`dim` is an integer, not a tuple."""
     by_name: str = ""
     """A parameter that is passed by name only."""
+    either: tuple[str, ...] = ()
+    """Parameters of which one at most is given; the first is True or False."""
 
 
 _TENSOR, _NUMBER, _FLOAT, _NO_MASK, _SAME_FLOATS = "tensor", "number", "float", "no mask", "same floats"
@@ -61,6 +63,11 @@ ASKS: dict[str, Asks] = {
     "lerp": Asks(((_TENSOR, ("x",)), (_TENSOR, ("end",)), (_SAME_FLOATS, ("x", "end", "weight")))),
     **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),
     "logaddexp": Asks((*_BOTH.rules, (_FLOAT, ("x",)), (_FLOAT, ("y",)))),
+    "nan_to_num": _numbers(_FLOAT, "nan", "posinf", "neginf"),
+    **dict.fromkeys(("var", "std"), _numbers(_FLOAT, "correction")._replace(either=("unbiased", "correction"))),
+    **dict.fromkeys(("argmax", "argmin"), Asks(_ANYTHING.rules, one_dim=True)),
+    "full_like": Asks((*_ANYTHING.rules, (_NUMBER, ("fill_value",)))),
+    "gather": Asks((*_ANYTHING.rules, (_TENSOR, ("index",)))),
     **dict.fromkeys(("relu", "relu6"), _numbers(_NO_MASK)),
     "gelu": Asks(_FLOATS.rules, by_name="approximate"),
     "leaky_relu": _numbers(_FLOAT, "negative_slope"),
@@ -141,6 +148,13 @@ def _check_presence(
         absent = name not in given or (asks.required and arguments[name] == Static(None))
         if absent:
             raise context.fail("missing_argument", at, function=spelled, name=name, want="(input, dim, ...)")
+    both = [name for name in asks.either if name in given]
+    if len(both) > 1:
+        raise context.fail("argument_twice", at, function=spelled, name=" or ".join(both))
+    if asks.either and asks.either[0] in both:
+        item = arguments[asks.either[0]]
+        if not (isinstance(item, Node) and item.op == "const" and isinstance(item.attr, bool)):
+            raise context.fail("wrong_static", at, function=spelled, name=asks.either[0], want="True or False")
     dim = arguments.get("dim")
     if asks.one_dim and (isinstance(dim, TupleValue) or (isinstance(dim, Static) and isinstance(dim.value, tuple))):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer")

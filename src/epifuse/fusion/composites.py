@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from epifuse.fusion.activation import sigmoid
-from epifuse.fusion.forms import chunk
-from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, where
+from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
+from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
+from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
 _INFINITY = math.inf
+_LAST = 2**31 - 1
 
 
 def isnan(x: Value) -> Value:
@@ -27,6 +31,23 @@ def isinf(x: Value) -> Value:
 def isfinite(x: Value) -> Value:
     """A mask: where x is neither infinite nor NaN."""
     return abs(x) < _INFINITY
+
+
+def nan_to_num(x: Value, nan: Value = 0.0, posinf: Value = None, neginf: Value = None) -> Value:
+    """x, `nan` where x is NaN, and the largest and least finite number where x is infinite, unless others are given."""
+    high = torch.finfo(x.dtype).max if posinf is None else posinf
+    low = torch.finfo(x.dtype).min if neginf is None else neginf
+    return where(x != x, nan, where(x == _INFINITY, high, where(x == -_INFINITY, low, x)))
+
+
+def zeros_like(x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """0 in the shape of x."""
+    return full_like(x, 0, dtype=dtype)
+
+
+def ones_like(x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """1 in the shape of x."""
+    return full_like(x, 1, dtype=dtype)
 
 
 def masked_fill(x: Value, mask: Value, value: Value) -> Value:
@@ -71,3 +92,34 @@ def logaddexp(x: Value, y: Value) -> Value:
     largest = maximum(x, y)
     distance = where(x == y, 0.0, abs(x - y))  # of equal infinities too
     return largest + log1p(exp(-distance))
+
+
+def var(
+    x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
+) -> Value:
+    """The sum of squared distances from the mean, over the number of elements less `correction`."""
+    centred = x - mean(x, dim=dim, keepdim=True)
+    left = extent(x, dim) - (correction if unbiased is None else unbiased)
+    return sum(centred * centred, dim=dim, keepdim=keepdim) / (left if left > 0 else 0)
+
+
+def std(
+    x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
+) -> Value:
+    """The square root of `var`."""
+    return sqrt(var(x, dim, unbiased, keepdim, correction=correction))
+
+
+def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The first place along `dim` of the maximum, or of NaN where there is one; int64. Without `dim`, in all of x."""
+    return _first(x, amax(x, dim=dim, keepdim=True), dim, keepdim)
+
+
+def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """The first place along `dim` of the minimum, or of NaN where there is one; int64. Without `dim`, in all of x."""
+    return _first(x, amin(x, dim=dim, keepdim=True), dim, keepdim)
+
+
+def _first(x: Value, value: Value, dim: int | None, keepdim: bool) -> Value:
+    place = linear_index(x) if dim is None else index_along(x, dim)
+    return cast(amin(where((x == value) | (x != x), place, _LAST), dim=dim, keepdim=keepdim), torch.int64)

@@ -5,6 +5,7 @@ Called on tensors they are plain PyTorch. `max(x)` is the reduction and `max(x, 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -94,6 +95,28 @@ def cat(tensors: Value, dim: int = 0) -> Value:
 def stack(tensors: Value, dim: int = 0) -> Value:
     """Values of one shape, beside each other along a new dim."""
     return torch.stack(tensors, dim)
+
+
+def full_like(x: Value, fill_value: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """A number in the shape of x, and in its dtype unless another is given."""
+    return torch.full_like(x, fill_value, dtype=dtype)
+
+
+def extent(x: Value, dim: DimArgument = None) -> Value:
+    """How many elements x has along `dim`, or in all: a number that follows the shapes of a call."""
+    dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    return math.prod(x.shape[d] for d in dims)
+
+
+def gather(x: Value, dim: int, index: Value) -> Value:
+    """The element of x along `dim` at the place `index`, which has one element there. 0 where x has no such place."""
+    return torch.gather(x, dim, index)
+
+
+def index_along(x: Value, dim: int) -> Value:
+    """The coordinate of x along a dim, int32; it broadcasts to x."""
+    at = dim % x.dim()
+    return torch.arange(x.shape[at], dtype=torch.int32, device=x.device).reshape(-1, *(1,) * (x.dim() - at - 1))
 
 
 def index_m(x: Value) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from epifuse.fusion.primitives import PRIMITIVES
@@ -18,6 +19,10 @@ LOGIC: dict[str, Callable[..., Any]] = {
     "bounds": lambda low, high: _ordered(low, high),
     "probability": lambda p: probability(p),
 }
+
+
+LEAVES = ("load", "axis")
+"""What no arithmetic makes: numbers that are handed over, and extents of axes."""
 
 
 def _ordered(low: Any, high: Any) -> Any:
@@ -66,18 +71,20 @@ def _raises(node: Node) -> bool:
     return node.op == "host" or (node.op in PRIMITIVES and PRIMITIVES[node.op].may_fail)
 
 
-def evaluate(root: Node, leaf: Callable[[Node], Any]) -> Any:
-    """The number `root` stands for. `leaf` gives the value of a load. Raises `HostError`."""
-    return evaluate_all({"": root}, leaf)[""]
+def evaluate(root: Node, leaf: Callable[[Node], Any], known: Mapping[Node, Any] = MappingProxyType({})) -> Any:
+    """The number `root` stands for. `leaf` gives the value of a load or an axis. Raises `HostError`."""
+    return evaluate_all({"": root}, leaf, known)[""]
 
 
-def evaluate_all(roots: Mapping[str, Node], leaf: Callable[[Node], Any]) -> dict[str, Any]:
-    """The numbers the roots stand for. `leaf` gives the value of a load. Raises `HostError`.
+def evaluate_all(
+    roots: Mapping[str, Node], leaf: Callable[[Node], Any], known: Mapping[Node, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The numbers the roots stand for, where some are `known`. `leaf` gives the others that no arithmetic makes.
 
-    A conditional takes its branch like Python's: an error in the branch not taken does not count.
+    Raises `HostError`. A conditional takes its branch like Python's: an error in the branch not taken does not count.
     """
-    values: dict[Node, Any] = {}
-    for node in topological(roots.values()):
+    values: dict[Node, Any] = dict(known)
+    for node in topological(roots.values(), values):
         try:
             values[node] = _step(node, [values[arg] for arg in node.args], leaf)
         except _PoisonedError as poison:
@@ -101,7 +108,7 @@ class _PoisonedError(Exception):
 
 
 def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
-    if node.op == "load":
+    if node.op in LEAVES:
         return leaf(node)
     if node.op == "const":
         return node.attr

@@ -80,11 +80,17 @@ _NUMBER = Form("a number", lambda value: type(value) in (bool, int, float))
 _TEXT = Form("a string", _is_text)
 _LOAD = Form("a Load", _is_load)
 _DTYPE = Form("a dtype", lambda value: isinstance(value, torch.dtype))
+_MAYBE_DTYPE = Form("None, or a dtype", lambda value: value is None or isinstance(value, torch.dtype))
+_COUNTED = Form(
+    "dims or None, and how many there must be",
+    _fields(lambda dims: dims is None or _each(_is_whole)(dims), _is_whole),
+)
 _PART = Form("a dim, how it is parted, and numbers", _fields(_is_whole, _is_text, _each(_is_whole)))
 _REARRANGED = Form("how its dims change, and numbers", _fields(_is_text, _each(_is_whole)))
 _JOINED = Form("a dim, and cat or stack", _fields(_is_whole, lambda how: how in ("cat", "stack")))
 _PICKED = Form("factors and places", _each(_fields(_is_factor, _is_whole)))
 _AXIS = Form("an axis", _is_axis)
+_AXIS_OR_DIM = Form("an axis, or a dim", lambda value: _is_axis(value) or _is_whole(value))
 _WHOLE = Form("an integer", _is_whole)
 _WHOLES = Form("a tuple of integers", _each(_is_whole))
 _FACTORS = Form("a tuple of factors", _each(_is_factor))
@@ -113,11 +119,16 @@ OPERATIONS: Mapping[str, Operation] = {
     "join": Operation(("written",), None, _JOINED, reads_extents=True),
     "part": Operation(("written",), 1, _PART, reads_extents=True),
     "expand_as": Operation(("written",), 2, NOTHING, reads_extents=True),
-    "coordinate": Operation(("written",), 1, _AXIS, reads_extents=False),
+    "coordinate": Operation(("written",), 1, _AXIS_OR_DIM, reads_extents=False),
     "linear_index": Operation(("written",), 1, NOTHING, reads_extents=False),
     "assume_one_hot": Operation(("written",), 1, _WHOLE, reads_extents=True),
     "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS, reads_extents=False),
     "reduce_axes": Operation(("written",), 1, _REDUCED_AXES, reads_extents=True),
+    # Numbers that follow from a value: of how many elements it is along some dims or in all, and a limit of its dtype.
+    "extent": Operation(("written",), 1, _COUNTED, reads_extents=False),
+    "limit": Operation(("written",), 1, _TEXT, reads_extents=False),
+    "gather": Operation(("written",), 2, _WHOLE, reads_extents=False),
+    "full_like": Operation(("written",), 2, _MAYBE_DTYPE, reads_extents=True),
     # Claims that inference checks; each stands for its first argument.
     "access": Operation(("written",), 1, _WORDS, reads_extents=False),
     "number": Operation(("written",), 1, _TEXT, reads_extents=False),
@@ -130,6 +141,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "one_hot": Operation(("typed",), 1, _FACTORS, reads_extents=False),
     "reduce": Operation(("typed",), 1, _REDUCED, reads_extents=False),
     # Numbers, in Python's arithmetic.
+    "axis": Operation(("host",), 0, _AXIS, reads_extents=False),
     "host": Operation(("written", "host"), None, _TEXT, reads_extents=False),
     "select": Operation(("written", "host"), 3, NOTHING, reads_extents=False),
     **{
@@ -137,6 +149,8 @@ OPERATIONS: Mapping[str, Operation] = {
         for name, row in PRIMITIVES.items()
     },
 }
+
+COMMUTATIVE = frozenset(name for name, row in PRIMITIVES.items() if row.commutative)
 
 
 def broken(node: Node, place: Place) -> str | None:

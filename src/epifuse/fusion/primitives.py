@@ -23,20 +23,8 @@ Value: TypeAlias = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 """A decorated function keeps its signature for type checkers and editors."""
 
-KindRule = Literal[
-    "arithmetic",
-    "subtract",
-    "floating",
-    "divide",
-    "power",
-    "same",
-    "compare",
-    "logic",
-    "bits",
-    "integer",
-    "select",
-    "random",
-]
+_OfNumbers = Literal["arithmetic", "subtract", "floating", "divide", "power", "same", "compare"]
+KindRule = Literal[_OfNumbers, "logic", "bits", "integer", "select", "random"]
 
 
 Error = Literal["carried", "added", "amplified"]
@@ -392,49 +380,6 @@ def logical_not(x: Value) -> Value:
     return torch.logical_not(x)
 
 
-# --- bits ------------------------------------------------------------------------------------------------------
-
-
-@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.and_, symbol="&")
-def bitwise_and(x: Value, y: Value) -> Value:
-    """The bits that both integers have; of masks `logical_and`."""
-    return x & y
-
-
-@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.or_, symbol="|")
-def bitwise_or(x: Value, y: Value) -> Value:
-    """The bits that either integer has; of masks `logical_or`."""
-    return x | y
-
-
-@primitive("bits", commutative=True, error="amplified", costly=False, may_fail=False, host=operator.xor, symbol="^")
-def bitwise_xor(x: Value, y: Value) -> Value:
-    """The bits that one of the integers has; of masks where they differ."""
-    return x ^ y
-
-
-@primitive("bits", commutative=False, error="amplified", costly=False, may_fail=False, host=operator.invert)
-def bitwise_not(x: Value) -> Value:
-    """All bits inverted, -x - 1; of a mask `logical_not`."""
-    return ~x
-
-
-@primitive(
-    "integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.lshift, symbol="<<"
-)
-def bitwise_left_shift(x: Value, y: Value) -> Value:
-    """x << y for integers; 0 where y is negative, or no less than the bits of x."""
-    return x << y
-
-
-@primitive(
-    "integer", commutative=False, error="amplified", costly=False, may_fail=True, host=operator.rshift, symbol=">>"
-)
-def bitwise_right_shift(x: Value, y: Value) -> Value:
-    """x >> y for integers, rounded down; the sign alone where y is negative, or no less than the bits of x."""
-    return x >> y
-
-
 @primitive(
     "select",
     commutative=False,
@@ -449,6 +394,3 @@ def where(condition: Value, x: Value, y: Value) -> Value:
         like = x if isinstance(x, torch.Tensor) else y
         condition = torch.full((), bool(condition), device=like.device)
     return torch.where(condition, x, y)
-
-
-COMMUTATIVE = frozenset(name for name, row in PRIMITIVES.items() if row.commutative)

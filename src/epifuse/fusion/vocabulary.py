@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from epifuse.fusion import activation, composites, forms, philox, primitives, reduction
+from epifuse.fusion import activation, bits, composites, forms, philox, primitives, reduction
 
 Group = Literal["primitive", "activation", "macro", "reduction", "form"]
 
@@ -53,11 +53,11 @@ def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _entries() -> dict[str, Entry]:
+    apart = (*philox.__all__, *bits.__all__)
     entries = {
-        name: Entry(name, "primitive", getattr(primitives, name))
-        for name in primitives.PRIMITIVES
-        if name not in philox.__all__
+        name: Entry(name, "primitive", getattr(primitives, name)) for name in primitives.PRIMITIVES if name not in apart
     }
+    entries |= {name: Entry(name, "primitive", getattr(bits, name)) for name in bits.__all__}
     for name, function in public_functions(activation).items():
         static = builtins.any(map(is_static, inspect.signature(function).parameters.values()))
         entries[name] = Entry(name, "macro" if static else "activation", function)

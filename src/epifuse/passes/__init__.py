@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epifuse.base.config import CONFIG
-from epifuse.fusion.primitives import COMMUTATIVE
+from epifuse.fusion.operations import COMMUTATIVE
 from epifuse.ir import Graph
 from epifuse.ir.digest import Identity, identify
 from epifuse.passes.accumulate import accumulate

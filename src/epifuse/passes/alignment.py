@@ -90,7 +90,7 @@ class Alignment:
             return self.emit("const", attr=value.node.attr, kind=value.kind)
         if value.node.op == "load" and value.kind == self.types[value.node].kind:
             return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
-        if not any(node.op == "load" for node in topological((value.node,))):
+        if not any(node.op in host.LEAVES for node in topological((value.node,))):
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
         # An integer may be used as an integer and as a float: two scalars of one number.

@@ -18,7 +18,7 @@ def canonicalise(graph: Graph, problem: Problem) -> Graph:
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op not in PRIMITIVES or old not in graph.types or graph.types[old].host:
             return keep(old, args, builder)
-        args = _float_constants(old, args, builder)
+        args = _unspread(_float_constants(old, args, builder), builder, graph.types[old])
         return _simplified(old, args, builder, graph.types[old]) or builder.node(old.op, *args, attr=old.attr)
 
     return rewrite(graph, rule)
@@ -30,6 +30,13 @@ def _float_constants(old: Node, args: tuple[Node, ...], builder: Builder) -> tup
     if not any(builder.types[arg].kind == "float" for arg in values):
         return args
     return tuple(_as_float(arg, builder) if arg in values else arg for arg in args)
+
+
+def _unspread(args: tuple[Node, ...], builder: Builder, result: Type) -> tuple[Node, ...]:
+    """What is spread over dims broadcasts by itself beside what varies over them, as `zeros_like(x)` beside x."""
+    plain = tuple(arg.args[0] if arg.op == "expand" else arg for arg in args)
+    varies = canonical(factor for arg in plain for factor in builder.types[arg].factors) == result.factors
+    return plain if varies else args
 
 
 def _as_float(arg: Node, builder: Builder) -> Node:

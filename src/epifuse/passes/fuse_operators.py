@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from epifuse.frontend import activation_body
-from epifuse.fusion.primitives import COMMUTATIVE
+from epifuse.fusion.operations import COMMUTATIVE
 from epifuse.fusion.vocabulary import VOCABULARY, Entry, ours
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import applied, keep

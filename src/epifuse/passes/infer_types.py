@@ -28,8 +28,8 @@ from epifuse.passes.dims import (
     normalise,
 )
 from epifuse.passes.kinds import KindError
-from epifuse.passes.layout import Layout
 from epifuse.passes.refine import refined
+from epifuse.passes.sizes import Sizes
 from epifuse.request.problem import HostNumber, Problem
 
 
@@ -38,7 +38,7 @@ def infer_types(graph: Graph, problem: Problem) -> Graph:
     return _Inference(graph, problem).run()
 
 
-class _Inference(Layout):
+class _Inference(Sizes):
     def run(self) -> Graph:
         for node in topological((*self.graph.roots, *self.graph.checked)):
             self.current = node
@@ -236,6 +236,26 @@ class _Inference(Layout):
             made = self.emit("cast", made, attr=narrow, kind="float", dims=dims)
         return Typed(made, kind, dims, narrow=narrow)
 
+    def infer_gather(self, node: Node, args: list[Typed]) -> Typed:
+        """One element along a dim: the sum of all where the others are zero, which is exact."""
+        x = self.settle(args[0])
+        index = self.settle(args[1], x.dims) if not args[1].host else args[1]
+        at = normalise(node.attr, len(x.dims))
+        want = tuple(1 if i == at else extent for i, extent in enumerate(self.shape(x)))
+        if index.host or self.shape(index) != want:
+            shape = "a number" if index.host else self.shape(index)
+            raise self.fail("gather_index", dim=node.attr, want=want, shape=shape)
+        if index.kind not in ("int32", "int64") or x.kind == "mask":
+            raise self.fail("integers_wanted", op="the index of gather", kind=kinds.NAMES[index.kind])
+        here = self.result("eq", [self.coordinate(x, len(x.dims) - at), index], "mask")
+        nothing = 0.0 if x.kind == "float" else 0
+        zero = self.infer_const(Node("const", attr=nothing), [])
+        found = self.reduction("sum", self.result("where", [here, x, zero], x.kind), (at,), keepdim=True)
+        if x.kind != "int32":
+            return found
+        made = self.emit("cast", found.node, attr=torch.int32, kind="int32", dims=found.dims)
+        return replace(found, node=made, kind="int32")
+
     def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
         """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""
         x = self.settle(args[0])
@@ -259,12 +279,6 @@ class _Inference(Layout):
         if broadcast([x.dims, like.dims], self.extents) != like.dims:
             raise DimsError("shapes_differ", left=self.shape(x), right=self.shape(like))
         return self.expanded(x, like.dims)
-
-    def expanded(self, x: Typed, want: Dims) -> Typed:
-        missing = tuple(f for f in factors_of(want) if f not in self.types[x.node].factors)
-        if not missing:
-            return replace(x, dims=want)
-        return replace(x, node=self.emit("expand", x.node, attr=missing, kind=x.kind, dims=want), dims=want)
 
     def dims_of_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The dims of accum that are these axes: a problem without a batch has no l."""

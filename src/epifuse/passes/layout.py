@@ -100,22 +100,3 @@ class Layout(Alignment):
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
         assert x.raw is not None
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
-
-    def infer_coordinate(self, node: Node, args: list[Typed]) -> Typed:
-        x = self.settle(args[0])
-        position = {"n": 1, "m": 2, "l": 3}[str(node.attr)]
-        if len(x.dims) < position and not (node.attr == "l" and len(x.dims) == 2):
-            raise self.fail("index_rank", axis=node.attr, shape=shape_of(x.dims, self.extents))
-        dim = x.dims[-position] if len(x.dims) >= position else ()
-        rank = position if len(x.dims) >= position else 2
-        dims: Dims = (dim, *((),) * (rank - 1))
-        if not dim:
-            return Typed(self.emit("const", attr=0, kind="int32"), "int32", dims)
-        return Typed(self.emit("index", attr=dim, kind="int32", dims=dims), "int32", dims)
-
-    def infer_linear_index(self, node: Node, args: list[Typed]) -> Typed:
-        x = self.settle(args[0])
-        along = tuple(factor for dim in x.dims for factor in dim)
-        if not along:
-            return Typed(self.emit("const", attr=0, kind="int32"), "int32", x.dims)
-        return Typed(self.emit("index", attr=along, kind="int32", dims=x.dims), "int32", x.dims)

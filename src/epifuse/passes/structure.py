@@ -76,7 +76,7 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
         ]
     )
     exact: Hashable = None
-    if not _READ_EXTENTS.isdisjoint(graph.ops):
+    if not _reading(graph).isdisjoint(graph.ops):
         exact = extents["n"] if _reads_columns(graph, problem) else tuple(extents.values())
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     return product, sizes, operands, problem.accumulated, problem.constraints, exact
@@ -94,13 +94,19 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
     without: set[Node] = set()  # values whose last dim may be one of rows, as it was merged or one behind it dropped
+    reading = _reading(graph)
     for node in graph.written:
         below = not without.isdisjoint(node.args)
-        if node.op in _READ_EXTENTS and (below or not _cuts(node, last)):
+        if node.op in reading and (below or not _cuts(node, last)):
             return False
         if below or _drops(node):
             without.add(node)
     return True
+
+
+def _reading(graph: Graph) -> frozenset[str]:
+    """The operations that read extents in this graph: what is spread is counted where it is reduced alone."""
+    return _READ_EXTENTS if "reduce_dims" in graph.ops else _READ_EXTENTS - {"full_like"}
 
 
 def _drops(node: Node) -> bool:

@@ -150,7 +150,32 @@ def _rearranged(node: Node, form: Form) -> tuple[Form, Any]:
     return Form(form.leading, form.kept + kept), (how, (*(dim - form.rank for dim in dims), *numbers[len(dims) :]))
 
 
+def _extent(node: Node, form: Form) -> tuple[Form, Any]:
+    dims, count = node.attr
+    if count not in (0, form.rank):
+        raise Unfit("unpack_count", node, have=form.rank, want=count)
+    if dims is None:
+        return NUMBER, (None, 0)
+    chosen, leading = [normalise(dim, form.rank) for dim in dims], form.leading or 0
+    gone = {dim for dim in chosen if dim < leading}
+    if gone and len(gone) != leading:
+        raise needs_leading(node, "the extent of some of its leading dims")
+    folded = [-form.kept - 1] if gone else []
+    return NUMBER, ((*folded, *(dim - form.rank for dim in chosen if dim >= leading)), 0)
+
+
+def _along(node: Node, form: Form) -> tuple[Form, Any]:
+    """What is of one dim, as a coordinate or an element."""
+    dim = normalise(node.attr, form.rank)
+    if dim < (form.leading or 0):
+        raise needs_leading(node, f"a {node.op} along its leading dims")
+    return form, dim - form.rank
+
+
 def _coordinate(node: Node, form: Form) -> tuple[Form, Any]:
+    if isinstance(node.attr, int):
+        _, dim = _along(node, form)
+        return Form(None, -dim), dim
     position = {"n": 1, "m": 2, "l": 3}[node.attr]
     if form.kept < position:
         raise needs_leading(node, "a coordinate along its leading dims")
@@ -180,6 +205,9 @@ _RULES: dict[str, Callable[[Node, Form], tuple[Form, Any]]] = {
     "join": _join,
     "rearrange": _rearranged,
     "coordinate": _coordinate,
+    "extent": _extent,
+    "limit": lambda node, form: (NUMBER, node.attr),
+    "gather": _along,
     "assume_one_hot": _one_hot,
     "tensor": _claimed,
 }

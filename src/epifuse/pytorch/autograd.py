@@ -250,7 +250,8 @@ class Recorded:
     def numbers(self, call: Call) -> dict[str, Any]:
         """Every number the epilogue reads, as it is now."""
         problem, structure = self.recording.settled
-        return scalars(structure.graph, problem, call.numbers) if call.numbers else {}
+        graph = structure.graph
+        return scalars(graph, problem, call.numbers) if call.numbers or graph.hosts else {}
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
         """Of A, B and each operand, None where none is asked for."""

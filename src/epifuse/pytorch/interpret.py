@@ -5,6 +5,7 @@ Tensors may be of any mode: fake ones, proxies, those of vmap, with sizes that a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ class _Walk:
     def __init__(self, graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any], arithmetic: Arithmetic) -> None:
         self.graph, self.accum, self.operands, self.arithmetic = graph, accum, operands, arithmetic
         self.values: dict[Node, Any] = {}
+        self.numbers: dict[Node, Any] = {}
         for node in graph.nodes:
             self.values[node] = self._value(node)
 
@@ -75,7 +77,7 @@ class _Walk:
         if (value := self.values[node]) is not None:
             return value
         try:
-            return host.evaluate(node, lambda load: self.operands[load.attr.name])
+            return host.evaluate(node, lambda load: self.operands[load.attr.name], self.numbers)
         except host.HostError as error:
             raise fail("host_arithmetic", self.graph.loc(error.node), detail=str(error)) from None
 
@@ -85,6 +87,9 @@ class _Walk:
         if node.op == "load":
             value = self.operands[node.attr.name]
             return _viewed(value, node.attr.views) if isinstance(value, torch.Tensor) else None
+        if (number := _NUMBERS.get(node.op)) is not None:
+            self.numbers[node] = number(node.attr, self.values[node.args[0]])
+            return None
         if all(self.values[arg] is None for arg in node.args):
             return None
         args = [self.operand(arg) for arg in node.args]
@@ -150,6 +155,31 @@ def _rearranged(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Ten
     return getattr(x, how)(*arguments)  # type: ignore[no-any-return]  # a method of a tensor
 
 
+def _extent(attr: Any, x: torch.Tensor) -> Any:
+    dims, _ = attr
+    return x.numel() if dims is None else math.prod(x.shape[dim] for dim in dims)
+
+
+def _limit(name: Any, x: torch.Tensor) -> Any:
+    return getattr((torch.finfo if x.dtype.is_floating_point else torch.iinfo)(x.dtype), name)
+
+
+def _full_like(dtype: Any, x: torch.Tensor, value: Any, *, accum: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, value, dtype=dtype)
+
+
+def _coordinate(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> Any:
+    return forms.index_along(x, attr) if isinstance(attr, int) else getattr(forms, f"index_{attr}")(x)
+
+
+def _gathered(dim: Any, x: torch.Tensor, index: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+    """As an epilogue computes it: 0 where there is no such element."""
+    return torch.where(forms.index_along(x, dim) == index, x, 0).sum(dim, keepdim=True, dtype=x.dtype)
+
+
+_NUMBERS: Mapping[str, Callable[..., Any]] = {"extent": _extent, "limit": _limit}
+"""Numbers that follow from a tensor."""
+
 _RULES: Mapping[str, Callable[..., Any]] = {
     "permute": lambda dims, x, accum: x.permute(dims),
     "reshape": lambda shape, x, accum: x.reshape(shape),
@@ -158,7 +188,9 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "join": _join,
     "rearrange": _rearranged,
     "expand_as": _expanded,
-    "coordinate": lambda axis, x, accum: getattr(forms, f"index_{axis}")(x),
+    "coordinate": _coordinate,
+    "gather": _gathered,
+    "full_like": _full_like,
     "linear_index": lambda _, x, accum: random.positions(x.shape, x.device),
     "number": lambda _, x, accum: x,
     "access": _access,

@@ -131,6 +131,7 @@ _WORDS = {
     "access": "a visitor tree",
     "reduce_axes": "a visitor tree",
     "coordinate": "a coordinate",
+    "extent": "an extent",
     "assume_one_hot": "ef.assume_one_hot",
     "torch": "a weight for each channel",
 }

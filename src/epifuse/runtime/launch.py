@@ -54,7 +54,7 @@ def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
 
 
 def _numbers(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {**given, **_computed(graph, given)} if graph.hosts else given
+    values = {**given, **_computed(graph, problem, given)} if graph.hosts else given
     numbers, largest = {}, math.inf if problem.accumulator is torch.float64 else _LARGEST
     for name, kind in kinds.items():
         try:
@@ -73,8 +73,10 @@ def _numbers(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: M
 _WIDER = "write x.to(torch.int64) for what it stands beside, or hand it over as a float"
 
 
-def _computed(graph: Graph, given: Mapping[str, Any]) -> dict[str, Any]:
+def _computed(graph: Graph, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     def leaf(node: Node) -> Any:
+        if node.op == "axis":
+            return problem.extents[node.attr]
         assert isinstance(node.attr, Load)
         return given[node.attr.name]
 

@@ -59,6 +59,12 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
         "x, y = accum.chunk(2, -1); D = accum + torch.cat([-y, x], -1)",
         "`cat`, `stack` of parts: they join to the row again",
     ),
+    (
+        "D = accum / accum.shape[-1] + index_n(accum) % accum.size(0)",
+        "`x.shape`, `x.size(0)`, `x.numel()`: numbers that follow the shapes of a call",
+    ),
+    ("D = accum.logsumexp(-1, True) - accum.gather(-1, labels)", "`gather` of one column a row; 0 where there is none"),
+    ("D = torch.where(mask, accum, torch.zeros_like(accum))", "`zeros_like`, `ones_like`, `full_like`: constants"),
     ("D = accum.masked_fill(mask, float('-inf'))", "`float('-inf')`, `torch.finfo(dtype).min` are constants"),
     ("D = accum.to(torch.int32)", "casts by `.to`, `.float()`, `.half()` ...; towards zero for integers, as in torch"),
     ("D = where(index_n(accum) <= index_m(accum), accum, -math.inf)", "coordinates: a causal mask"),
