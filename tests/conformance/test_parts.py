@@ -35,6 +35,8 @@ EPILOGUES = {
     "halves to pairs": "a, b = accum.chunk(2, -1); D = torch.stack([a, b], dim=-1).view(-1, 32)",
     "pairs to halves": "D = torch.cat([accum[..., 0::2], accum[..., 1::2]], dim=-1) + row",
     "a gate's backward": "g, u = C.chunk(2, -1); d = accum[:, :16]; D = torch.cat([d * u, d * g], dim=-1)",
+    "rolled by half": "D = accum * row + accum.roll(16, -1) * 0.5",
+    "rolled by a quarter": "D = torch.roll(accum, -8, dims=1) + accum.unflatten(-1, (4, 8)).roll(4, -1).flatten(1)",
     "reversed quarters": "a, b, c, d = accum.chunk(4, -1); D = torch.cat([d, c, b, a], dim=-1)",
     "transposes": "D = accum.T; E = accum.unflatten(-1, (2, -1)).transpose(1, 2) * 2; P = accum.mT * 0.5",
     "squeeze": "D = accum / (1 + accum.abs().sum(-1, keepdim=True).squeeze(-1)[:, None])",
@@ -155,3 +157,42 @@ def test_hopper_refuses_reductions_of_parts_by_name() -> None:
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, D=D))
     (reason,) = {refusal.reason for refusal in ef.explain(args, cc=90).refusals if "sm90" in refusal.kernel}
     assert "leaves a part of one that a reshape cut" in str(reason)
+
+
+EXTENTS = {
+    "halves of a shape": "h = accum.shape[-1] // 2; D = torch.cat([-accum[..., h:], accum[..., :h]], -1)",
+    "heads by a number": "D = accum.view(accum.shape[0], heads, accum.shape[1] // heads).amax(-1)",
+    "sizes of a shape": "m, n = accum.shape; a, b = accum.split([n // 2, n - n // 2], -1); D = a * b + m",
+    "a width of a shape": "a, b = torch.split(accum, accum.size(-1) // 2, dim=1); D = a - b",
+    "groups of a shape": "D = accum.unflatten(-1, (accum.shape[1] // 4, 4)).sum(-1)",
+    "an operand's half": "D = accum[:, : C.shape[-1] // 2] * C[:, C.shape[1] // 2 :]",
+}
+
+
+@pytest.mark.parametrize("name", EXTENTS)
+def test_parts_of_extents(name: str) -> None:
+    lines = EXTENTS[name].split("; ")
+    text = "def epilogue(accum, C):\n" + "".join(f"    {line}\n" for line in lines) + "    return D\n"
+    function = function_from(text, file="user.py", torch=torch, heads=4)
+    for m, n in ((10, 32), (7, 32), (16, 16), (4, 48)):
+        a, b, C = torch.randn(m, K), torch.randn(K, n), torch.randn(m, n)
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=function, C=C), function(a @ b, C))
+        got = torch.compile(lambda a, b, C: ef.gemm(a, b, epilogue=function, C=C), backend="eager")(a, b, C)
+        torch.testing.assert_close(got, function(a @ b, C))
+
+
+def test_halves_of_a_shape_serve_all_rows() -> None:
+    def rotated(accum: Any) -> Any:
+        h = accum.shape[-1] // 2
+        return accum + torch.cat([-accum[..., h:], accum[..., :h]], -1)
+
+    def leading(accum: Any) -> Any:
+        return accum[:, : accum.shape[0]]
+
+    counts = []
+    for m in (4, 8, 16):  # rows that say where columns are cut are decided for each number of them
+        a, b = torch.randn(m, K), torch.randn(K, N)
+        for function in (rotated, leading):
+            torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
+            counts.append(len(STRUCTURES))
+    assert counts[2] - counts[1] == counts[4] - counts[3] == 0

@@ -144,6 +144,8 @@ SOURCES: dict[str, str] = {
     "host_not": epilogue("return accum if ~(alpha > 1) else C"),
     "masks_in_arithmetic": epilogue("return (accum > 0) + (C > 0)"),
     "mask_wanted": epilogue("return where(accum, C, 0.0)"),
+    "roll_parts": epilogue("return accum.flatten().roll(1, 0)"),
+    "size_wanted": epilogue("return accum[:, :accum.shape[1] / 2]"),
     "gather_index": epilogue("return accum.gather(0, index)"),
     "bits_wanted": epilogue("return accum & C"),
     "integers_wanted": epilogue("return accum % 2"),

@@ -194,6 +194,12 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
+    "roll_parts": Sentence(
+        _T,
+        "a roll by {shift} of {size} elements takes {count} parts, and {most} is the most",
+        "roll by a larger part of the dim, as by half of it",
+    ),
+    "size_wanted": Sentence(_T, "a size is an integer, and this is {value}", "divide by //"),
     "gather_index": Sentence(
         _T,
         "gather takes one element along dim {dim}: its index has the shape {want}, and this is {shape}",

@@ -13,8 +13,8 @@ import torch
 
 from epifuse.base.dtypes import BY_TORCH
 from epifuse.base.errors import kind_of
-from epifuse.frontend import parts, torch_rules
-from epifuse.frontend.context import Context, DtypeOf, LimitsOf, Pieces, TupleValue, Visit
+from epifuse.frontend import layouts, parts, torch_rules
+from epifuse.frontend.context import Context, DtypeOf, LimitsOf, TupleValue, Visit
 from epifuse.frontend.hints import parameter_hint
 from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
@@ -25,8 +25,6 @@ from epifuse.ir import Node
 from epifuse.ir.graph import topological
 
 METHOD_FORMS = frozenset({"to", "type", "t", "size", "numel", *CAST_METHODS})
-TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
-"""Attributes of a tensor that are its transpose."""
 
 
 # --- binding ---------------------------------------------------------------------------------------------------
@@ -97,6 +95,25 @@ def static(context: Context, item: Any, function: str, name: str, at: ast.AST) -
         return host.evaluate(item, lambda load: _captured(context, load, function, name, at))
     except host.HostError as error:
         raise context.fail("host_arithmetic", at, detail=str(error)) from None
+
+
+def sized(context: Context, item: Any, function: str, name: str, at: ast.AST) -> Any:
+    """As `static`, where an integer may also be made of extents: a node that inference knows."""
+    if isinstance(item, TupleValue):
+        return tuple(sized(context, element, function, name, at) for element in item.items)
+    if not isinstance(item, Node) or not any(node.op == "extent" for node in parts.numbers_below(item)):
+        return static(context, item, function, name, at)
+    made: dict[Node, Node] = {}
+    for node in reversed(list(parts.numbers_below(item))):
+        if node.op == "load":
+            made[node] = context.emit("const", attr=_captured(context, node, function, name, at), at=at)
+        elif node.op == "extent":
+            made[node] = node
+        elif host.is_host_operation(node):
+            made[node] = context.emit(node.op, *(made[arg] for arg in node.args), attr=node.attr, at=at)
+        else:
+            raise context.fail("not_static", at, function=function, name=name)
+    return made[item]
 
 
 def _above_loads(root: Node) -> Iterator[Node]:
@@ -171,9 +188,13 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
     parameters = entry.signature.parameters
     if entry.name in ("cat", "stack"):
         dim = static(context, bound["dim"], spelled, "dim", at)
-        dim = _whole(context, {"dim": dim}, "dim", spelled, at)
+        dim = layouts.whole(context, {"dim": dim}, "dim", spelled, at)
         return parts.joined(context, entry.name, spelled, bound["tensors"], dim, at)
-    fixed = {name: static(context, bound[name], spelled, name, at) for name, p in parameters.items() if is_static(p)}
+    fixed = {
+        name: (sized if name in layouts.SIZES else static)(context, bound[name], spelled, name, at)
+        for name, p in parameters.items()
+        if is_static(p)
+    }
     values = [context.value(bound[name], at) for name, p in parameters.items() if not is_static(p)]
     if entry.group == "primitive":
         return context.emit(entry.name, *values, at=at)
@@ -189,7 +210,7 @@ def _emit(context: Context, entry: Entry, spelled: str, bound: dict[str, Any], a
 
 def _dims(context: Context, dim: Any, reduction: str, spelled: str, at: ast.AST) -> tuple[int, ...] | None:
     dims = (dim,) if isinstance(dim, int) and not isinstance(dim, bool) else dim
-    if dims is not None and not _integers(dims):
+    if dims is not None and not layouts.integers(dims):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer or a tuple of integers")
     if dims == () and reduction in ("any", "all"):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="None, or one dim at least")
@@ -197,74 +218,10 @@ def _dims(context: Context, dim: Any, reduction: str, spelled: str, at: ast.AST)
     return dims or None
 
 
-def _integers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v.bit_length() < 64 for v in value
-    )
-
-
 def _cast(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
     if not isinstance(fixed["dtype"], torch.dtype):
         raise context.fail("wrong_static", at, function=spelled, name="dtype", want="a torch dtype")
     return context.emit("cast", context.tensor(x, spelled, at), attr=fixed["dtype"], at=at)
-
-
-def _layout(op: str, name: str, want: str) -> Callable[..., Node]:
-    def emit(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
-        value = fixed[name] if isinstance(fixed[name], tuple) else (fixed[name],)
-        if not _integers(value) or (op == "unsqueeze" and value is fixed[name]):
-            raise context.fail("wrong_static", at, function=spelled, name=name, want=want)
-        value = value[0] if op == "unsqueeze" else value
-        return context.emit(op, context.tensor(x, spelled, at), attr=value, at=at)
-
-    return emit
-
-
-def _rearranged(how: str, *names: str) -> Callable[..., Node]:
-    def emit(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
-        numbers = [fixed[name] if isinstance(fixed[name], tuple) else (fixed[name],) for name in names]
-        if (wrong := next((n for n, own in zip(names, numbers, strict=True) if not _integers(own)), None)) is not None:
-            raise context.fail("wrong_static", at, function=spelled, name=wrong, want="an integer")
-        attr = how, tuple(number for own in numbers for number in own)
-        return context.emit("rearrange", context.tensor(x, spelled, at), attr=attr, at=at)
-
-    return emit
-
-
-def turned(context: Context, x: Node, name: str, at: ast.AST) -> Node:
-    """`x.T`, `x.mT`."""
-    return context.emit("rearrange", context.tensor(x, f".{name}", at), attr=TURNED[name], at=at)
-
-
-def _chunk(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> TupleValue:
-    count, dim = (_whole(context, fixed, name, spelled, at) for name in ("chunks", "dim"))
-    if not 0 < count <= parts.MOST:
-        raise context.fail("wrong_static", at, function=spelled, name="chunks", want=f"from 1 to {parts.MOST}")
-    x = context.tensor(x, spelled, at)
-    return TupleValue(tuple(parts.emit(context, x, dim, "chunk", (count, i), at) for i in range(count)))
-
-
-def _split(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> TupleValue | Pieces:
-    sizes, dim = fixed["split_size_or_sections"], _whole(context, fixed, "dim", spelled, at)
-    sizes = sizes if isinstance(sizes, tuple) else (sizes,)
-    if not _integers(sizes) or min(sizes, default=0) < 1:
-        name, want = "split_size_or_sections", "a positive integer, or several"
-        raise context.fail("wrong_static", at, function=spelled, name=name, want=want)
-    x = context.tensor(x, spelled, at)
-    if isinstance(fixed["split_size_or_sections"], tuple):
-        return TupleValue(tuple(parts.emit(context, x, dim, "sizes", (*sizes, i), at) for i in range(len(sizes))))
-    return Pieces(lambda i, count: parts.emit(context, x, dim, "split", (*sizes, i, count), at))
-
-
-def _unbind(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Pieces:
-    dim, x = _whole(context, fixed, "dim", spelled, at), context.tensor(x, spelled, at)
-    return Pieces(lambda i, count: parts.emit(context, x, dim, "element", (i, count), at))
-
-
-def _whole(context: Context, fixed: dict[str, Any], name: str, spelled: str, at: ast.AST) -> int:
-    if not _integers((fixed[name],)):
-        raise context.fail("wrong_static", at, function=spelled, name=name, want="an integer")
-    return int(fixed[name])
 
 
 def _index(axis: str) -> Callable[..., Node]:
@@ -282,7 +239,7 @@ def _extent(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: 
 def _along(op: str) -> Callable[..., Node]:
     def emit(context: Context, spelled: str, x: Node, *others: Any) -> Node:
         *values, fixed, place = others
-        dim = _whole(context, fixed, "dim", spelled, place)
+        dim = layouts.whole(context, fixed, "dim", spelled, place)
         return context.emit(op, context.tensor(x, spelled, place), *values, attr=dim, at=place)
 
     return emit
@@ -324,17 +281,8 @@ def _is_plain_format(fmt: str) -> bool:
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
-    "transpose": _rearranged("transpose", "dim0", "dim1"),
-    "flatten": _rearranged("flatten", "start_dim", "end_dim"),
-    "unflatten": _rearranged("unflatten", "dim", "sizes"),
-    "squeeze": _rearranged("squeeze", "dim"),
-    "chunk": _chunk,
-    "split": _split,
-    "unbind": _unbind,
+    **layouts.FORMS,
     "cast": _cast,
-    "permute": _layout("permute", "dims", "integers"),
-    "reshape": _layout("reshape", "shape", "integers"),
-    "unsqueeze": _layout("unsqueeze", "dim", "an integer"),
     "index_m": _index("m"),
     "index_n": _index("n"),
     "index_l": _index("l"),
@@ -383,7 +331,7 @@ def method(
     if name == "t":
         if positional or named:
             raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")
-        return turned(context, receiver, "T", at)
+        return layouts.turned(context, receiver, "T", at)
     if name in ("permute", "reshape", "view") and positional and not isinstance(positional[0], (TupleValue, Static)):
         positional = [TupleValue(tuple(positional))]
     positional = [receiver, *positional]

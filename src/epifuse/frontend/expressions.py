@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from epifuse.frontend import calls, names, parts
+from epifuse.frontend import calls, layouts, names, parts
 from epifuse.frontend.context import (
     Context,
     DtypeOf,
@@ -105,8 +105,8 @@ class Expressions(Context):
         if isinstance(base, Instance):
             return self.meaning(self.member(base, node.attr, node), node)
         if isinstance(base, Node):
-            if node.attr in calls.TURNED:
-                return calls.turned(self, base, node.attr, node)
+            if node.attr in layouts.TURNED:
+                return layouts.turned(self, base, node.attr, node)
             if node.attr == "shape":
                 return parts.shape(self, base, ".shape", node)
             if node.attr == "dtype":
@@ -225,7 +225,7 @@ class Expressions(Context):
         for key in keys:
             for bound in parts.bounds(key):
                 item = yield self.expression(bound)
-                bounds[bound] = calls.static(self, item, "x[...]", "index", bound)
+                bounds[bound] = calls.sized(self, item, "x[...]", "index", bound)
         return parts.indexed(self, base, keys, bounds, node)
 
     def visit_Call(self, node: ast.Call) -> Visit:

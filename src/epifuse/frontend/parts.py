@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from epifuse.frontend.context import Context, Pieces, TupleValue
 from epifuse.ir import Node
+from epifuse.ir.graph import topological
 
 MOST = 1024
 """Parts of one value: each is a node."""
@@ -15,9 +16,24 @@ _END = 1 << 62
 """Where a slice without an end ends."""
 
 
-def emit(context: Context, x: Node, dim: int, how: str, numbers: tuple[int, ...], at: ast.AST) -> Node:
+def emit(context: Context, x: Node, dim: int, how: str, numbers: Sequence[int | Node], at: ast.AST) -> Node:
     """One part of x, which inference cuts out of `dim`: see `passes.parts`."""
-    return context.emit("part", x, attr=(dim, how, numbers), at=at)
+    known, further = apart(numbers)
+    return context.emit("part", x, *further, attr=(dim, how, known), at=at)
+
+
+def apart(numbers: Iterable[int | Node]) -> tuple[tuple[int | None, ...], list[Node]]:
+    """Integers as an attribute, with None for those that are nodes; and the nodes, which become arguments."""
+    numbers = tuple(numbers)
+    known = tuple(None if isinstance(number, Node) else number for number in numbers)
+    return known, [number for number in numbers if isinstance(number, Node)]
+
+
+def numbers_below(root: Node) -> Iterator[Node]:
+    """The nodes of an expression of numbers, users first: not what the extents in it are of."""
+    extents = [node for node in topological((root,)) if node.op == "extent"]
+    beyond = {arg for extent in extents for arg in extent.args}
+    return reversed(topological((root,), set(topological(beyond))))
 
 
 def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -> Any:
@@ -49,6 +65,10 @@ def bounds(key: ast.expr) -> list[ast.expr]:
     return [] if _inserts(key) or _is_dots(key) else [key]
 
 
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _END
+
+
 def _inserts(key: ast.expr) -> bool:
     return isinstance(key, ast.Constant) and key.value is None
 
@@ -61,7 +81,7 @@ def indexed(context: Context, base: Node, keys: list[ast.expr], values: Mapping[
     """`x[keys]`; `values` are those of the bounds."""
     dots = [i for i, key in enumerate(keys) if _is_dots(key)]
     for bound, value in values.items():
-        if not (value is None or (isinstance(value, int) and not isinstance(value, bool))) or abs(value or 0) >= _END:
+        if value is not None and not isinstance(value, Node) and not _is_bound(value):
             raise context.fail("unsupported_subscript", bound)
     if not keys or len(dots) > 1:
         raise context.fail("unsupported_subscript", keys[dots[1]] if dots else at)
@@ -91,9 +111,11 @@ def _step(
     start, stop, step = (None if bound is None else values[bound] for bound in (key.lower, key.upper, key.step))
     if start is None and stop is None and step is None:
         return x, 1
-    if step is not None and step < 1:
+    if isinstance(step, Node) or (step is not None and step < 1):
         raise context.fail("unsupported_subscript", key)
-    return emit(context, x, dim, "range", (start or 0, _END if stop is None else stop, step or 1), at), 1
+    return emit(
+        context, x, dim, "range", (0 if start is None else start, _END if stop is None else stop, step or 1), at
+    ), 1
 
 
 def shape(context: Context, x: Node, spelled: str, at: ast.AST) -> Pieces:

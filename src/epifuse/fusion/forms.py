@@ -87,6 +87,11 @@ def unbind(x: Value, dim: int = 0) -> tuple[Value, ...]:
     return x.unbind(dim)  # type: ignore[no-any-return]  # a tensor's
 
 
+def roll(x: Value, shifts: int, dims: int) -> Value:
+    """x with its elements moved by `shifts` along a dim, and those behind the end at the front. Moves no data."""
+    return torch.roll(x, shifts, dims)
+
+
 def cat(tensors: Value, dim: int = 0) -> Value:
     """Values of one shape, one behind the other along `dim`."""
     return torch.cat(tensors, dim)

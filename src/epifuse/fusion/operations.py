@@ -43,6 +43,10 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int
 
 
+def _is_size(value: Any) -> bool:
+    return value is None or _is_whole(value)
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -85,8 +89,10 @@ _COUNTED = Form(
     "dims or None, and how many there must be",
     _fields(lambda dims: dims is None or _each(_is_whole)(dims), _is_whole),
 )
-_PART = Form("a dim, how it is parted, and numbers", _fields(_is_whole, _is_text, _each(_is_whole)))
-_REARRANGED = Form("how its dims change, and numbers", _fields(_is_text, _each(_is_whole)))
+_SIZES = Form("integers, and None for each further argument", _each(_is_size))
+_PART = Form("a dim, how it is parted, and sizes", _fields(_is_whole, _is_text, _each(_is_size)))
+_REARRANGED = Form("how its dims change, and sizes", _fields(_is_text, _each(_is_size)))
+_ROLLED = Form("a dim, and an integer", _fields(_is_whole, _is_whole))
 _JOINED = Form("a dim, and cat or stack", _fields(_is_whole, lambda how: how in ("cat", "stack")))
 _PICKED = Form("factors and places", _each(_fields(_is_factor, _is_whole)))
 _AXIS = Form("an axis", _is_axis)
@@ -113,11 +119,12 @@ OPERATIONS: Mapping[str, Operation] = {
     "debug_print": Operation(("written", "typed"), 1, _TEXT, reads_extents=False),
     # As written: layout, coordinates and reductions count the dims of a value.
     "permute": Operation(("written",), 1, _WHOLES, reads_extents=False),
-    "reshape": Operation(("written",), 1, _WHOLES, reads_extents=True),
+    "reshape": Operation(("written",), None, _SIZES, reads_extents=True),
     "unsqueeze": Operation(("written",), 1, _WHOLE, reads_extents=False),
-    "rearrange": Operation(("written",), 1, _REARRANGED, reads_extents=True),
+    "rearrange": Operation(("written",), None, _REARRANGED, reads_extents=True),
     "join": Operation(("written",), None, _JOINED, reads_extents=True),
-    "part": Operation(("written",), 1, _PART, reads_extents=True),
+    "part": Operation(("written",), None, _PART, reads_extents=True),
+    "roll": Operation(("written",), 1, _ROLLED, reads_extents=True),
     "expand_as": Operation(("written",), 2, NOTHING, reads_extents=True),
     "coordinate": Operation(("written",), 1, _AXIS_OR_DIM, reads_extents=False),
     "linear_index": Operation(("written",), 1, NOTHING, reads_extents=False),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from epifuse.fusion import host
 from epifuse.ir import Dims, Node
 from epifuse.ir.types import promote, shape_of
 from epifuse.passes.alignment import Alignment, Typed, narrow_of
@@ -18,7 +21,10 @@ from epifuse.passes.dims import (
     resolve_shape,
     transposed,
 )
-from epifuse.passes.parts import free, part_of, picked
+from epifuse.passes.parts import Part, free, part_of, picked
+
+_MOST_ROLLED = 16
+"""Parts of a value that is rolled: each element is chosen among so many."""
 
 
 class Layout(Alignment):
@@ -44,14 +50,28 @@ class Layout(Alignment):
         return replace(x, dims=(*x.dims[:at], (), *x.dims[at:]))
 
     def infer_reshape(self, node: Node, args: list[Typed]) -> Typed:
-        return self.reshaped(args[0], resolve_shape(node.attr, self.shape(args[0])))
+        return self.reshaped(args[0], resolve_shape(self.sizes(node.attr, args), self.shape(args[0])))
+
+    def sizes(self, known: Sequence[int | None], args: Sequence[Typed]) -> tuple[int, ...]:
+        """Integers, where those that are None are the arguments behind the first: numbers made of extents."""
+        further = iter(args[1:])
+        return tuple(self.size(next(further)) if number is None else number for number in known)
+
+    def size(self, number: Typed) -> int:
+        try:
+            found = host.evaluate(number.node, lambda axis: self.extents[axis.attr])
+        except host.HostError as error:
+            raise self.fail("host_arithmetic", detail=str(error)) from None
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise self.fail("size_wanted", value=found)
+        return found
 
     def infer_rearrange(self, node: Node, args: list[Typed]) -> Typed:
         (how, numbers), x = node.attr, args[0]
         shape = self.shape(x)
         if how in ("t", "transpose"):
             return self.permuted(x, transposed(numbers if how == "transpose" else None, shape))
-        return self.reshaped(x, rearranged(how, numbers, shape))
+        return self.reshaped(x, rearranged(how, self.sizes(numbers, args), shape))
 
     def reshaped(self, x: Typed, want: tuple[int, ...]) -> Typed:
         if x.raw is not None:
@@ -62,17 +82,38 @@ class Layout(Alignment):
         (dim, how, numbers), x = node.attr, args[0]
         shape = self.shape(x)
         at = normalise(dim, len(shape))
-        part = part_of(how, numbers, shape[at])
+        part = part_of(how, self.sizes(numbers, args), shape[at])
         if x.raw is not None:
             left = () if part.drops else (part.size,)
             return self.viewed(x, ("part", (at, *part)), (*shape[:at], *left, *shape[at + 1 :]))
+        return self.cut(x, at, part)
+
+    def cut(self, x: Typed, at: int, part: Part) -> Typed:
+        """A part of a value along one of its dims."""
         dims, gone = picked(x.dims, at, part, self.extents)
         made = self.emit("pick", x.node, attr=gone, kind=x.kind, dims=dims) if gone else x.node
         return replace(x, node=made, dims=dims)
 
+    def infer_roll(self, node: Node, args: list[Typed]) -> Typed:
+        """Equal parts in another order."""
+        (dim, shift), x = node.attr, self.settle(args[0])
+        at = normalise(dim, len(x.dims))
+        size = self.shape(x)[at]
+        width = math.gcd(size, shift) or 1
+        count = size // width
+        if count > _MOST_ROLLED:
+            raise DimsError("roll_parts", shift=shift, size=size, count=count, most=_MOST_ROLLED)
+        if shift % max(size, 1) == 0:
+            return x
+        places = [(number - shift // width) % count for number in range(count)]
+        return self.join([self.cut(x, at, Part(p * width, (p + 1) * width)) for p in places], at, "cat")
+
     def infer_join(self, node: Node, args: list[Typed]) -> Typed:
-        """Which value an element is of is the place along a factor that none of them varies over."""
         dim, how = node.attr
+        return self.join(args, dim, how)
+
+    def join(self, args: list[Typed], dim: int, how: str) -> Typed:
+        """Which value an element is of is the place along a factor that none of them varies over."""
         if any(arg.host for arg in args):
             raise self.fail("tensor_wanted", what=how)
         partner = next((arg.dims for arg in args if arg.raw is None), ())

@@ -39,6 +39,8 @@ def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
         start, stop, step = slice(*numbers).indices(size)
         return Part(start, max(stop, start), step)
     *pieces, at = numbers
+    if min(pieces[: 1 if how == "split" else None]) < 1:
+        raise _uneven(size, "parts of " + " and ".join(map(str, pieces)))
     if how == "chunk":
         (count,) = pieces
         if size % count:

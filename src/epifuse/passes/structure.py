@@ -97,7 +97,7 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     reading = _reading(graph)
     for node in graph.written:
         below = not without.isdisjoint(node.args)
-        if node.op in reading and (below or not _cuts(node, last)):
+        if node.op in reading and (below or not _cuts(node, last) or _measures(node, last)):
             return False
         if below or _drops(node):
             without.add(node)
@@ -125,7 +125,19 @@ def _cuts(node: Node, last: tuple[int, ...]) -> bool:
         beside = {"unflatten": (-1,), "flatten": (-2, -1)}.get(how)
         # What is written on an operand holds the extents of its other dims.
         return beside == numbers[: len(beside or ())] and not _is_operand(node.args[0])
-    return node.op in ("part", "join") and node.attr[0] in last
+    return node.op in ("part", "join", "roll") and node.attr[0] in last
+
+
+def _measures(node: Node, last: tuple[int, ...]) -> bool:
+    """Whether it is cut at numbers that are made of other extents than that of the last dim."""
+    numbers = [] if node.op == "join" else list(node.args[1:])
+    while numbers:
+        number = numbers.pop()
+        if number.op != "extent":
+            numbers.extend(number.args)
+        elif number.attr[0] is None or not set(number.attr[0]) <= set(last):
+            return True
+    return False
 
 
 def _is_operand(node: Node) -> bool:

@@ -132,6 +132,14 @@ def _part(node: Node, form: Form) -> tuple[Form, Any]:
     return Form(form.leading, form.kept - (how == "element")), (at - form.rank, how, numbers)
 
 
+def _rolled(node: Node, form: Form) -> tuple[Form, Any]:
+    dim, shift = node.attr
+    at = normalise(dim, form.rank)
+    if at < (form.leading or 0):
+        raise needs_leading(node, "a roll along one of its leading dims")
+    return form, (at - form.rank, shift)
+
+
 def _join(node: Node, form: Form) -> tuple[Form, Any]:
     dim, how = node.attr
     stacks = how == "stack"
@@ -203,6 +211,7 @@ _RULES: dict[str, Callable[[Node, Form], tuple[Form, Any]]] = {
     "reshape": _reshaped,
     "part": _part,
     "join": _join,
+    "roll": _rolled,
     "rearrange": _rearranged,
     "coordinate": _coordinate,
     "extent": _extent,

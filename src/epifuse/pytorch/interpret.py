@@ -6,7 +6,7 @@ Tensors may be of any mode: fake ones, proxies, those of vmap, with sizes that a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -139,9 +139,15 @@ def _reduced_axes(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.T
     return REDUCTIONS[name].meaning(x.expand(accum.shape), dims, False)
 
 
-def _part(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
+def _sizes(known: Any, further: Iterable[Any]) -> tuple[Any, ...]:
+    """Integers, where those that are None follow."""
+    further = iter(further)
+    return tuple(next(further) if number is None else number for number in known)
+
+
+def _part(attr: Any, x: torch.Tensor, *further: Any, accum: torch.Tensor) -> torch.Tensor:
     dim, how, numbers = attr
-    return cut(x, dim, *part_of(how, numbers, x.shape[dim]))
+    return cut(x, dim, *part_of(how, _sizes(numbers, further), x.shape[dim]))
 
 
 def _join(attr: Any, *values: torch.Tensor, accum: torch.Tensor) -> torch.Tensor:
@@ -149,8 +155,8 @@ def _join(attr: Any, *values: torch.Tensor, accum: torch.Tensor) -> torch.Tensor
     return getattr(torch, how)(values, dim)  # type: ignore[no-any-return]  # a function of PyTorch
 
 
-def _rearranged(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
-    how, numbers = attr
+def _rearranged(attr: Any, x: torch.Tensor, *further: Any, accum: torch.Tensor) -> torch.Tensor:
+    how, numbers = attr[0], _sizes(attr[1], further)
     arguments = (numbers[0], numbers[1:]) if how == "unflatten" else numbers
     return getattr(x, how)(*arguments)  # type: ignore[no-any-return]  # a method of a tensor
 
@@ -182,10 +188,11 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {"extent": _extent, "limit": _limit
 
 _RULES: Mapping[str, Callable[..., Any]] = {
     "permute": lambda dims, x, accum: x.permute(dims),
-    "reshape": lambda shape, x, accum: x.reshape(shape),
+    "reshape": lambda shape, x, *further, accum: x.reshape(_sizes(shape, further)),
     "unsqueeze": lambda dim, x, accum: x.unsqueeze(dim),
     "part": _part,
     "join": _join,
+    "roll": lambda attr, x, accum: x.roll(attr[1], attr[0]),
     "rearrange": _rearranged,
     "expand_as": _expanded,
     "coordinate": _coordinate,
