@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -90,6 +91,20 @@ CASES: dict[str, Case] = {
     **each("zeros ones", lambda op: lambda x: aten.add(x, op([1, N]))),
     **each("zeros_like ones_like", lambda op: lambda x: aten.sum(aten.add(x, op(x)), [1])),
     **each("new_zeros new_ones", lambda op: lambda x: aten.mul(x, op(x, [N]))),
+    "slice": Case(lambda x, y: aten.mul(aten.slice(x, 1, 0, N // 2), aten.slice(y, 1, N // 2, N)), (RESIDUAL,)),
+    "select": Case(lambda x: aten.sub(aten.select(aten.view(x, [M, 2, N // 2]), 1, 1), 3.0)),
+    "split": Case(lambda x: operator.sub(*aten.split(x, N // 2, 1))),
+    "split_with_sizes": Case(lambda x: operator.mul(*aten.split_with_sizes(x, [N // 2, N // 2], -1))),
+    "unbind": Case(lambda x: operator.mul(*aten.unbind(aten.view(x, [M, 2, N // 2]), 1))),
+    "cat": Case(lambda x: aten.cat([aten.slice(x, 1, N // 2, N), aten.neg(aten.slice(x, 1, 0, N // 2))], -1)),
+    "stack": Case(lambda x: aten.stack([aten.slice(x, 1, 0, N, 2), aten.slice(x, 1, 1, N, 2)], -2)),
+    "slice_scatter": Case(
+        lambda x, y: aten.add(
+            aten.slice_scatter(x, aten.slice(y, 1, N // 2, N), 1, 0, N // 2),
+            aten.slice_scatter(aten.full([M, N], 0.0), aten.slice(x, 1, 0, N // 2), 1, N // 2, N),
+        ),
+        (RESIDUAL,),
+    ),
     "any": Case(lambda x: aten.any(aten.gt(x, 8.0), -1)),
     "all": Case(lambda x: aten.all(aten.gt(x, -8.0), 0)),
     "pow": Case(lambda x: aten.pow(x, 3)),

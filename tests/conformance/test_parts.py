@@ -98,6 +98,21 @@ def test_gradients_beside_torch(name: str) -> None:
     torch.testing.assert_close(got, gradients(function(leaves[0] @ leaves[1], **given)))
 
 
+@pytest.mark.filterwarnings("error:PyTorch runs the derivative")
+@pytest.mark.parametrize(
+    "name", ["halves", "halves of a sum", "halves of operands", "pairs", "glu", "split", "sections"]
+)
+def test_the_derivative_of_parts_is_fused(name: str) -> None:
+    function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
+    for m in (10, 7):
+        given = {key: torch.randn(shape) for key, shape in {"C": (m, N), "row": (N,)}.items() if key in EPILOGUES[name]}
+        leaves = [torch.randn(m, K), torch.randn(K, N), *given.values()]
+        a, b, *operands = (leaf.requires_grad_() for leaf in leaves)
+        given = dict(zip(given, operands, strict=True))
+        got = torch.autograd.grad(ef.gemm(a, b, epilogue=function, **given).square().sum(), leaves)
+        torch.testing.assert_close(got, torch.autograd.grad(function(a @ b, **given).square().sum(), leaves))
+
+
 @pytest.mark.parametrize("name", ["halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu"])
 def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
     function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)

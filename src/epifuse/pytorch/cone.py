@@ -41,6 +41,8 @@ PRODUCTS: Mapping[Any, Product] = {
 
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "permute", "transpose", "t")
 _ALIASES = ("alias", "detach", "expand")
+_CUTS = ("slice", "select", "split", "split_with_sizes", "unbind", "cat", "stack", "slice_scatter")
+"""Parts and joins, which the language holds and a cone does not yet: its kernels on a GPU take none."""
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "any", "all", "logsumexp", "var", "var_mean", "_softmax", "_log_softmax")
 _CONSTANTS = (
     *("full", "full_like", "new_full", "scalar_tensor"),
@@ -267,7 +269,7 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
 def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level) -> frozenset[str] | None:
     """Which axes of the product a value no longer has, or None where a cone of this level does not hold it."""
     full = elements_of(product)
-    if elements_of(node) > 2 * full:
+    if elements_of(node) > 2 * full or name_of(node) in _CUTS:
         return None
     gone: frozenset[str] = frozenset().union(*(lost[each] for each in node.all_input_nodes if each in lost))
     if name_of(node) in ("_softmax", "_log_softmax"):

@@ -336,6 +336,10 @@ def _bytes(node: FxNode) -> Size:
     return size
 
 
+_COUNTING = ("part", "join", "full_like")
+"""What is cut or spread at numbers that are extents."""
+
+
 def _as_epilogue(
     at: Symbols, module: GraphModule, inputs: tuple[Input, ...], results: tuple[str, ...]
 ) -> tuple[Parsed | None, str | None, Mapping[str, Size], bool]:
@@ -361,6 +365,8 @@ def _as_epilogue(
         )
     except Boundary as boundary:
         return None, boundary.reason, {}, at.exact
-    counts = any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes)
+    counts = any(
+        node.op in _COUNTING or (node.op == "reshape" and max(node.attr, default=1) > 1) for node in graph.nodes
+    )
     parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
     return parsed, None, numbers, at.exact or counts

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from epifuse.frontend.fx import parts
 from epifuse.frontend.fx.reading import FLOATS, HALVES, Reading, Shape, broadcast, value_of
 from epifuse.ir import Node
 
@@ -390,6 +391,7 @@ ROWS: dict[str, Rule] = {
     "aten::permute": _permute(lambda given, rank: tuple(given["dims"])),
     "aten::transpose": _permute(_transposed),
     "aten::t": _permute(lambda given, rank: tuple(reversed(range(rank)))),
+    **parts.ROWS,
     "aten::full": _constant(lambda given: given["fill_value"]),
     "aten::full_like": _constant(lambda given: given["fill_value"]),
     "aten::new_full": _constant(lambda given: given["fill_value"]),
