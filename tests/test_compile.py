@@ -21,6 +21,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import epifuse as ef
+from epifuse.base.config import Config
+from epifuse.providers.cpu import native, toolchain
+from epifuse.providers.cpu.emit_cpp import LANES
 from epifuse.pytorch import compiling
 from epifuse.pytorch.compiling import backend
 from epifuse.pytorch.fuse import Fuse
@@ -199,6 +202,55 @@ def test_a_graph(function: Callable[..., Any]) -> None:
     module, report = fused(function, A, B, X)
     assert report.fused
     assert str(module.graph).count("epifuse.fused") == len(report.fused)
+
+
+def gated(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    gate, up = (a @ b).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gated_slices(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    y = (a @ b).view(4, 6, 32)
+    return F.silu(y[..., :16]) * y[..., 16:], y
+
+
+def gate_read_outside(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    gate, up = (a @ b + x).split(16, -1)
+    return F.silu(gate) * up, gate
+
+
+def rotated(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    y = a @ b
+    return y + torch.cat([-y[:, 16:], y[:, :16]], -1) * x
+
+
+def other_parts(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    """Of rows, of several sizes, and joined to what is wider: a cone ends before them."""
+    y = torch.tanh(a @ b)
+    return y[-1], y[:, :24], torch.cat([y, x], -1), y[2:8] * x[:6], torch.relu(y) * x
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in LANES or toolchain.missing() is not None,
+    reason="the vectorised kernel alone takes parts of a row",
+)
+@pytest.mark.parametrize("function", [gated, gate_read_outside, rotated])
+def test_parts_of_a_row(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "CONFIG", Config(native_elements=0))
+    monkeypatch.setattr(native, "FEWEST_ROWS", 1)
+    (row,) = fused(function, A, B, X)[1].rows
+    assert row.plan == "cpu_native"
+    assert "mul" in row.taken
+
+
+@pytest.mark.parametrize("function", [gated, gated_slices, rotated])
+def test_parts_are_left_where_each_operation_runs_by_itself(function: Callable[..., Any]) -> None:
+    assert not fused(function, A, B, X)[1].fused
+
+
+def test_parts_that_no_kernel_takes_end_a_cone() -> None:
+    (row,) = fused(other_parts, A, B, X)[1].rows
+    assert set(row.taken) == {"tanh", "relu", "mul"}
 
 
 @pytest.mark.parametrize("function", [batched, batched_bias])

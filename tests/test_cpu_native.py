@@ -107,9 +107,42 @@ def test_the_accumulator_may_live_in_a_destination_that_an_operand_shares():
     torch.testing.assert_close(c, want)
 
 
+PARTS = {
+    "halves": "gate, up = accum.chunk(2, -1); D = F.silu(gate) * up",
+    "halves and the whole": "gate, up = (accum + row).chunk(2, -1); D = F.silu(gate) * up; P = accum * 2",
+    "halves of operands": "a, b = accum.chunk(2, -1); g, u = C.chunk(2, -1); D = torch.cat([a * u, b * g], -1)",
+    "quarters exchanged": "a, b, c, d = accum.chunk(4, -1); D = torch.cat([d, c, b, a], -1) * C",
+    "a column": "D = accum[..., :48] * col - accum[..., 48:] * alpha",
+    "rotated": "x, y = accum.chunk(2, -1); D = accum * row + torch.cat([-y, x], -1) * C",
+    "a mask": "D = torch.where(accum[..., :48] > 0, accum[..., 48:], C[..., :48])",
+    "of a dim": "x = accum.unflatten(-1, (2, 48)); D = x[..., 0, :] * x[..., 1, :]",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_row_are_computed_beside_each_other(name, dtype):
+    steps = PARTS[name].split("; ")
+    text = "".join(f"    {step}\n" for step in steps)
+    outputs = ", ".join(output for output in ("D", "P") if f"{output} = " in text)
+    names = [operand for operand in ("C", "row", "col", "alpha") if operand in text]
+    source = f"def epi(accum, {', '.join(names)}):\n{text}    return {outputs}\n"
+    for lead, m in (((), 70), ((3,), 5)):
+        every = {"C": torch.randn(m, 96), "row": torch.randn(96), "col": torch.randn(m, 1)}
+        given = {operand: x.to(dtype) for operand, x in every.items() if operand in names}
+        given |= {"alpha": 0.5} if "alpha" in names else {}
+        args = arguments(source, torch.randn(*lead, m, 8).to(dtype), torch.randn(8, 96).to(dtype), **given)
+        got, want = both_kernels(args)
+        for output in want:
+            torch.testing.assert_close(
+                got[output], want[output], atol=1e-5, rtol=1e-4 if dtype == torch.float32 else 1e-2
+            )
+
+
 @pytest.mark.parametrize(
     ("epilogue", "reason"),
     [
+        (lambda accum: accum[..., 0::2] * accum[..., 1::2], "has no parts of a row"),
         (lambda accum: ef.sum(accum), "has no sum"),
         (lambda accum: accum * ef.index_n(accum), "has no index"),
         (lambda accum: accum * ef.philox_rand(ef.index_m(accum), 3), "has no philox_rand"),

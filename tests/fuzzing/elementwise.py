@@ -104,6 +104,8 @@ def _wanted_kinds(writer: Writer, name: str) -> list[Kind]:
         return ["float"] * ACTIVATIONS[name]
     row = PRIMITIVES[name]
     any_kind: tuple[Kind, ...] = ("float", "float", "float", "int")
+    if name == "multiply_add":  # a product of integers beside a float wraps in PyTorch, and is one of floats here
+        return [writer.rng.choice(("float", "int"))] * row.arity
     if row.rule in ("integer", "bits"):
         return ["int"] * row.arity
     if row.rule == "logic":
@@ -120,8 +122,8 @@ def _wanted_kinds(writer: Writer, name: str) -> list[Kind]:
 
 def _guarded(writer: Writer, name: str, args: list[Val]) -> list[Val]:
     if name in GUARDED_ALWAYS:
-        divisor = args[1]
-        safe = f"clip({divisor.text}, 1, 7)" if not divisor.host else str(writer.rng.choice((1, 2, 3, 7, -3)))
+        divisor, places = args[1], (1, 2, 3, 7) if "shift" in name else (1, 2, 3, 7, -3)
+        safe = f"clip({divisor.text}, 1, 7)" if not divisor.host else str(writer.rng.choice(places))
         return [args[0], divisor._replace(text=safe, facts=Facts(7.0))]
     if name == "pow" and (writer.frame.exact or writer.rng.random() < 0.5):
         power = writer.rng.choice((1, 2, 3, 3))

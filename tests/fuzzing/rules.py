@@ -38,6 +38,7 @@ EXACT: Mapping[str, Rule] = {
     "pow": lambda a, b: Facts(a.bound**b.bound, a.step**b.bound),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), lambda a, b: Facts(2 * (a.bound + b.bound) + 1)),
     "bitwise_not": _whole,
+    "bitwise_left_shift": lambda a, b: Facts(a.bound * 2.0**b.bound),
     "bitwise_right_shift": lambda a, b: Facts(a.bound + 1),
     "neg": _either,
     "abs": _either,
@@ -83,9 +84,11 @@ DOMAIN: Mapping[str, tuple[str, ...]] = {
     "exp": ("clip({}, -6.0, 6.0)",),
     "exp2": ("clip({}, -6.0, 6.0)",),
     "tan": ("clip({}, -1.25, 1.25)",),
+    "atan2": ("{}", "abs({}) + 0.5"),
+    "tanhshrink": ("abs({}) + 0.5",),
     "logsumexp": ("clip({}, -30.0, 30.0)",),
 }
-GUARDED_ALWAYS = frozenset({"floor_divide", "remainder"})
+GUARDED_ALWAYS = frozenset({"floor_divide", "remainder", "bitwise_left_shift", "bitwise_right_shift"})
 
 # How large a smooth result can be, from the largest argument; what is not listed grows no faster than its argument.
 SMOOTH: Mapping[str, Rule] = {

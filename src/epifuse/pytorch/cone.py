@@ -16,6 +16,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx import refusal
+from epifuse.frontend.fx.rows import arguments
 
 Level = Literal["rows", "sums", "points"]
 """Which reductions a cone may hold: *rows* all whose result a tile's rows or the end of the launch has, *sums* those
@@ -41,8 +42,7 @@ PRODUCTS: Mapping[Any, Product] = {
 
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "permute", "transpose", "t")
 _ALIASES = ("alias", "detach", "expand")
-_CUTS = ("slice", "select", "split", "split_with_sizes", "unbind", "cat", "stack", "slice_scatter")
-"""Parts and joins, which the language holds and a cone does not yet: its kernels on a GPU take none."""
+_CUTS, _JOINS = ("slice", "split", "split_with_sizes"), ("cat", "slice_scatter")
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "any", "all", "logsumexp", "var", "var_mean", "_softmax", "_log_softmax")
 _CONSTANTS = (
     *("full", "full_like", "new_full", "scalar_tensor"),
@@ -59,7 +59,12 @@ def name_of(node: FxNode) -> str:
 
 def is_view(node: FxNode) -> bool:
     """Whether the node moves no data."""
-    return name_of(node) in _VIEWS or name_of(node) in _ALIASES
+    return name_of(node) in _VIEWS or name_of(node) in _ALIASES or is_cut(node)
+
+
+def is_cut(node: FxNode) -> bool:
+    """Whether the node is a part of what it has, or a split into such, or one of those."""
+    return name_of(node) in _CUTS or (name_of(node) == "getitem" and name_of(node.args[0]) in _CUTS)  # type: ignore[arg-type]
 
 
 def is_expand(node: FxNode) -> bool:
@@ -81,7 +86,7 @@ def is_cast(node: FxNode) -> bool:
 
 def is_part(node: FxNode) -> bool:
     """Whether the node picks one of several results."""
-    return name_of(node) == "getitem"
+    return name_of(node) == "getitem" and not is_cut(node)
 
 
 def is_drawn(node: FxNode) -> bool:
@@ -242,8 +247,11 @@ def order_of(graph: FxGraph) -> Order:
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
-def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], order: Order) -> Cone:
-    """The largest cone of `product` that the language holds at this level; `dependent` is what is `below` it."""
+def grow(
+    product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], order: Order, *, cuts: bool
+) -> Cone:
+    """The largest cone of `product` that the language holds at this level; `dependent` is what is `below` it. With
+    `cuts` it may hold parts of a row, and what joins them."""
     cone = Cone(product, {product: None})
     lost: dict[FxNode, frozenset[str]] = {product: frozenset()}
     seen, waiting = {product}, [(order[user], user) for user in product.users]
@@ -256,6 +264,7 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
         if (
             all(each in cone.inside or each not in dependent for each in node.all_input_nodes)
             and refused(node, product, known) is None
+            and (cuts or name_of(node) not in (*_CUTS, *_JOINS))
             and (gone := _lost(node, lost, product, level)) is not None
         ):
             cone.inside[node] = None
@@ -269,7 +278,7 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
 def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level) -> frozenset[str] | None:
     """Which axes of the product a value no longer has, or None where a cone of this level does not hold it."""
     full = elements_of(product)
-    if elements_of(node) > 2 * full or name_of(node) in _CUTS:
+    if elements_of(node) > 2 * full or not _keeps_columns(node, product):
         return None
     gone: frozenset[str] = frozenset().union(*(lost[each] for each in node.all_input_nodes if each in lost))
     if name_of(node) in ("_softmax", "_log_softmax"):
@@ -281,9 +290,42 @@ def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, 
     if is_expand(node) and elements_of(node) > elements_of(node.all_input_nodes[0]):
         # In the language everything broadcasts by itself.
         return gone if all(is_work(user) and not is_reduction(user) for user in node.users) else None
-    if gone and elements_of(node) >= full and not is_view(node):  # of full size again, from something reduced
+    if gone and _spreads(node, lost, full):  # of full size again, from something reduced
         return frozenset() if "m" not in gone and level == "rows" else None
     return gone
+
+
+def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> bool:
+    """Whether something reduced meets what is as large as the product, or as a part of it."""
+    if is_view(node):
+        return False
+    whole = [elements_of(each) for each in node.all_input_nodes if each in lost and not lost[each]]
+    return elements_of(node) >= min([full, *whole])
+
+
+def _keeps_columns(node: FxNode, product: FxNode) -> bool:
+    """Whether what cuts or joins values does so along the product's columns, in equal parts. No kernel takes others, so
+    that a cone ends before them."""
+    name, columns = name_of(node), tensors_of(product)[0].shape[-1]
+    if name in ("select", "unbind", "stack"):
+        return False
+    if name in _JOINS:
+        value = tensors_of(node)[0]
+        return arguments(node)["dim"] % value.dim() == value.dim() - 1 and value.shape[-1] == columns
+    return name not in _CUTS or _cuts_columns(node, columns)
+
+
+def _cuts_columns(node: FxNode, columns: int) -> bool:
+    x, parts, given = tensors_of(node.all_input_nodes[0])[0], tensors_of(node), arguments(node)
+    width, start = parts[0].shape[-1], given.get("start") or 0
+    return (
+        given.get("dim", 0) % x.dim() == x.dim() - 1
+        and x.shape[-1] == columns
+        and all(part.shape == parts[0].shape for part in parts)
+        and parts[0].shape[:-1] == x.shape[:-1]
+        and columns % width == 0
+        and (start % width == 0 if given.get("step", 1) == 1 else start < given["step"] == columns // width)
+    )
 
 
 def pull(cone: Cone, known: Refusals, order: Order, holds: Callable[[FxNode], bool]) -> None:

@@ -17,6 +17,7 @@ from epifuse.pytorch.cone import (
     dims_of,
     inputs_of,
     is_constant,
+    is_cut,
     is_expand,
     is_part,
     is_reduction,
@@ -113,6 +114,8 @@ def _inside(node: FxNode, cone: Cone, found: Mapping[FxNode, Layout], axes: Axes
 
 def _viewed(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | None:
     before = _shape(node.all_input_nodes[0])
+    if is_cut(node):
+        return None
     if is_expand(node):
         return ("",) * (len(shape) - len(own)) + own
     if name_of(node) in ("permute", "transpose", "t"):

@@ -89,7 +89,7 @@ def _masks(op: str, *names: str) -> Rule:
     return rule
 
 
-def _bits(op: str, of_masks: str | None, *names: str) -> Rule:
+def _bits(op: str, of_masks: str | None = None, names: tuple[str, ...] = ("self", "other")) -> Rule:
     """Operations on the bits of integers, and of masks where those have one: `check_dtype` holds 32 and 64 bits."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
@@ -342,13 +342,12 @@ ROWS: dict[str, Rule] = {
     **{f"aten::{name}": _compared(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"aten::{name}": _floats(name, "self", "other") for name in ("mul", "maximum", "minimum", "atan2")},
     **{f"aten::logical_{name}": _masks(f"logical_{name}", "self", "other") for name in ("and", "or")},
-    "aten::bitwise_and": _bits("bitwise_and", "logical_and", "self", "other"),
-    "aten::bitwise_or": _bits("bitwise_or", "logical_or", "self", "other"),
-    "aten::bitwise_xor": _bits("bitwise_xor", "ne", "self", "other"),
-    "aten::bitwise_not": _bits("bitwise_not", "logical_not", "self"),
-    **{f"aten::bitwise_{way}_shift": _bits(f"bitwise_{way}_shift", None, "self", "other") for way in ("left", "right")},
-    "aten::__lshift__": _bits("bitwise_left_shift", None, "self", "other"),
-    "aten::__rshift__": _bits("bitwise_right_shift", None, "self", "other"),
+    "aten::bitwise_and": _bits("bitwise_and", "logical_and"),
+    "aten::bitwise_or": _bits("bitwise_or", "logical_or"),
+    "aten::bitwise_xor": _bits("bitwise_xor", "ne"),
+    "aten::bitwise_not": _bits("bitwise_not", "logical_not", ("self",)),
+    **{f"aten::{name}": _bits("bitwise_left_shift") for name in ("bitwise_left_shift", "__lshift__")},
+    **{f"aten::{name}": _bits("bitwise_right_shift") for name in ("bitwise_right_shift", "__rshift__")},
     "aten::logical_not": _masks("logical_not", "self"),
     "aten::add": _scaled("add", "self", "other"),
     "aten::sub": _scaled("sub", "self", "other"),

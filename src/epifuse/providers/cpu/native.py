@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, Inputs, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
+from epifuse.providers.cpu.unfold import Unfolded, unfolded
 from epifuse.request.problem import Problem, TensorInfo
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
@@ -32,10 +33,13 @@ Place = tuple[int, slice, slice]
 class Loop:
     """An epilogue as the loop computes it, whatever the extents: primitives only.
 
-    `rows` are its inputs that vary along a row, `inputs` the others. `reason` is why the loop cannot carry it.
+    `rows` are its inputs that vary along a row, `inputs` the others. `reason` is why the loop cannot carry it. `typed`
+    is the graph with the `parts` of a row that the loop computes beside each other, and `space` that of its values.
     """
 
     graph: Graph
+    typed: Graph
+    parts: Unfolded | None
     space: Space
     rows: tuple[Node, ...]
     inputs: Inputs
@@ -44,7 +48,10 @@ class Loop:
     @staticmethod
     def of(typed: Graph, problem: Problem) -> Loop:
         """The loop of a typed graph."""
-        graph = assign_stages(canonicalise(lower(typed, frozenset()), problem), problem)
+        typed = canonicalise(lower(typed, frozenset()), problem)
+        cut = any(node.op == "pick" for node in typed.nodes)
+        parts = unfolded(typed, problem.extents) if cut and not problem.aliases else None
+        graph = assign_stages(parts.graph if parts else typed, problem)
         types = graph.types
         leaves = [node for node in graph.nodes if node.op in ("accum", "load")]
         single = [node for node in leaves if node.op == "load" and not types[node].axes & {"m", "n"}]
@@ -55,7 +62,8 @@ class Loop:
             positions=tuple(node for node in graph.nodes if node.op == "index"),
         )
         rows = tuple(node for node in leaves if "n" in types[node].axes)
-        return Loop(graph, Space.of(graph, problem.extents), rows, inputs, _unsupported_node(graph))
+        space = Space.of(typed, problem.extents)
+        return Loop(graph, typed, parts, space, rows, inputs, _unsupported_node(graph))
 
 
 def unfit(problem: Problem) -> str | None:
@@ -78,7 +86,7 @@ def unfit(problem: Problem) -> str | None:
 
 def refusal(loop: Loop, problem: Problem) -> str | None:
     """Why the loop cannot carry this epilogue, or None."""
-    return loop.reason or _unsupported_tensor(loop.graph, problem)
+    return loop.reason or _unsupported_tensor(loop, problem)
 
 
 def _said(node: Node) -> str:
@@ -123,9 +131,9 @@ def _is_drawn(node: Node, graph: Graph) -> bool:
     return seed.op in ("load", "const") and not graph.types[seed].factors and position.op == "index"
 
 
-def _unsupported_tensor(graph: Graph, problem: Problem) -> str | None:
-    dtypes = dict(problem.dtypes)
-    for output in graph.outputs:
+def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
+    dtypes, graph = dict(problem.dtypes), loop.graph
+    for output in loop.typed.outputs:
         if dtypes[output.name] not in NAMES:
             return f"it stores float32 and bfloat16, and '{output.name}' is {dtypes[output.name]}"
         info = dict(problem.outputs).get(output.name)
@@ -135,11 +143,17 @@ def _unsupported_tensor(graph: Graph, problem: Problem) -> str | None:
         operand = problem.by_name.get(node.attr.name)
         if not isinstance(operand, TensorInfo) or graph.types[node].factors == ():
             continue
-        if operand.dtype not in NAMES or node.attr.views:
+        if operand.dtype not in NAMES or not all(_is_range(view, loop) for view in node.attr.views):
             return f"it loads float32 and bfloat16 as they are, and '{node.attr.name}' is {operand}"
         if "n" in graph.types[node].axes and _row_stride(operand, node.attr.dims) is None:
             return f"'{node.attr.name}' is not stored by rows"
     return None
+
+
+def _is_range(view: tuple[str, Any], loop: Loop) -> bool:
+    """Whether a layout operation leaves an operand's strides as they are."""
+    step, how = view
+    return loop.parts is not None and step == "part" and tuple(how[3:]) == (1, False)
 
 
 def _row_stride(info: TensorInfo, dims: Any) -> int | None:
@@ -162,7 +176,9 @@ def _streams(loop: Loop, problem: Problem) -> list[Stream]:
         return info.dtype if isinstance(info, TensorInfo) else torch.float32
 
     loads = [Stream(node, dtype(node), False) for node in loop.rows]
-    return loads + [Stream(output.node, outputs[output.name], True) for output in loop.graph.outputs]
+    names = [name for name, _ in loop.parts.outputs] if loop.parts else [output.name for output in loop.graph.outputs]
+    stores = zip(names, loop.graph.outputs, strict=True)
+    return loads + [Stream(output.node, outputs[name], True) for name, output in stores]
 
 
 class NativeKernel:
@@ -172,14 +188,21 @@ class NativeKernel:
         self.loop, self.problem = loop, problem
         self.space = loop.space.of_extents(problem.extents)
         self.streams = _streams(loop, problem)
-        self.uses_accum = any(node.op == "accum" for node in loop.rows)
+        self.extents, self.inner, self.count = problem.extents, self.space, 1
+        if loop.parts is not None:
+            self.extents = {**problem.extents, "n": loop.parts.width}
+            self.inner, self.count = Space.of(loop.graph, self.extents), problem.extents["n"] // loop.parts.width
+        self.products = [_number(node) for node in loop.rows if node.op == "accum"]
         self.function = toolchain.build(source(loop, problem))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
         """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
-        views = {o.name: self.space.view(outputs[o.name].detach(), o.dims or ()) for o in self.loop.graph.outputs}
+        views = {o.name: self.space.view(outputs[o.name].detach(), o.dims or ()) for o in self.loop.typed.outputs}
+        if self.loop.parts is not None:
+            at = next(i for i, factor in enumerate(self.space.factors) if factor.axis == "n")
+            views = {f"{name} {place}": views[name].select(at, place or 0) for name, place in self.loop.parts.outputs}
         loads = {node: self._view(node, operands) for node in self.loop.graph.loads()}
         a, b = (matrix.detach() if matrix.dim() == 3 else matrix.detach().unsqueeze(0) for matrix in (a, b))
         return partial(self._launch, a, b, loads, views)
@@ -187,7 +210,7 @@ class NativeKernel:
     def _launch(
         self, a: torch.Tensor, b: torch.Tensor, loads: Mapping[Node, torch.Tensor], views: Mapping[str, torch.Tensor]
     ) -> None:
-        extents = self.problem.extents
+        extents = self.extents
         if 0 in (extents["l"], extents["m"], extents["n"]):
             return
         b = b.to(product.operand_dtype(a.dtype, b.dtype, self.problem.accumulator))
@@ -196,25 +219,29 @@ class NativeKernel:
         loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
-        step = (product.PANEL_ROWS, extents["n"]) if whole else SCRATCH
+        step = (product.PANEL_ROWS, extents["n"]) if whole else (SCRATCH[0], SCRATCH[1] // self.count)
         size = (min(step[0], extents["m"]), min(step[1], extents["n"])) if home is None else (0, 0)
-        scratch = torch.empty(size, dtype=torch.float32, device="cpu")
+        scratch = torch.empty((self.count, *size), dtype=torch.float32, device="cpu")
         for place in _places(extents, step):
             batch, rows, columns = place
-            panel = _corner(scratch, rows, columns) if home is None else home[place]
-            if self.uses_accum:
-                product.multiply(a[batch % a.shape[0], rows], b[batch % b.shape[0], :, columns], panel, None)
-            self._epilogue(panel, loads, views, place)
+            panels = [_corner(each, rows, columns) if home is None else home[place] for each in scratch]
+            for number in self.products:
+                first = number * extents["n"]
+                there = b[batch % b.shape[0], :, first + columns.start : first + columns.stop]
+                product.multiply(a[batch % a.shape[0], rows], there, panels[number], None)
+            self._epilogue(panels, loads, views, place)
 
     def _view(self, node: Node, operands: Mapping[str, Any]) -> torch.Tensor:
         value = operands[node.attr.name]
         if not isinstance(value, torch.Tensor):
             dtype = torch.int64 if node in self.loop.inputs.seeds else torch.float32
             return torch.full((1, 1, 1), value, dtype=dtype, device="cpu")
-        return self.space.view(viewed(value.detach(), node.attr), node.attr.dims or ())
+        return self.inner.view(viewed(value.detach(), node.attr), node.attr.dims or ())
 
     def _home(self, views: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """A float32 destination to hold the accumulator; the loop reads a row's vector before it writes it."""
+        if self.loop.parts is not None:
+            return None
         aliased = dict(self.problem.aliases)
         shape = tuple(self.problem.extents[axis] for axis in "lmn")
         for name, view in views.items():
@@ -224,12 +251,13 @@ class NativeKernel:
 
     def _epilogue(
         self,
-        panel: torch.Tensor,
+        panels: Sequence[torch.Tensor],
         loads: Mapping[Node, torch.Tensor],
         views: Mapping[str, torch.Tensor],
         place: Place,
     ) -> None:
-        inputs = [panel if s.node.op == "accum" else _cut(loads[s.node], place) for s in self.streams if not s.output]
+        read = [s.node for s in self.streams if not s.output]
+        inputs = [panels[_number(node)] if node.op == "accum" else _cut(loads[node], place) for node in read]
         outputs = [_cut(view, place) for view in views.values()]
         walked = [*inputs, *outputs, *(_cut(loads[node], place) for node in self.loop.inputs.columns)]
         pointers = (ctypes.c_void_p * len(walked))(*(tensor.data_ptr() for tensor in walked))
@@ -241,7 +269,7 @@ class NativeKernel:
         counts = [int(_cut(loads[node], place).flatten()[0]) for node in self.loop.inputs.seeds]
         counts += [each for node in self.loop.inputs.positions for each in self._counted(node, place)]
         integers = (ctypes.c_long * max(len(counts), 1))(*counts)
-        rows, columns = map(ctypes.c_long, panel.shape)
+        rows, columns = map(ctypes.c_long, panels[0].shape)
         self.function(pointers, strides, numbers, integers, rows, columns, torch.get_num_threads())
 
     def _counted(self, node: Node, place: Place) -> tuple[int, int, int]:
@@ -251,6 +279,11 @@ class NativeKernel:
         for factor in reversed(node.attr):
             steps[factor.axis], step = step, step * self.problem.extents[factor.axis]
         return batch * steps["l"] + rows.start * steps["m"] + columns.start * steps["n"], steps["m"], steps["n"]
+
+
+def _number(accum: Node) -> int:
+    """Of which part of a row it is; 0 where there is one."""
+    return accum.attr if isinstance(accum.attr, int) else 0
 
 
 def _places(extents: Mapping[str, int], step: tuple[int, int]) -> Iterator[Place]:
