@@ -224,6 +224,12 @@ def rotated(a: Tensor, b: Tensor, x: Tensor) -> Any:
     return y + torch.cat([-y[:, 16:], y[:, :16]], -1) * x
 
 
+def rotated_rows(a: Tensor, b: Tensor, x: Tensor) -> Any:
+    y = (a @ b).view(2, 12, 32) + x.view(2, 12, 32)
+    first, second = y.split(16, -1)
+    return torch.cat([first * x.view(2, 12, 32)[..., 16:], second.sin() * x[0, :16]], -1)
+
+
 def other_parts(a: Tensor, b: Tensor, x: Tensor) -> Any:
     """Of rows, of several sizes, and joined to what is wider: a cone ends before them."""
     y = torch.tanh(a @ b)
@@ -234,7 +240,7 @@ def other_parts(a: Tensor, b: Tensor, x: Tensor) -> Any:
     torch.backends.cpu.get_cpu_capability() not in LANES or toolchain.missing() is not None,
     reason="the vectorised kernel alone takes parts of a row",
 )
-@pytest.mark.parametrize("function", [gated, gate_read_outside, rotated])
+@pytest.mark.parametrize("function", [gated, gated_slices, gate_read_outside, rotated, rotated_rows])
 def test_parts_of_a_row(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "CONFIG", Config(native_elements=0))
     monkeypatch.setattr(native, "FEWEST_ROWS", 1)

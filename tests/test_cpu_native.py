@@ -142,6 +142,10 @@ def test_parts_of_a_row_are_computed_beside_each_other(name, dtype):
 @pytest.mark.parametrize(
     ("epilogue", "reason"),
     [
+        (
+            lambda accum: accum[..., :2] * torch.cat([accum[..., 2:], accum[..., :2]], -1).sum(-1, keepdim=True),
+            "no parts",
+        ),
         (lambda accum: accum[..., 0::2] * accum[..., 1::2], "has no parts of a row"),
         (lambda accum: ef.sum(accum), "has no sum"),
         (lambda accum: accum * ef.index_n(accum), "has no index"),

@@ -84,6 +84,11 @@ def is_cast(node: FxNode) -> bool:
     return name_of(node) in ("convert_element_type", "_to_copy")
 
 
+def is_join(node: FxNode) -> bool:
+    """Whether the node joins parts."""
+    return name_of(node) in _JOINS
+
+
 def is_part(node: FxNode) -> bool:
     """Whether the node picks one of several results."""
     return name_of(node) == "getitem" and not is_cut(node)

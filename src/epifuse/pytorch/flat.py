@@ -19,6 +19,7 @@ from epifuse.pytorch.cone import (
     is_constant,
     is_cut,
     is_expand,
+    is_join,
     is_part,
     is_reduction,
     is_view,
@@ -26,7 +27,8 @@ from epifuse.pytorch.cone import (
 )
 
 Layout = tuple[str, ...]
-"""For each dim of a value the axis of the product that it is a part of; "" where it is 1, or repeats a value."""
+"""For each dim of a value the axis of the product that it is a part of; "" where it is 1, or repeats a value. Along
+equal parts of the columns it is "n/" and their width."""
 
 Shape = Sequence[int]
 
@@ -36,11 +38,12 @@ class Axes:
 
     def __init__(self, product: FxNode) -> None:
         self.shape = tuple(value_of(product).shape)
-        self.extents = dict(zip("lmn"[-len(self.shape) :], self.shape, strict=True))
+        self.order = tuple("lmn"[-len(self.shape) :])
+        self.extents = dict(zip(self.order, self.shape, strict=True))
 
     def regrouped(self, shape: Shape, axes: Iterable[str]) -> Layout | None:
         """The layout of `shape`, when it has all elements along `axes` in their order; else None."""
-        runs = [(axis, self.extents[axis]) for axis in axes if self.extents[axis] != 1]
+        runs = [(axis, self.extent(axis)) for axis in axes if self.extent(axis) != 1]
         found, left = [], 1
         for extent in shape:
             if extent == 1:
@@ -60,13 +63,23 @@ class Axes:
         """Whether each axis is there with all its elements or not at all."""
         for axis in set(layout) - {""}:
             parts = (extent for extent, own in zip(shape, layout, strict=True) if own == axis)
-            if math.prod(parts) != self.extents[axis]:
+            if math.prod(parts) != self.extent(axis):
                 return False
         return True
 
+    def extent(self, label: str) -> int:
+        """Of an axis, or of parts of one."""
+        axis, _, width = label.partition("/")
+        return int(width) if width else self.extents[axis]
+
+    def placed(self, layout: Layout) -> tuple[str, ...]:
+        """The labels of a layout at the places of the product's axes; "" where it does not vary."""
+        held = {label.partition("/")[0]: label for label in layout}
+        return tuple(held.get(axis, "") for axis in self.order)
+
     def flat(self, layout: Layout) -> tuple[int, ...]:
         """The shape of a value along the axes, 1 where it does not vary."""
-        return tuple(extent if axis in layout else 1 for axis, extent in self.extents.items())
+        return tuple(self.extent(label) if label else 1 for label in self.placed(layout))
 
 
 def layouts(cone: Cone) -> dict[FxNode, Layout] | None:
@@ -98,12 +111,14 @@ def _inside(node: FxNode, cone: Cone, found: Mapping[FxNode, Layout], axes: Axes
     """The layout of a value that depends on the product."""
     shape = _shape(node)
     if node is cone.product:
-        return axes.regrouped(shape, axes.extents)
+        return axes.regrouped(shape, axes.order)
     if is_constant(node):
         return ("",) * len(shape)
     first = node.all_input_nodes[0]
     if is_part(node):
         return found[first]
+    if is_cut(node) or is_join(node):
+        return _cut(node, shape, [found.get(each) for each in node.all_input_nodes if not is_constant(each)], axes)
     if is_view(node):
         return _viewed(node, shape, found[first], axes)
     if is_reduction(node):
@@ -112,17 +127,24 @@ def _inside(node: FxNode, cone: Cone, found: Mapping[FxNode, Layout], axes: Axes
     return _broadcast(shape, known, axes)
 
 
+def _cut(node: FxNode, shape: Shape, inputs: Sequence[Layout | None], axes: Axes) -> Layout | None:
+    """The layout of parts of the columns, or of such parts joined to all of them."""
+    own = inputs[-1]
+    if own is None or any(each != own for each in inputs) or not own[-1].startswith("n"):
+        return None
+    last = "n" if is_join(node) else own[-1] if name_of(node) == "getitem" else f"n/{shape[-1]}"
+    return (*own[:-1], last)
+
+
 def _viewed(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | None:
     before = _shape(node.all_input_nodes[0])
-    if is_cut(node):
-        return None
     if is_expand(node):
         return ("",) * (len(shape) - len(own)) + own
     if name_of(node) in ("permute", "transpose", "t"):
         return own if tuple(shape) == before and all(extent == 1 for extent in shape) else None
     if any(extent != 1 and not axis for extent, axis in zip(before, own, strict=True)):
         return None  # repeated
-    return axes.regrouped(shape, [axis for axis in axes.extents if axis in own])
+    return axes.regrouped(shape, [label for label in axes.placed(own) if label])
 
 
 def _reduced(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | None:
@@ -142,7 +164,7 @@ def _reduced(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | No
 
 def _broadcast(shape: Shape, known: Sequence[Layout], axes: Axes) -> Layout | None:
     """The layout of values that broadcast; a dim that only operands have is the product's, where the shape is."""
-    whole = axes.regrouped(shape, axes.extents)
+    whole = axes.regrouped(shape, axes.order)
     found: list[str] = []
     for position in range(-len(shape), 0):
         labels = {layout[position] for layout in known if len(layout) >= -position and layout[position]}

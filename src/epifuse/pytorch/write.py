@@ -13,7 +13,17 @@ from epifuse.frontend import fx
 from epifuse.frontend.fx import Numerics, value_of
 from epifuse.frontend.fx.rows import arguments
 from epifuse.ir import Graph
-from epifuse.pytorch.cone import PRODUCTS, Cone, dims_of, is_constant, is_reduction, is_view, name_of
+from epifuse.pytorch.cone import (
+    PRODUCTS,
+    Cone,
+    dims_of,
+    is_constant,
+    is_cut,
+    is_join,
+    is_reduction,
+    is_view,
+    name_of,
+)
 from epifuse.pytorch.flat import Axes, Layout
 from epifuse.pytorch.leaves import Extent, Value
 from epifuse.pytorch.random import LIBRARY as LIBRARY  # registers what draws numbers
@@ -79,7 +89,8 @@ class _Writer:
         """The shape of an output of the leaf."""
         if self.flat is None:
             return tuple(value_of(node).shape)
-        return tuple(axis if axis in self.flat[node] else 1 for axis in self.axes.extents)
+        held = zip(self.axes.placed(self.flat[node]), self.axes.flat(self.flat[node]), strict=True)
+        return tuple(extent if "/" in axis else axis or 1 for axis, extent in held)
 
     def add(self, node: FxNode) -> None:
         """Write one node whose inputs were written."""
@@ -87,7 +98,9 @@ class _Writer:
             self.made[node] = self._product(node)
         elif is_constant(node):
             self.made[node] = self._call(node, aten.full.default, ([], _number(node)))
-        elif self.flat is not None and is_view(node):
+        elif self.flat is not None and (is_join(node) or (is_cut(node) and name_of(node) != "getitem")):
+            self.made[node] = self._along_last(node)
+        elif self.flat is not None and is_view(node) and not is_cut(node):
             self.made[node] = self.made[node.all_input_nodes[0]]
         elif self.flat is not None and is_reduction(node):
             self.made[node] = self._reduction(node, self.flat)
@@ -118,14 +131,20 @@ class _Writer:
         made = made if beta == 0 else self.graph.call_function(aten.add.Tensor, (made, added), {"alpha": beta})
         return made if made is self.accum else self._placed(made, node, shape, value_of(node).dtype)
 
+    def _along_last(self, node: FxNode) -> FxNode:
+        """A part, or a join: of the last dim here and there."""
+        given = arguments(node) | {"dim": len(self.axes.order) - 1}
+        args = [torch.fx.map_arg(given[each.name], self.made.__getitem__) for each in node.target._schema.arguments]  # type: ignore[union-attr]
+        return self._call(node, node.target, tuple(args))
+
     def _reduction(self, node: FxNode, flat: Mapping[FxNode, Layout]) -> FxNode:
         """The same reduction over whole axes, which stay as dims of one."""
         x, name, given = node.all_input_nodes[0], name_of(node), arguments(node)
-        order = list(self.axes.extents)
+        order = list(self.axes.placed(flat[x]))
         if name in ("_softmax", "_log_softmax"):
             dim = order.index(flat[x][given["dim"] % len(flat[x])])
             return self._call(node, node.target, (self.made[x], dim, given["half_to_float"]))
-        dims = [order.index(axis) for axis in order if axis in {flat[x][dim] for dim in dims_of(node)}]
+        dims = [order.index(axis) for axis in order if axis and axis in {flat[x][dim] for dim in dims_of(node)}]
         if name in ("var", "var_mean"):
             correction = given.get("correction")
             correction = int(given.get("unbiased", True)) if correction is None else correction

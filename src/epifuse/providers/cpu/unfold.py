@@ -106,6 +106,8 @@ class _Walk:
         return self.emit(node.op, node, *args, attr=node.attr)
 
     def arg(self, node: Node, place: int | None) -> Node:
+        if place is None and self.outer in self.graph.types[node].factors:
+            raise _OtherwiseError  # it is reduced over the parts
         return self.made[node, place if self.outer in self.graph.types[node].factors else None]
 
     def emit(self, op: str, like: Node, *args: Node, attr: Hashable = None) -> Node:
