@@ -72,7 +72,7 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
     """Seconds in each round: by Inductor, with each kernel, and of the product alone."""
     begun = time.perf_counter()
     _, product = graph_of(case, device)
-    found = sites.every(product, {}, "float32")
+    found = sites.every(product, sites.Known.nothing(), "float32")
     if isinstance(found, sites.Left):
         return {"left": found.reason}
     region = region_of(product, [each.cone for each in found])
@@ -181,8 +181,8 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         case = drawn(one["index"], results["seed"], tiny=results["tiny"])
         _, product = graph_of(case, results["where"])
-        found = sites.every(product, {}, "float32")
-        chosen = sites.find(product, {}, "float32", predicted=True)
+        found = sites.every(product, sites.Known.nothing(), "float32")
+        chosen = sites.find(product, sites.Known.nothing(), "float32", predicted=True)
         then = dict(zip(zip(one["took"], one["plans"], strict=True), one["fused"], strict=True))
         now = [(len(each.cone.inside), each.plan.spec.name) for each in found] if isinstance(found, list) else []
         if set(now) != set(then):

@@ -24,7 +24,7 @@ import epifuse as ef
 from epifuse.base.config import Config
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES
-from epifuse.pytorch import compiling
+from epifuse.pytorch import compiling, sites
 from epifuse.pytorch.compiling import backend
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.leaves import decoded
@@ -496,3 +496,25 @@ def test_without_the_hook_it_is_torch_compile(monkeypatch: pytest.MonkeyPatch) -
     assert len(said) == 1
     torch.testing.assert_close(compiled(A, B), A @ B)
     assert not ef.report(compiled).rows
+
+
+def layers(x: Tensor, weights: list[Tensor], scales: list[float], other: Tensor) -> Any:
+    """Alike but for a number, its type, and which of two values is divided by the other."""
+    for i, (weight, scale) in enumerate(zip(weights, scales, strict=True)):
+        y = F.gelu(x @ weight) * scale
+        x = y / (other * other + 3) if i != 2 else (other * other + 3) / (y * y + 9)
+    return x
+
+
+def test_layers_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = random(64, 96), [random(96, 96) / 10] * 6, [2.0, 2.0, 2.0, 3.0, 1.0, 1], random(64, 96)
+    forms: list[Any] = []
+    form_of = sites._form
+    monkeypatch.setattr(sites, "_form", lambda *args: (forms.append(args), form_of(*args))[1])
+    module, report = fused(layers, *given)
+    looked_at = len(forms)
+    monkeypatch.setattr(sites, "alike", lambda cone, flat: object())
+    anew, _ = fused(layers, *given)
+    assert looked_at < len(forms) - looked_at
+    assert module.code == anew.code
+    assert [len(row.taken) > 2 for row in report.rows] == [True] * 6

@@ -72,14 +72,14 @@ def test_the_faster_way_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_of_several_kernels_the_fastest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.store, "find", lambda key, suffix: None)
     module = traced(residual, A, B, X)
-    found = sites.every(product_of(module), {}, "float32")
+    found = sites.every(product_of(module), sites.Known.nothing(), "float32")
     assert isinstance(found, list)
     assert len(found) > 1
     for best, expected in enumerate(found):
         times = [3e-3] * len(found)
         times[best] = 1e-3
         monkeypatch.setattr(measure, "timed", by(2e-3, *times))
-        answer, _ = measure.find(product_of(module), {}, "float32")
+        answer, _ = measure.find(product_of(module), sites.Known.nothing(), "float32")
         assert isinstance(answer, sites.Fused)
         assert list(answer.cone.inside) == list(expected.cone.inside)
 

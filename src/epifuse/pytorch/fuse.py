@@ -20,10 +20,10 @@ from torch.fx import Node as FxNode
 from epifuse.base import store
 from epifuse.frontend.fx import Numerics
 from epifuse.pytorch import measure, sites
-from epifuse.pytorch.cone import PRODUCTS, Refusals, name_of, tensors_of
+from epifuse.pytorch.cone import PRODUCTS, name_of, tensors_of
 from epifuse.pytorch.prediction import predicted
 from epifuse.pytorch.report import Report, Row, Times
-from epifuse.pytorch.sites import Fused, Left
+from epifuse.pytorch.sites import Fused, Known, Left
 from epifuse.runtime import background
 
 Sites = Literal["predicted", "all", "none"]
@@ -54,7 +54,7 @@ class Fuse(CustomGraphPass):
         where = "backward" if any(_is_tangent(node) for node in graph.nodes) else "forward"
         products = [node for node in graph.nodes if node.op == "call_function" and node.target in PRODUCTS]
         mutation = _mutation(graph)
-        known: dict[object, Refusals] = {}
+        known: dict[object, Known] = {}
         rows = []
         for product in reversed(products):
             row = _row(where, product)
@@ -62,12 +62,12 @@ class Fuse(CustomGraphPass):
                 row = replace(row, reason=f"{name_of(mutation)} in its graph writes what other nodes may read")
             else:
                 beside = row.dtype == torch.float64, tensors_of(product)[0].device
-                row = self._visit(graph, product, row, known.setdefault(beside, {}))
+                row = self._visit(graph, product, row, known.setdefault(beside, Known.nothing()))
             rows.append(row)
         self.report.rows += reversed(rows)
         graph.lint()
 
-    def _visit(self, graph: FxGraph, product: FxNode, row: Row, known: Refusals) -> Row:
+    def _visit(self, graph: FxGraph, product: FxNode, row: Row, known: Known) -> Row:
         if (reason := sites.cannot(product)) is not None:
             return replace(row, reason=reason)
         if self.sites == "none" or (self.leave is not None and self.leave(row)):
@@ -90,7 +90,7 @@ class Fuse(CustomGraphPass):
             stable_topological_sort(graph)
         return row
 
-    def _found(self, product: FxNode, known: Refusals) -> tuple[Fused | Left, Times | None]:
+    def _found(self, product: FxNode, known: Known) -> tuple[Fused | Left, Times | None]:
         """What to make of `product`, and what was measured of it."""
         if self.measure and self.sites == "predicted":
             return measure.find(product, known, self.numerics)

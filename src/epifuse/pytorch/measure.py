@@ -25,7 +25,6 @@ from epifuse.base import store
 from epifuse.base.config import CONFIG
 from epifuse.frontend.fx import Numerics, value_of
 from epifuse.pytorch import sites
-from epifuse.pytorch.cone import Refusals
 from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.region import Copied, Region, region_of, text_of
 from epifuse.pytorch.report import Times
@@ -48,7 +47,7 @@ class Missing(NamedTuple):
     reason: str
 
 
-def find(product: FxNode, known: Refusals, numerics: Numerics) -> tuple[sites.Fused | sites.Left, Times | None]:
+def find(product: FxNode, known: sites.Known, numerics: Numerics) -> tuple[sites.Fused | sites.Left, Times | None]:
     """The fastest way to compute what is around `product`, and the times; predicted where nothing can be measured."""
     found = sites.every(product, known, numerics)
     if isinstance(found, sites.Left):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import product as product_of
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from epifuse.pytorch.flat import Layout, layouts
 from epifuse.pytorch.leaves import MOST_OUTPUTS, encoded, leaf_operator, parsed_of, shape_of
 from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
-from epifuse.pytorch.write import Written, written
+from epifuse.pytorch.write import Written, alike, written
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.launch import outputs_of
 
@@ -61,6 +61,22 @@ class Left(NamedTuple):
     def reason(self) -> str:
         """The reason as text."""
         return self.why() if callable(self.why) else self.why
+
+
+Form = tuple[Written, Plan]
+"""A cone as an epilogue, and the plan of its kernel."""
+
+
+class Known(NamedTuple):
+    """What was found out in one graph: of nodes, and of cones that are `alike`."""
+
+    refusals: Refusals
+    forms: dict[Hashable, Form | Left]
+
+    @staticmethod
+    def nothing() -> Known:
+        """Of a graph that was not looked at."""
+        return Known({}, {})
 
 
 def cannot(product: FxNode) -> str | None:
@@ -97,7 +113,7 @@ def _is_collective(node: FxNode) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("_c10d_functional", "c10d")
 
 
-def find(product: FxNode, known: Refusals, numerics: Numerics, *, predicted: bool) -> Fused | Left:
+def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) -> Fused | Left:
     """The cone of `product` that saves most and that a kernel takes; with `predicted`, only where it saves time."""
     found = every(product, known, numerics)
     if isinstance(found, Left):
@@ -106,12 +122,12 @@ def find(product: FxNode, known: Refusals, numerics: Numerics, *, predicted: boo
     return Left(f"fusing is predicted to lose {-gain * 1e6:.3g} us") if predicted and gain <= 0 else found[0]
 
 
-def every(product: FxNode, known: Refusals, numerics: Numerics) -> list[Fused] | Left:
+def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Left:
     """Each cone of `product` that a kernel takes, those that are predicted to save most first."""
     dependent, order = below(product), order_of(product.graph)
     cones: dict[tuple[FxNode, ...], Cone] = {}
     for level, cuts in product_of(LEVELS, (True, False)):
-        cone = grow(product, level, known, dependent, order, cuts=cuts)
+        cone = grow(product, level, known.refusals, dependent, order, cuts=cuts)
         peel(cone)
         if cone.work:
             cones.setdefault(tuple(cone.inside), cone)
@@ -126,7 +142,7 @@ def every(product: FxNode, known: Refusals, numerics: Numerics) -> list[Fused] |
 _MOST_ATTEMPTS = 40
 
 
-def _shrunk(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fused | Left:
+def _shrunk(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused | Left:
     """The cone, less its last values until a kernel takes it."""
     first = None
     for _ in range(_MOST_ATTEMPTS):
@@ -140,7 +156,7 @@ def _shrunk(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fu
     return first or Left("it has no neighbour")
 
 
-def _planned(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> Fused | Left:
+def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused | Left:
     if not cone.outputs:
         return Left("nothing reads what is computed of it")
     if len(cone.outputs) > MOST_OUTPUTS:
@@ -148,17 +164,24 @@ def _planned(cone: Cone, known: Refusals, order: Order, numerics: Numerics) -> F
     if any(name_of(reader) == "as_strided" for node in cone.outputs for reader in cone.readers(node)):
         return Left("its memory is read by as_strided")
     first = None
-    for flat in _forms(cone, known, order):
-        try:
-            form = written(cone, numerics, flat)
-        except Boundary as boundary:
-            first = first or Left(boundary.reason)
-            continue
-        plan = _plan(cone, form)
-        if isinstance(plan, Plan):
-            return Fused(cone, form, plan, site_of(cone, plan))
-        first = first or plan
+    for flat in _forms(cone, known.refusals, order):
+        answer = known.forms.get(key := alike(cone, flat))
+        if answer is None:
+            answer = known.forms[key] = _form(cone, numerics, flat)
+        if not isinstance(answer, Left):
+            form, plan = answer
+            return Fused(cone, form.of(cone), plan, site_of(cone, plan))
+        first = first or answer
     return first or Left("it has no form")
+
+
+def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> Form | Left:
+    try:
+        form = written(cone, numerics, flat)
+    except Boundary as boundary:
+        return Left(boundary.reason)
+    plan = _plan(cone, form)
+    return plan if isinstance(plan, Left) else (form, plan)
 
 
 def _forms(cone: Cone, known: Refusals, order: Order) -> Iterator[Mapping[FxNode, Layout] | None]:
@@ -260,13 +283,16 @@ def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode) -> F
     return made
 
 
-def neighbours(fused: Fused, known: Refusals) -> tuple[tuple[str, str], ...]:
+def neighbours(fused: Fused, known: Known) -> tuple[tuple[str, str], ...]:
     """What reads the outputs and was not taken in, each with the reason."""
     found: dict[str, str] = {}
     for output in fused.cone.outputs:
         for reader in fused.cone.readers(output):
             if reader.op == "call_function" and not is_product(reader):
-                why = known.get(reader) or "fusing it would store more than it saves, or it needs what comes later"
+                why = (
+                    known.refusals.get(reader)
+                    or "fusing it would store more than it saves, or it needs what comes later"
+                )
                 found.setdefault(name_of(reader), why)
     return tuple(found.items())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from epifuse.pytorch.cone import (
     is_reduction,
     is_view,
     name_of,
+    tensors_of,
 )
 from epifuse.pytorch.flat import Axes, Layout
 from epifuse.pytorch.leaves import Extent, Value
@@ -46,6 +47,40 @@ class Written(NamedTuple):
     operands: tuple[Operand, ...]
     outputs: tuple[FxNode, ...]
     values: tuple[Value, ...]
+
+    def of(self, cone: Cone) -> Written:
+        """The same for another cone that is `alike`."""
+        operands = zip(self.operands, cone.operands, strict=True)
+        return self._replace(operands=tuple(old._replace(node=node) for old, node in operands), outputs=cone.outputs)
+
+
+def alike(cone: Cone, flat: Mapping[FxNode, Layout] | None) -> Hashable:
+    """All that its form and its plan follow from: the layers of a model have the same."""
+    operands, body = cone.operands, cone.body
+    places = {node: place for place, node in enumerate((*operands, *body))}
+
+    def argument(given: Any) -> Hashable:
+        if isinstance(given, FxNode):
+            return places.get(given)  # what a constant is made like is outside
+        if isinstance(given, (tuple, list)):
+            return tuple(map(argument, given))
+        return repr(given)  # 1, 1.0 and True are equal
+
+    return (
+        tuple([_lying(node) for node in (*cone.factors, *operands)]),
+        tuple([(node.target, argument(node.args), argument([*node.kwargs.items()]), _shapes(node)) for node in body]),
+        tuple([places[node] for node in cone.outputs]),
+        None if flat is None else tuple([flat.get(node) for node in places]),
+    )
+
+
+def _lying(node: FxNode) -> Hashable:
+    value = value_of(node)
+    return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
+
+
+def _shapes(node: FxNode) -> Hashable:
+    return tuple([(tuple(value.shape), value.dtype) for value in tensors_of(node)])
 
 
 def written(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> Written:

@@ -1,0 +1,151 @@
+"""GPU time of gated products beside the plain product that stores all columns, cuBLAS, torch.compile and QuACK.
+
+    python benchmarks/gated.py --save results.json [--shapes 4096x28672x4096] [--rounds 15]
+
+N counts the columns of gate and up. `SwiGLU` is silu(gate) * up of a stacked weight; what else is timed are functions
+of the pair, and orders, that nothing was tuned to. All of a shape are interleaved in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gemm_cases import shapes
+from gpu_timing import Backlog, interleave
+from timing import command, machine, paired_ratio, save
+from torch.nn import functional as F
+
+import epifuse as ef
+
+SHAPES = "8192x8192x8192,4096x28672x4096,4096x4096x4096,16384x8192x1024,8192x8192x512,64x28672x4096"
+PLAIN = "plain"
+Shape = tuple[int, int, int]
+
+
+def plain(accum):
+    """All columns."""
+    D = accum
+    return D
+
+
+def swiglu(accum):
+    """Halves of a stacked weight."""
+    gate, up = accum.chunk(2, dim=-1)
+    D = F.silu(gate) * up
+    return D
+
+
+def swiglu_preact(accum):
+    """The same, and what the backward reads."""
+    gate, up = accum.chunk(2, dim=-1)
+    D = F.silu(gate) * up
+    P = accum
+    return D, P
+
+
+def biased_geglu(accum, bias):
+    """A bias of both halves, and up + 1."""
+    gate, up = (accum + bias).chunk(2, dim=-1)
+    D = F.gelu(gate, approximate="tanh") * (up + 1)
+    return D
+
+
+def clamped(accum):
+    """With an alpha, clamped, of interleaved columns."""
+    gate, up = accum[..., 0::2].clamp(max=7.0), accum[..., 1::2].clamp(-7.0, 7.0)
+    D = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return D
+
+
+EPILOGUES: Mapping[str, Callable[..., Any]] = {
+    PLAIN: plain,
+    "SwiGLU": swiglu,
+    "SwiGLU, pre-activations": swiglu_preact,
+    "GEGLU, bias, up + 1": biased_geglu,
+    "clamped, interleaved": clamped,
+}
+
+
+def ours(name: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], Any]:
+    """A bound launch."""
+    (m, _), n = a.shape, b.shape[1]
+    wide, half = (torch.empty(m, width, dtype=a.dtype, device=a.device) for width in (n, n // 2))
+    given: dict[str, torch.Tensor] = {"D": wide if name == PLAIN else half}
+    if name.endswith("pre-activations"):
+        given["P"] = wide
+    if "bias" in name:
+        given["bias"] = torch.randn(n, device=a.device).to(a.dtype)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(EPILOGUES[name], given))
+    kernel = ef.get_kernels(args)[0]
+    print(f"  {name}: {kernel.plan.spec.name}", flush=True)
+    return kernel.bind(args)
+
+
+def peers(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """What else people would use; QuACK's weight is interleaved."""
+    wide, half = (torch.empty(a.shape[0], n, dtype=a.dtype, device=a.device) for n in (b.shape[1], b.shape[1] // 2))
+    compiled = torch.compile(lambda a, b: swiglu(a @ b))
+    found: dict[str, Callable[[], Any]] = {
+        "cuBLAS": lambda: torch.mm(a, b, out=wide),
+        "torch.compile": lambda: compiled(a, b),
+    }
+    try:
+        from quack.gemm_interface import gemm_gated
+    except ImportError:
+        return found
+    options = {"activation": "swiglu", "postact_out": half, "tuned": False}
+    found["QuACK"] = lambda: gemm_gated(a, b, store_preact=False, **options)
+    found["QuACK, pre-activations"] = lambda: gemm_gated(a, b, preact_out=wide, **options)
+    return found
+
+
+def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, and ratios to the plain product with their 95 % intervals."""
+    m, n, k = shape
+    a = torch.randn(m, k, device="cuda").bfloat16()
+    b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+    calls = {name: ours(name, a, b) for name in EPILOGUES}
+    for name, call in peers(a, b).items():
+        try:
+            call()
+            calls[name] = call
+        except Exception as error:  # a peer that cannot is left out
+            print(f"  {name}: {error!r}"[:300], flush=True)
+    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
+    return {
+        "shape": list(shape),
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": {
+            name: [round(x, 4) for x in paired_ratio(seconds, name, PLAIN)] for name in seconds if name != PLAIN
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for shape in options.shapes:
+        row = measure(shape, options.rounds, backlog)
+        rows.append(row)
+        times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
+        said = ", ".join(f"{name} {middle}" for name, (middle, _, _) in row["ratios"].items())
+        print(f"{'x'.join(map(str, shape))}: {times}\n  of the plain product: {said}", flush=True)
+        if options.save:
+            save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
