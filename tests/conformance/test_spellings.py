@@ -40,13 +40,10 @@ LINES = [
     "accum * torch.zeros_like(mask).logical_not() + torch.ones_like(row)",
     "(accum - accum.mean(-1, keepdim=True)) / (accum.var(dim=-1, unbiased=False, keepdim=True) + 1e-5).sqrt()",
     "torch.var(accum, 1) + accum.std(-1, correction=2) + torch.std(E + accum, dim=1, unbiased=True)",
-    "accum * E.var() + accum.var(0, keepdim=True) - torch.std(accum)",
     "accum.argmax(-1) + torch.argmin(accum + C, dim=1) * accum.argmax(dim=1)",
     "(accum * 0).argmin(-1, keepdim=True) + torch.argmax(C + accum, 1, keepdim=True)",
-    "torch.argmax(whole, dim=-1) + accum.argmin()",
     "accum.gather(1, labels % 16) + torch.gather(E * accum, 1, (labels + 1) % 16)",
     "torch.logsumexp(accum, -1) - accum.gather(-1, labels % 16).squeeze(-1)",
-    "whole.gather(1, labels % 16) * accum.gather(0, torch.zeros_like(row, dtype=torch.int64)[None])",
     "accum / accum.shape[-1] + E * accum.size(0) - row.shape[0] + labels.numel()",
     "where(index_n(accum) == accum.size()[1] - 1, accum, E / math.sqrt(accum.shape[1]))",
     "torch.atan2(accum, E) + accum.atan2(C)",
@@ -55,6 +52,12 @@ LINES = [
     "where((accum > 0) ^ mask | ~(whole > 3) & mask, accum, E)",
     "accum * (whole << (labels & 63)) + (labels >> whole)",
 ]
+SEVERAL_LAUNCHES = [
+    "accum * E.var() + accum.var(0, keepdim=True) - torch.std(accum)",
+    "torch.argmax(whole, dim=-1) + accum.argmin()",
+    "whole.gather(1, labels % 16) * accum.gather(0, torch.zeros_like(row, dtype=torch.int64)[None])",
+]
+"""What needs the product again, which Hopper refuses where it is not allowed."""
 
 
 def operands(device: str) -> dict[str, Any]:
@@ -73,9 +76,11 @@ def operands(device: str) -> dict[str, Any]:
     return {name: x.to(device) for name, x in found.items()}
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [*LINES, *SEVERAL_LAUNCHES])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_line_means_what_it_means_to_torch(line: str, device: str) -> None:
+    if device == "cuda" and line in SEVERAL_LAUNCHES:
+        pytest.skip("refused: a value needs a reduction that is known after the last tile")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     a, b = (torch.randint(-3, 4, shape, device=device).to(dtype) / 2 for shape in ((M, K), (K, N)))
     given = {name: x for name, x in operands(device).items() if name in line}
