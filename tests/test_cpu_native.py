@@ -153,6 +153,8 @@ def test_parts_of_a_row_are_computed_beside_each_other(name, dtype):
         (lambda accum: accum.to(torch.bfloat16), "has no cast"),
         (lambda accum: accum > 0, "stores full-size floats"),
         (lambda accum: accum / accum.amax(), "one sweep"),
+        (lambda accum: accum.T * 2.0, "not stored by rows"),
+        (lambda accum: accum.T.flatten() * 2.0, "not stored by rows"),
     ],
 )
 def test_refusals_say_what_is_missing(epilogue, reason):

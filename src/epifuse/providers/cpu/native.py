@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from epifuse.base.config import CONFIG
-from epifuse.ir import Graph, Load, Node
+from epifuse.ir import Dims, Factor, Graph, Load, Node
+from epifuse.ir.types import shape_of
 from epifuse.passes.assign_stages import assign_stages, sweeps
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower
@@ -20,7 +21,7 @@ from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, Inputs, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cpu.unfold import Unfolded, unfolded
-from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem, TensorInfo, dense
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
 SCRATCH = (512, 2048)  # rows and columns, 4 MiB: stays in cache between the product and the epilogue
@@ -137,7 +138,8 @@ def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
         if dtypes[output.name] not in NAMES:
             return f"it stores float32 and bfloat16, and '{output.name}' is {dtypes[output.name]}"
         info = dict(problem.outputs).get(output.name)
-        if info is not None and _row_stride(info, output.dims) is None:
+        dims = output.dims or ()
+        if not _has_rows(dense(shape_of(dims, problem.extents)) if info is None else info.strides, dims):
             return f"'{output.name}' is not stored by rows"
     for node in graph.loads():
         operand = problem.by_name.get(node.attr.name)
@@ -148,6 +150,16 @@ def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
         if "n" in graph.types[node].axes and _row_stride(operand, node.attr.dims) is None:
             return f"'{node.attr.name}' is not stored by rows"
     return None
+
+
+def _has_rows(strides: Sequence[int], dims: Dims) -> bool:
+    """Whether an output's columns lie one behind the other."""
+    columns = [(dim[-1], stride) for dim, stride in zip(dims, strides, strict=False) if any(map(_is_column, dim))]
+    return all(_is_column(last) and stride == 1 for last, stride in columns)
+
+
+def _is_column(factor: Factor) -> bool:
+    return factor.axis == "n" and factor.stride == 1
 
 
 def _is_range(view: tuple[str, Any], loop: Loop) -> bool:
