@@ -569,3 +569,47 @@ def test_derivatives_are_planned_on_hopper(name: str) -> None:
     a, b = torch.empty(512, 256, dtype=torch.bfloat16), torch.empty(n, 256, dtype=torch.bfloat16).t()
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(derivative.parsed, given))
     assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
+
+
+# --- ties, bounds and what no product reaches ------------------------------------------------------------------------
+
+BOUND = 1.5
+
+
+def clamped(accum: Any) -> Any:
+    return accum.clamp_min(-0.5) + accum.clamp(max=BOUND) * 2 + torch.clamp_max(accum, 2)
+
+
+def spread(accum: Any, row: Any) -> Any:
+    return (accum.std(-1, keepdim=True) + accum.std(-1, keepdim=True, unbiased=False)) * row
+
+
+@pytest.mark.parametrize("epilogue", [clamped, spread])
+def test_at_bounds_and_equal_elements_as_pytorch(epilogue: Any) -> None:
+    values = torch.tensor([[-0.5, 1.5, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    given = {"row": torch.tensor([1.0, -2.0, 3.0, 0.5])} if epilogue is spread else {}
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    ef.gemm(ours, torch.eye(4), epilogue=epilogue, **given).sum().backward()
+    epilogue(theirs, **given).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def ones_beside(accum: Any) -> Any:
+    places = torch.argmax(accum, dim=-1)
+    ones = torch.zeros_like(places) + 1
+    D = accum * 2
+    return D, ones
+
+
+def an_element(accum: Any, row: Any) -> Any:
+    return row[..., 2]
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
+def test_outputs_that_no_product_reaches() -> None:
+    a, b, row = random(M, K), random(K, N), random(N)
+    D, ones = ef.gemm(a, b, epilogue=ones_beside)
+    D.sum().backward()
+    assert ones.tolist() == [1] * M and a.grad is not None
+    ef.gemm(a, b, epilogue=an_element, row=row).backward()
+    assert row.grad is not None and row.grad.tolist() == [0, 0, 1, 0, 0, 0]

@@ -211,3 +211,11 @@ def test_halves_of_a_shape_serve_all_rows() -> None:
             torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
             counts.append(len(STRUCTURES))
     assert counts[2] - counts[1] == counts[4] - counts[3] == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_one_value_stacks_to_a_dim_of_one(dim: int) -> None:
+    a, b, _ = inputs()
+    text = f"def epilogue(accum):\n    D = torch.stack([accum * 2], dim={dim})\n    return D\n"
+    got = ef.gemm(a, b, epilogue=function_from(text, file="user.py", torch=torch))
+    torch.testing.assert_close(got, torch.stack([a @ b * 2], dim=dim))

@@ -106,8 +106,9 @@ def var(
 def std(
     x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
 ) -> Value:
-    """The square root of `var`."""
-    return sqrt(var(x, dim, unbiased, keepdim, correction=correction))
+    """The square root of `var`. Where all elements are equal its derivative is 0, as in PyTorch."""
+    squared = var(x, dim, unbiased, keepdim, correction=correction)
+    return where(squared == 0, 0.0, sqrt(where(squared == 0, 1.0, squared)))
 
 
 def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:

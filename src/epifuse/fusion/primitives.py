@@ -194,13 +194,23 @@ def multiply_add(x: Value, y: Value, z: Value) -> Value:
 @primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def maximum(x: Value, y: Value) -> Value:
     """The larger of the two; NaN where either is NaN."""
-    return torch.maximum(*_same_dtype(x, y))
+    return _clamped(x, y, "min") if _is_bound(x) != _is_bound(y) else torch.maximum(*_same_dtype(x, y))
 
 
 @primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def minimum(x: Value, y: Value) -> Value:
     """The smaller of the two; NaN where either is NaN."""
-    return torch.minimum(*_same_dtype(x, y))
+    return _clamped(x, y, "max") if _is_bound(x) != _is_bound(y) else torch.minimum(*_same_dtype(x, y))
+
+
+def _is_bound(x: Value) -> bool:
+    return not isinstance(x, torch.Tensor)
+
+
+def _clamped(x: Value, y: Value, side: str) -> torch.Tensor:
+    """A tensor and a number: a tensor that equals its bound has all of the gradient, as of torch.clamp."""
+    x, bound = (y, x) if _is_bound(x) else (x, y)
+    return torch.clamp(x, **{side: bound})
 
 
 def _same_dtype(*values: Value) -> tuple[torch.Tensor, ...]:

@@ -124,8 +124,8 @@ class Layout(Alignment):
                 raise DimsError("join_differs", how=how, left=self.shape(args[0]), right=self.shape(arg))
         stacks = how == "stack"
         at = normalise(dim, len(dims) + stacks)
-        if len(args) == 1 and not stacks:
-            return args[0]
+        if len(args) == 1:
+            return replace(args[0], dims=(*dims[:at], (), *dims[at:])) if stacks else args[0]
         own = () if stacks else dims[at]
         factor = free(dims, len(args), own, self.extents)
         result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])

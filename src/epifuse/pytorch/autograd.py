@@ -26,7 +26,7 @@ from epifuse.base.errors import ArgumentError, EpilogueTypeError, UnsupportedErr
 from epifuse.frontend import Parsed
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
-from epifuse.ir import Graph, Output
+from epifuse.ir import Graph, Node, Output
 from epifuse.plan.settle import settle
 from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
 from epifuse.pytorch.derivative import Derivative
@@ -277,7 +277,8 @@ class Recorded:
 
 
 def _with_accum(graph: Graph) -> Graph:
-    accum = next(node for node in graph.nodes if node.op == "accum")
+    # Where no output depends on it, the derivative may still read its extents.
+    accum = next((node for node in graph.nodes if node.op == "accum"), Node("accum"))
     return replace(graph, outputs=(*graph.outputs, Output(ACCUM, accum)))
 
 

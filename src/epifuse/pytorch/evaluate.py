@@ -17,7 +17,7 @@ from epifuse.ir.types import shape_of
 from epifuse.providers.cpu.space import Space, picked, viewed
 from epifuse.pytorch import random
 from epifuse.pytorch.operations import Arithmetic, computed
-from epifuse.request.problem import Problem
+from epifuse.request.problem import Problem, TensorInfo
 
 ACCUM = "the product"
 """Its name among operands; no identifier, so that no operand can have it."""
@@ -90,7 +90,20 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return REDUCTIONS[name].meaning(args[0], dims, True)
     if node.op == "pick":
         return picked(args[0], at.space.places(node.attr))
+    if (bound := _bound(node, at)) is not None:
+        return torch.clamp(args[1 - bound], **{_SIDES[node.op]: args[bound]})
     return computed(node.op, node.attr, args, at.arithmetic)
+
+
+_SIDES = {"maximum": "min", "minimum": "max"}
+
+
+def _bound(node: Node, at: Setting) -> int | None:
+    """Which argument of a maximum or minimum is a number of the call, and so the bound of a clamp."""
+    if node.op not in _SIDES:
+        return None
+    numbers = (arg.op == "load" and not isinstance(at.problem.by_name.get(arg.attr.name), TensorInfo) for arg in node.args)
+    return next((position for position, is_number in enumerate(numbers) if is_number), None)
 
 
 def _load(node: Node, at: Setting) -> torch.Tensor:

@@ -39,7 +39,7 @@ _KINDS = {bool: "mask", torch.SymBool: "mask", int: "int32", torch.SymInt: "int3
 def computed(op: str, attr: Any, args: Sequence[Any], at: Arithmetic) -> Any:
     """The value of a primitive, an activation or a cast for these tensors and numbers, not all of them numbers."""
     if op == "cast":
-        return args[0].to(attr)
+        return (args[0] if isinstance(args[0], torch.Tensor) else at.filled(args[0])).to(attr)
     if op == "call":
         return _activation(str(attr), args, at)
     return random.drawn(op, *args) if op in random.NAMES else _primitive(op, args, at)
