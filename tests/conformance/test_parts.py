@@ -219,3 +219,14 @@ def test_one_value_stacks_to_a_dim_of_one(dim: int) -> None:
     text = f"def epilogue(accum):\n    D = torch.stack([accum * 2], dim={dim})\n    return D\n"
     got = ef.gemm(a, b, epilogue=function_from(text, file="user.py", torch=torch))
     torch.testing.assert_close(got, torch.stack([a @ b * 2], dim=dim))
+
+
+@pytest.mark.parametrize("name", sorted(set(EPILOGUES) - {"transposes"}))
+def test_without_rows(name: str) -> None:
+    text = written(EPILOGUES[name])
+    function = function_from(text, file="user.py", torch=torch, F=F)
+    a, b, operands = inputs()
+    operands["C"] = operands["C"][:0]
+    given = {name: x for name, x in operands.items() if name in text.split(":")[0]}
+    got, want = ef.gemm(a[:0], b, epilogue=function, **given), function(a[:0] @ b, **given)
+    torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))

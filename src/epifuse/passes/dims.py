@@ -145,14 +145,14 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
     for extent in reversed(want):
         taken: list[Factor] = []
         while extent != 1:
-            if not pool or extent == 0:
+            if not pool:
                 raise DimsError("reshape_split", shape=shape, want=tuple(want))
             factor = pool.pop()
             size = factor.size(extents)
-            if size and extent % size == 0:
+            if size == extent or (size and extent % size == 0):
                 taken.append(factor)
-                extent //= size
-            elif size and size % extent == 0:
+                extent = 1 if size == extent else extent // size
+            elif size and extent and size % extent == 0:
                 taken.append(Factor(factor.axis, factor.stride, extent))
                 outer = None if factor.extent is None else factor.extent // extent
                 pool.append(Factor(factor.axis, factor.stride * extent, outer))
@@ -160,6 +160,8 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
             else:
                 raise DimsError("reshape_split", shape=shape, want=tuple(want))
         result.append(joined(reversed(taken)))
+    if pool:  # without elements the rest of the shape does not say where they belong
+        raise DimsError("reshape_split", shape=shape, want=tuple(want))
     return tuple(reversed(result))
 
 
