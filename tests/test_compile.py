@@ -254,6 +254,26 @@ def test_parts_are_left_where_each_operation_runs_by_itself(function: Callable[.
     assert not fused(function, A, B, X)[1].fused
 
 
+class Unbound(nn.Module):
+    """Its backward has an input that is called getitem, as what was saved of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 96), nn.Linear(48, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).unflatten(-1, (2, -1)).unbind(-2)
+        return self.down(F.silu(gate) * up)
+
+
+def test_a_backward_whose_inputs_are_called_as_operations() -> None:
+    model = Unbound()
+    x, y = (torch.ones(7, 32, requires_grad=True) for _ in range(2))
+    ef.compile(model)(x).sum().backward()
+    model(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
 def test_parts_that_no_kernel_takes_end_a_cone() -> None:
     (row,) = fused(other_parts, A, B, X)[1].rows
     assert set(row.taken) == {"tanh", "relu", "mul"}

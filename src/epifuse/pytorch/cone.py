@@ -51,7 +51,9 @@ _CONSTANTS = (
 
 
 def name_of(node: FxNode) -> str:
-    """The operation without its namespace: `add`, `getitem`."""
+    """The operation without its namespace: `add`, `getitem`; nothing for an input, whose name may be that of one."""
+    if node.op != "call_function":
+        return ""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.split("::")[-1]
     return str(getattr(node.target, "__name__", node.target))

@@ -102,7 +102,9 @@ def _bound(node: Node, at: Setting) -> int | None:
     """Which argument of a maximum or minimum is a number of the call, and so the bound of a clamp."""
     if node.op not in _SIDES:
         return None
-    numbers = (arg.op == "load" and not isinstance(at.problem.by_name.get(arg.attr.name), TensorInfo) for arg in node.args)
+    numbers = (
+        arg.op == "load" and not isinstance(at.problem.by_name.get(arg.attr.name), TensorInfo) for arg in node.args
+    )
     return next((position for position, is_number in enumerate(numbers) if is_number), None)
 
 
