@@ -610,6 +610,8 @@ def test_outputs_that_no_product_reaches() -> None:
     a, b, row = random(M, K), random(K, N), random(N)
     D, ones = ef.gemm(a, b, epilogue=ones_beside)
     D.sum().backward()
-    assert ones.tolist() == [1] * M and a.grad is not None
+    assert ones.tolist() == [1] * M
+    assert a.grad is not None
     ef.gemm(a, b, epilogue=an_element, row=row).backward()
-    assert row.grad is not None and row.grad.tolist() == [0, 0, 1, 0, 0, 0]
+    assert row.grad is not None
+    assert row.grad.tolist() == [0, 0, 1, 0, 0, 0]

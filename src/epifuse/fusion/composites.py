@@ -106,7 +106,8 @@ def var(
 def std(
     x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
 ) -> Value:
-    """The square root of `var`. Where all elements are equal its derivative is 0, as in PyTorch."""
+    """The square root of `var`."""
+    # Where all elements are equal the derivative of sqrt is infinite; PyTorch's of std is 0.
     squared = var(x, dim, unbiased, keepdim, correction=correction)
     return where(squared == 0, 0.0, sqrt(where(squared == 0, 1.0, squared)))
 

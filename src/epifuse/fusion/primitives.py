@@ -26,7 +26,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _OfNumbers = Literal["arithmetic", "subtract", "floating", "divide", "power", "same", "compare"]
 KindRule = Literal[_OfNumbers, "logic", "bits", "integer", "select", "random"]
 
-
 Error = Literal["carried", "added", "amplified"]
 """*carried*: the relative error of the result is at most that of the arguments together. *added*: that, and an error of
 its own where it is approximated. *amplified*: it may be any multiple, since a sum may cancel, an exponential multiplies
@@ -194,29 +193,25 @@ def multiply_add(x: Value, y: Value, z: Value) -> Value:
 @primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def maximum(x: Value, y: Value) -> Value:
     """The larger of the two; NaN where either is NaN."""
-    return _clamped(x, y, "min") if _is_bound(x) != _is_bound(y) else torch.maximum(*_same_dtype(x, y))
+    return _beyond(torch.maximum, "min", x, y)
 
 
 @primitive("arithmetic", commutative=True, error="carried", costly=False, may_fail=False)
 def minimum(x: Value, y: Value) -> Value:
     """The smaller of the two; NaN where either is NaN."""
-    return _clamped(x, y, "max") if _is_bound(x) != _is_bound(y) else torch.minimum(*_same_dtype(x, y))
+    return _beyond(torch.minimum, "max", x, y)
 
 
-def _is_bound(x: Value) -> bool:
-    return not isinstance(x, torch.Tensor)
-
-
-def _clamped(x: Value, y: Value, side: str) -> torch.Tensor:
-    """A tensor and a number: a tensor that equals its bound has all of the gradient, as of torch.clamp."""
-    x, bound = (y, x) if _is_bound(x) else (x, y)
-    return torch.clamp(x, **{side: bound})
+def _beyond(function: Callable[..., torch.Tensor], side: str, x: Value, y: Value) -> torch.Tensor:
+    """Beside a number a clamp: a tensor that equals its bound has all of the gradient, as in PyTorch."""
+    x, y = (x, y) if isinstance(x, torch.Tensor) else (y, x)
+    tensors = [isinstance(x, torch.Tensor), isinstance(y, torch.Tensor)]
+    return torch.clamp(x, **{side: y}) if tensors == [True, False] else function(*_same_dtype(x, y))
 
 
 def _same_dtype(*values: Value) -> tuple[torch.Tensor, ...]:
-    tensors = _tensors(*values)
-    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    return tuple(tensor.to(dtype) for tensor in tensors)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in _tensors(*values)))
+    return tuple(tensor.to(dtype) for tensor in _tensors(*values))
 
 
 @primitive("arithmetic", commutative=False, error="carried", costly=False, may_fail=False)
@@ -401,6 +396,5 @@ def logical_not(x: Value) -> Value:
 def where(condition: Value, x: Value, y: Value) -> Value:
     """x where the mask holds, else y. The branch not taken is dropped, NaN included."""
     if not isinstance(condition, torch.Tensor):
-        like = x if isinstance(x, torch.Tensor) else y
-        condition = torch.full((), bool(condition), device=like.device)
+        condition = torch.full((), bool(condition), device=(x if isinstance(x, torch.Tensor) else y).device)
     return torch.where(condition, x, y)
