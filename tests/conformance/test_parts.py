@@ -230,3 +230,20 @@ def test_without_rows(name: str) -> None:
     given = {name: x for name, x in operands.items() if name in text.split(":")[0]}
     got, want = ef.gemm(a[:0], b, epilogue=function, **given), function(a[:0] @ b, **given)
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
+
+
+@pytest.mark.parametrize("n", [16, 4096])
+def test_an_operand_that_cannot_be_seen_so_is_refused(n: int) -> None:
+    """By both kernels of the CPU; PyTorch runs it where that is allowed."""
+
+    def exchanged(accum: Any, row: Any) -> Any:
+        return accum + row.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
+
+    a, b, row = torch.randn(64, 8), torch.randn(8, n), torch.randn(n)
+    with pytest.raises(
+        ef.errors.UnsupportedError, match=r"cpu_native, cpu_panel: it cannot reshape 'row' where it lies"
+    ):
+        ef.gemm(a, b, epilogue=exchanged, row=row)
+    with pytest.warns(UserWarning, match="PyTorch runs it unfused"):
+        got = ef.gemm(a, b, epilogue=exchanged, row=row, fallback="torch")
+    torch.testing.assert_close(got, exchanged(a @ b, row))

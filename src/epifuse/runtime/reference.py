@@ -151,7 +151,7 @@ def _load(node: Node, at: _Whole) -> torch.Tensor:
     value = at.operands[load.name]
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value, dtype=dtype, device=at.a.device)
-    return at.space.view(viewed(value, load), load.dims or ()).to(dtype)
+    return at.space.view(viewed(value, load, torch.Tensor.reshape), load.dims or ()).to(dtype)
 
 
 def _const(node: Node, at: _Whole) -> torch.Tensor:

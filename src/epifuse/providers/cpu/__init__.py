@@ -8,14 +8,15 @@ from functools import cached_property, partial
 import torch
 
 from epifuse.base.config import CONFIG
-from epifuse.ir import Graph
-from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Refusal
+from epifuse.ir import Graph, Load, Node
+from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner
 from epifuse.providers.cpu import native, toolchain
 from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.lowered import Panels, panels, panels_for
 from epifuse.providers.cpu.native import Loop, NativeKernel
-from epifuse.request.problem import Problem
+from epifuse.providers.cpu.space import viewed
+from epifuse.request.problem import Problem, TensorInfo
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
 _NATIVE = KernelSpec("cpu_native", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue as one compiled loop")
@@ -42,6 +43,8 @@ class CpuProvider:
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1)):  # a cluster of one is none
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
+        if (moved := work.moved(problem)) is not None:
+            return Answers.of([(spec, Refusal(spec.name, moved)) for spec in specs])
         return Answers.of([(spec, (_native if spec is _NATIVE else _panel)(work, problem)) for spec in specs])
 
     def build(self, plan: Plan) -> Runner:
@@ -80,6 +83,23 @@ class Lowered:
         self.graph = graph
         self.panels = panels(graph, problem)
         self._problem = problem
+
+    @cached_property
+    def _reshaped(self) -> tuple[tuple[Node, Load], ...]:
+        loads = [(node, node.attr) for node in self.graph.loads()]
+        return tuple((node, load) for node, load in loads if any(op == "reshape" for op, _ in load.views))
+
+    def moved(self, problem: Problem) -> str | None:
+        """Why an operand cannot be viewed as it is reshaped: a copy would not follow what a bound call reads."""
+        for node, load in self._reshaped:
+            info = problem.by_name[load.name]
+            assert isinstance(info, TensorInfo)
+            try:
+                viewed(torch.empty_strided(info.shape, info.strides, device="meta"), load)
+            except RuntimeError:
+                why = f"it cannot reshape '{load.name}' where it lies: hand it in as the epilogue reshapes it"
+                return Reason(why, self.graph.loc(node))
+        return None
 
     @cached_property
     def loop(self) -> Loop:

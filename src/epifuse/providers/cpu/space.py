@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -183,8 +183,8 @@ def cut(x: torch.Tensor, dim: int, start: int, stop: int, step: int, drops: bool
     return x.select(dim, start) if drops else torch.ops.aten.slice(x, dim, start, stop, step)
 
 
-def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
-    """The operand after the layout operations written on it; they move no data."""
+def viewed(tensor: torch.Tensor, load: Load, reshape: Callable[..., torch.Tensor] = torch.Tensor.view) -> torch.Tensor:
+    """The operand after the layout operations written on it. Raises `RuntimeError` where `view` would move its data."""
     for op, argument in load.views:
         if op == "permute":
             tensor = tensor.permute(argument)
@@ -193,7 +193,7 @@ def viewed(tensor: torch.Tensor, load: Load) -> torch.Tensor:
         elif op == "part":
             tensor = cut(tensor, *argument)
         else:
-            tensor = tensor.view(argument)
+            tensor = reshape(tensor, argument)
     return tensor
 
 
