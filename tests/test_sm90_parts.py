@@ -82,25 +82,6 @@ def test_operands_and_outputs_of_both_parts_travel_by_tma_in_two():
     assert transports(CASES["backward"]) == [("wide", TILE)] * 2 + [("dgate", TILE), ("dup", TILE), ("h", TILE)]
 
 
-def interleaved_throughout(accum, C):
-    x = accum + C
-    D = x[..., 0::2] * x[..., 1::2]
-    return D, x
-
-
-@pytest.mark.parametrize(("stride", "size"), [(N, 8), (N + 4, 8), (N + 2, 2)])
-def test_interleaved_parts_go_together(stride, size, capfd, tmp_path):
-    """Two columns of both at a time, where each row starts at a multiple of that."""
-    C = torch.empty(M, stride, dtype=BF16)[:, :N]
-    args = arguments(interleaved_throughout, m=M, n=N, C=C)
-    ways = [way for name, way in ef.get_kernels(args, cc=90)[0].plan.allocation.transports if name == "C"]
-    assert all(way.startswith(f"direct, {size} bytes at a time") for way in ways)
-    assert len(ways) == 2
-    ptx = built(args, tmp_path, next(one for one in DESIGNS if one.tile == (128, 128)))[2].__ptx__
-    # A thread has 64 values of each part: 32 times two of both. Each part's loads bring the other as well.
-    assert (ptx.count("ld.global.v4.b16"), ptx.count("st.global.v4.b16")) == (64 * (size == 8), 32)
-
-
 def test_a_plan_tells_of_its_parts():
     text = str(ef.explain(CASES["swiglu"], cc=90))
     tile = re.search(r"tile +\d+ x (\d+)", text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -12,7 +12,6 @@ from epifuse.providers.cutedsl.addresses import (
     Along,
     Inner,
     Modes,
-    Seen,
     Strides,
     modes,
     seen,
@@ -20,12 +19,9 @@ from epifuse.providers.cutedsl.addresses import (
 )
 from epifuse.providers.cutedsl.lowering import Lowered, Read, Write
 from epifuse.providers.cutedsl.ways import WAYS, Access, Lying
-from epifuse.providers.cutedsl.weave import PARTS
 from epifuse.request.problem import OperandInfo, Problem, TensorInfo
 
 Extents = Mapping[str, int]
-_WIDEST = 4
-"""Bytes of an element, of which four go at once."""
 
 
 class Layout(NamedTuple):
@@ -36,7 +32,6 @@ class Layout(NamedTuple):
     by_rows: bool = True
     pairs: bool = False
     inner: Inner = UNCUT
-    place: int | None = None
 
 
 Lied = tuple[Layout | None, str]
@@ -64,8 +59,8 @@ def sides(work: Lowered, problem: Problem) -> Sides:
 def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) -> Access | None:
     if layout is None:
         return None
-    way, dtype, by_rows, pairs, inner, place = layout
-    return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner, place)
+    way, dtype, by_rows, pairs, inner = layout
+    return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner)
 
 
 def layouts(work: Lowered, problem: Problem) -> list[Lied]:
@@ -91,8 +86,7 @@ def _load(read: Read, info: OperandInfo | None, extents: Extents) -> Lied:
     if len(ways) == 1:
         return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), ""
     size, where = info.dtype.itemsize, modes(found.strides, along, extents)
-    layout, why = _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
-    return _beside(layout, where, found, info, load.views), why
+    return _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
 
 
 def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: Extents) -> Lied:
@@ -101,9 +95,7 @@ def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: E
     if len(ways) == 1:
         return Layout(ways[0], dtype, inner=_inner(found.strides, along, extents)), ""
     aligned, axes = info is None or found.is_aligned(info, dtype.itemsize), _varying(write, extents)
-    where = modes(found.strides, along, extents)
-    layout, why = _first(ways, dtype, Lying(where, axes, dtype.itemsize, aligned, True))
-    return (layout, why) if info is None else (_beside(layout, where, found, info, output.views), why)
+    return _first(ways, dtype, Lying(modes(found.strides, along, extents), axes, dtype.itemsize, aligned, True))
 
 
 def _varying(write: Write, extents: Extents) -> frozenset[str]:
@@ -111,22 +103,7 @@ def _varying(write: Write, extents: Extents) -> frozenset[str]:
     return write.axes | {"l"} if WAYS[write.ways[-1]].in_place and extents["l"] == 1 else write.axes
 
 
-def _beside(layout: Layout, where: Modes, found: Seen, info: TensorInfo, views: Sequence[tuple[str, Any]]) -> Layout:
-    """The layout of every second column of a tensor by rows, which can go with those between them."""
-    in_place, narrow = WAYS[layout.way].in_place, layout.dtype.itemsize <= _WIDEST
-    if len(views) != 1 or not (in_place and narrow and info.aligned):
-        return layout
-    (op, argument), place = views[0], found.start % 4
-    if op != "part" or argument[3] != PARTS or info.shape[argument[0]] % PARTS or info.strides[argument[0]] != 1:
-        return layout
-    extents, strides, inner = where
-    first = len(inner[0]) + 1  # of the pieces of N
-    steps = [step for i, step in enumerate(strides) if extents[i] > 1 and i != first]
-    whole = strides[first] == PARTS and extents[first] % 2 == 0 and place < PARTS
-    return layout._replace(place=place) if whole and not any(step % 4 for step in steps) else layout
-
-
-def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> tuple[Layout, str]:
+def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
     """The first way that does not refuse how a tensor lies, and why the one before does."""
     where, why = lying.where, ""
     pairs = lying.aligned and _in_pairs(where)

@@ -99,8 +99,7 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int) -> Any:
     if not access.travels.staged:
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
-        starts = access.dtype.itemsize if access.place else access.bytes_at_once
-        return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=starts)
+        return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
     contiguous = 1 if access.by_rows else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
     return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)

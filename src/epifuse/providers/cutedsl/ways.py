@@ -25,8 +25,7 @@ class Access:
 
     `pairs`: going direct, it can go two neighbouring columns at a time; `why`: it goes direct and not by TMA. `inner`:
     the extents of the pieces of M, N and L, fastest first and without the last, where a reshape cut an axis and no
-    single stride steps over the cut. `place`: it is the first (0) or second (1) of every two columns of a tensor, and
-    going direct, two of it go with the two beside them.
+    single stride steps over the cut.
     """
 
     name: str
@@ -37,17 +36,11 @@ class Access:
     pairs: bool = False
     why: str = field(default="", compare=False)
     inner: Inner = UNCUT
-    place: int | None = None
-
-    @property
-    def at_once(self) -> int:
-        """How many elements one instruction moves, going direct."""
-        return 4 if self.place is not None else 2 if self.pairs else 1
 
     @property
     def bytes_at_once(self) -> int:
         """What one instruction moves, going direct."""
-        return self.dtype.itemsize * self.at_once
+        return self.dtype.itemsize * (2 if self.pairs else 1)
 
     @property
     def travels(self) -> Way:

@@ -48,11 +48,9 @@ def coordinate(factors: Any, place: Any, shape: Any) -> Any:
 
 
 def element(tensor: Any, access: Access, row: Any, column: Any, batch: Any) -> Any:
-    """The element at a place, or the pair of columns that starts there; of every second column with those beside it."""
+    """The element at a place, or the pair of columns that starts there."""
     pointer = tensor.iterator + cute.crd2idx((row, column, batch), tensor.layout)
-    if access.place:
-        pointer -= access.place
-    return cute.make_tensor(pointer.align(access.bytes_at_once), cute.make_layout(access.at_once))
+    return cute.make_tensor(pointer.align(access.bytes_at_once), cute.make_layout(2 if access.pairs else 1))
 
 
 def under(fragment: Any, shape: Any) -> Any:

@@ -16,18 +16,12 @@ class DirectLoads(Loads):
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
         """Lanes outside the result read its edge: a branch around each load would wait for one before the next."""
         access, tensor, extents = self.scene.loads[i], team.given.tensors[i], team.given.shape
-        step = min(access.at_once, 2)
+        step = 2 if access.pairs else 1
         raw = cute.make_rmem_tensor((step, team.count // step), tensor.element_type)
         for v in range(0, team.count, step):
             row = cutlass.min(spot.rows[v], extents[0] - 1)
             column = cutlass.min(spot.columns[v], extents[1] - step)
-            source = element(tensor, access, row, column, tile.place.l)
-            if access.place is None:
-                cute.autovec_copy(source, raw[None, v // step])
-            else:
-                wide = cute.make_rmem_tensor(access.at_once, tensor.element_type)
-                cute.autovec_copy(source, wide)
-                raw[0, v // step], raw[1, v // step] = wide[access.place], wide[access.place + 2]
+            cute.autovec_copy(element(tensor, access, row, column, tile.place.l), raw[None, v // step])
         return under(raw, team.shape).load().to(self.scene.held(i))
 
 
@@ -38,21 +32,10 @@ class DirectStores(Stores):
         given, batch = team.given, tile.place.l
         for i in self.members:
             access = self.scene.program.stores[i]
-            if access.place == 1:
-                continue  # with the one before, between whose columns it lies
-            step = min(access.at_once, 2)
-            values = results[i] if access.place is None else _in_turn(results[i], results[i + 1], team)
-            parts = under(values, (access.at_once, team.count // step))
+            step = 2 if access.pairs else 1
+            parts = under(results[i], (step, team.count // step))
             # What does not vary over an axis is written once.
             limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", given.shape, strict=True)]
             for v in range(0, team.count, step):
                 to = element(given.outputs[i], access, spot.rows[v], spot.columns[v], batch)
                 store_inside(parts[None, v // step], to, (spot.rows[v], spot.columns[v], batch), limits)
-
-
-def _in_turn(first: Any, second: Any, team: Team) -> Any:
-    """The values of two fragments in turn."""
-    both = cute.make_rmem_tensor(2 * team.count, first.element_type)
-    for v in range(team.count):
-        both[2 * v], both[2 * v + 1] = first[v], second[v]
-    return both
