@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import product as product_of
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from epifuse.pytorch.cone import (
     below,
     grow,
     is_cut,
+    is_join,
     is_view,
     is_work,
     name_of,
@@ -126,11 +126,14 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
     """Each cone of `product` that a kernel takes, those that are predicted to save most first."""
     dependent, order = below(product), order_of(product.graph)
     cones: dict[tuple[FxNode, ...], Cone] = {}
-    for level, cuts in product_of(LEVELS, (True, False)):
-        cone = grow(product, level, known.refusals, dependent, order, cuts=cuts)
-        peel(cone)
-        if cone.work:
-            cones.setdefault(tuple(cone.inside), cone)
+    for level in LEVELS:
+        grown = [grow(product, level, known.refusals, dependent, order, cuts=True)]
+        if any(is_cut(node) or is_join(node) for node in grown[0].inside):
+            grown.append(grow(product, level, known.refusals, dependent, order, cuts=False))
+        for cone in grown:
+            peel(cone)
+            if cone.work:
+                cones.setdefault(tuple(cone.inside), cone)
     answers = [_shrunk(cone, known, order, numerics) for cone in cones.values()]
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
     if not found:

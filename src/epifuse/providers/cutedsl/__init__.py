@@ -60,7 +60,7 @@ class CuteDslProvider:
         return load.find(text) is not None
 
     def prepare(self) -> None:
-        """CuTe DSL: 3 to 6 s on an H100's host."""
+        """CuTe DSL."""
         import_module(f"{__name__}.compile")
 
     def compile(self, text: str) -> None:

@@ -87,7 +87,7 @@ class Key(NamedTuple):
     refused: str | None
 
 
-class Lie(NamedTuple):
+class Placed(NamedTuple):
     """A problem as it lies in memory: its family is found by this where it was found before, without `layouts`.
 
     `rows` are M where a layout may follow from it, else whether there is none, one, or more. What else a layout follows
@@ -106,11 +106,11 @@ class Lie(NamedTuple):
 
 def family_of(work: Lowered, problem: Problem) -> Family:
     """The problem's family."""
-    lie = _lie(work, problem)
-    return FAMILIES.get(lie) or FAMILIES.put(lie, _family(work, problem))
+    placed = _placed(work, problem)
+    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem))
 
 
-def _lie(work: Lowered, problem: Problem) -> Lie:
+def _placed(work: Lowered, problem: Problem) -> Placed:
     extents, by_rows = problem.extents, work.is_plain
     tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = []
     for info in (problem.a, problem.b, *[info for _, info in (*problem.operands, *problem.outputs)]):
@@ -120,7 +120,7 @@ def _lie(work: Lowered, problem: Problem) -> Lie:
             tensors.append((strides, info.aligned, info.dtype))
         else:
             tensors.append(None)
-    return Lie(
+    return Placed(
         work,
         min(extents["m"], 2) if by_rows else extents["m"],
         (extents["n"], extents["k"], extents["l"]),
@@ -264,7 +264,7 @@ class Family:
         return program, replace(found, registers=registers, spare=spare)
 
 
-FAMILIES: LRU[Key | Lie, Family] = LRU(1024)
+FAMILIES: LRU[Key | Placed, Family] = LRU(1024)
 
 _Sides = tuple[list[Access], list[Access]]
 

@@ -2,9 +2,9 @@
 
 A part's value of a column and the other part's are made by one thread, because TMA weaves the rows of B: eight of the
 first part, eight of the second, and so on; or, where they are contiguous along N, brings each part to a half of the
-tile (`kernels/parts.py`). So the kernel works on a result of half as many columns
-as the product, and what the graph says of both parts is said here of each. Operands and outputs that are as wide as the
-product become two, each a part of the one tensor. Imports no cutlass.
+tile (`kernels/parts.py`). So the kernel works on a result of half as many columns as the product, and what the graph
+says of both parts is said here of each. Operands and outputs that are as wide as the product become two, each a part of
+the one tensor. Imports no cutlass.
 """
 
 from __future__ import annotations
