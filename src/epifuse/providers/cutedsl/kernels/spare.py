@@ -74,3 +74,14 @@ def wait_either(is_last: Boolean, there: cute.Pointer, full: cute.Pointer, parit
         cute.arch.mbarrier_wait(there, 0)
     else:
         cute.arch.mbarrier_wait(full, parity)
+
+
+@cute.jit
+def leave_unless(is_last: Boolean, empty: cute.Pointer):
+    """Say that a warp has read a stage, of any tile but the last one: nothing comes into that stage again.
+
+    An arrival that nobody waits for is an error (compute-sanitizer's synccheck: "missing wait").
+    """
+    if not is_last:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(empty)

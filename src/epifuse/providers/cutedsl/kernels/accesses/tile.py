@@ -19,7 +19,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
 from epifuse.providers.cutedsl.kernels.modes import under
 from epifuse.providers.cutedsl.kernels.place import Place
-from epifuse.providers.cutedsl.kernels.spare import Spare, own_start, shifted, wait_either
+from epifuse.providers.cutedsl.kernels.spare import Spare, leave_unless, own_start, shifted, wait_either
 
 try:
     from cutlass.tensor_utils import LayoutEnum
@@ -193,8 +193,11 @@ class TileLoads(Loads):
         # one element of 58 million was wrong.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(full + 1)
+        if starts is None:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(full + 1)
+        else:
+            leave_unless(team.last.is_last, full + 1)
         return found
 
 
