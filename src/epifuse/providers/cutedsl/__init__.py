@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 
 from epifuse.ir import Graph
@@ -60,12 +60,17 @@ class CuteDslProvider:
         return load.find(text) is not None
 
     def prepare(self) -> None:
-        """CuTe DSL."""
-        import_module(f"{__name__}.compile")
+        """CuTe DSL, and all that it loads for a first kernel."""
+        _prepared()
 
     def compile(self, text: str) -> None:
         """For sm_90a; needs no GPU."""
         load.stored(text)
+
+
+@cache
+def _prepared() -> None:
+    import_module(f"{__name__}.compile").warm(load.OPTIONS)
 
 
 _BITS = "K ascending in one accumulator"
