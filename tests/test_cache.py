@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -48,3 +50,18 @@ def test_threads_that_make_the_same_value_get_one() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(lambda _: one.get_or_make(0, object), range(4000)))) == 1
     assert {key for key, _ in found} == set(range(16))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_thread_puts_goes_on() -> None:
+    cache: LRU[str, int] = LRU(2)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cache._lock.acquire).result()
+        if (child := os.fork()) == 0:
+            signal.alarm(10)
+            cache.put("a", 1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        pool.submit(cache._lock.release).result()
+    assert os.waitstatus_to_exitcode(status) == 0

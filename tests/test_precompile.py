@@ -18,13 +18,16 @@ from epifuse.base.errors import EpifuseError
 from epifuse.providers.cpu import toolchain
 from epifuse.providers.cpu.emit_cpp import LANES
 from epifuse.runtime import precompile as ahead
+from epifuse.runtime import workers
 
 
 @pytest.fixture
 def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store without files, here and in workers, and nothing loaded."""
-    monkeypatch.setenv("EPIFUSE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path / "store"))
+    monkeypatch.setenv("EPIFUSE_CACHE_DIR", str(tmp_path / "store"))  # for processes that a test starts
+    config = replace(store.CONFIG, cache_dir=tmp_path / "store")
+    monkeypatch.setattr(store, "CONFIG", config)
+    monkeypatch.setattr(workers, "CONFIG", config)
     forget()
     return tmp_path / "store"
 
@@ -98,7 +101,7 @@ def test_what_does_not_compile_is_listed(
     empty_store: Path, loop: ef.GemmArguments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolchain, "is_stored", lambda source: False)
-    monkeypatch.setenv("EPIFUSE_NO_COMPILE", "1")
+    monkeypatch.setattr(workers, "CONFIG", replace(workers.CONFIG, no_compile=True))
     done = ef.precompile(loop, workers=1)
     ((name, why),) = done.failed
     assert "cpu_native" in name

@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from epifuse.base import store
-from epifuse.base.config import Config, from_environment
+from epifuse.base.config import Config, from_environment, to_environment
 from tests.store_faults import DAMAGES, content, damage, maker
 
 PROGRAM = Path(__file__).with_name("store_faults.py")
@@ -123,6 +124,11 @@ def test_folders_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     read = from_environment({"EPIFUSE_CACHE_DIR": "kernels", "EPIFUSE_CACHE_READONLY": ""})
     assert (read.cache_dir, read.cache_readonly) == (tmp_path / "kernels", None)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_dir": Path("/kernels"), "cache_bytes": 0, "no_compile": True}])
+def test_what_a_worker_is_told_is_what_its_parent_read(options: dict[str, Any]) -> None:
+    assert from_environment(to_environment(Config(**options))) == Config(**options)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

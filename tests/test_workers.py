@@ -7,13 +7,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from epifuse.base import store
 from epifuse.base.errors import InternalError
 from epifuse.providers.cutedsl import load
-from epifuse.runtime import worker
+from epifuse.runtime import worker, workers
 from epifuse.runtime.workers import Workers
 
 
@@ -21,8 +22,9 @@ def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.Mo
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     from tests.test_stored_kernels import COMPILED, text_of
 
-    monkeypatch.setenv("EPIFUSE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path / "store"))
+    config = replace(store.CONFIG, cache_dir=tmp_path / "store")
+    monkeypatch.setattr(store, "CONFIG", config)
+    monkeypatch.setattr(workers, "CONFIG", config)
     text = text_of(COMPILED["gelu"])
     pool = Workers(1)
     try:
@@ -42,6 +44,7 @@ def test_a_worker_compiles_into_the_store(tmp_path: Path, monkeypatch: pytest.Mo
 
 ANSWERS = """
 import json, os, sys
+print("epifuse answers", flush=True)
 for line in sys.stdin:
     os._exit(3) if "die" in line else print(json.dumps([json.loads(line)[0], None]), flush=True)
 """
@@ -121,6 +124,69 @@ def test_a_worker_ends_when_its_parent_is_killed() -> None:
             assert not Path(f"/proc/{worker}").exists() or is_zombie(worker)
         finally:
             os.kill(child, 9)
+
+
+HOSTILE = """
+import os, signal, sys, tempfile
+import epifuse
+from epifuse.runtime.workers import Workers
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.environ["EPIFUSE_BACKGROUND"] = "neither 0 nor 1"
+sys.path.insert(0, os.getcwd())
+os.chdir(tempfile.mkdtemp(dir="."))
+os.rmdir(os.getcwd())
+why = str(Workers(1).submit("cutedsl", "no kernel").exception(timeout=60))
+print(why)
+"""
+
+
+@pytest.mark.parametrize("closing", ["", "<&-", "2>&-", "<&- 2>&-"])
+def test_a_worker_serves_where_its_parent_was_made_unkind(tmp_path: Path, closing: str) -> None:
+    """SIGCHLD ignored, its folder removed, variables changed after the import, `encodings.py` beside the script, a
+    `sitecustomize` that prints, closed standard files: the worker tells of the text, which is none, and leaves nothing.
+    """
+    (tmp_path / "encodings.py").write_text("raise SystemExit('the encodings of a script')")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('hello'); print('[0, null]', end='', flush=True)")
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    (tmp_path / "temporary").mkdir()
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "temporary")}
+    command = ["sh", "-c", f'"$0" -W ignore hostile.py {closing}', sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert "JSONDecodeError" in done.stdout, done.stdout + done.stderr
+    assert not [*(tmp_path / "temporary").glob("epifuse-*")]
+
+
+def test_a_worker_that_ends_while_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that receives closes the pipe that the other one is about to write to."""
+    pool = Workers(1, [sys.executable, "-c", ANSWERS])
+    write = workers._write
+
+    def late(pipe: IO[bytes], data: bytes) -> None:
+        if b"late" in data:
+            pool._process.popen.kill()
+            while not pipe.closed:
+                time.sleep(0.01)
+        write(pipe, data)
+
+    monkeypatch.setattr(workers, "_write", late)
+    try:
+        with pytest.raises(InternalError, match="status -9"):
+            pool.submit("cutedsl", "late").result(timeout=30)
+        assert pool.submit("cutedsl", "live").result(timeout=30) is None
+    finally:
+        pool.close()
+
+
+def test_nobody_is_killed_by_the_number_of_a_worker_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Workers(1, [sys.executable, "-c", ANSWERS])
+    with pytest.raises(InternalError, match="status 3"):
+        pool.submit("cutedsl", "die").result(timeout=30)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda number, _: killed.append(number))
+    pool.close()
+    assert killed == []
 
 
 def is_zombie(process: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable
 from itertools import count
 from threading import RLock
@@ -18,6 +19,15 @@ def forget() -> None:
     """Empty every cache: a test of what is found again starts so, and a benchmark of what is not."""
     for cache in CACHES:
         cache.clear()
+
+
+def _renew_locks() -> None:
+    for cache in CACHES:
+        cache._lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread may hold one while this one forks
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 class LRU(Generic[K, V]):

@@ -54,4 +54,11 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above
 
 
+def to_environment(config: Config) -> dict[str, str]:
+    """The variables that `from_environment` reads `config` from."""
+    values = {field.name: getattr(config, field.name) for field in fields(Config)}
+    texts = {name: str(int(value)) if isinstance(value, int) else str(value or "") for name, value in values.items()}
+    return {_PREFIX + name.upper(): text for name, text in texts.items()}
+
+
 CONFIG = from_environment()

@@ -1,9 +1,9 @@
-"""`python -m epifuse.runtime.worker PARENT`: compiles kernels into the store for another process.
+"""What runs in a process that compiles kernels into the store for another one.
 
 A line on standard input is a number, the name of a provider and a kernel's text, or null for none, as a JSON list. Each
 is answered by one line on standard output, in whichever order they are done: the number, and null once the kernel is
 stored or the error. Every kernel has a forked child of its own, which has what compiles imported, and which no other
-kernel can bring down. All ends with the input, or when the process PARENT is gone.
+kernel can bring down. All ends with the input, or when the parent is gone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
-import sys
+import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from epifuse import providers
+from epifuse.runtime.workers import READY
 
 _LOOK_AFTER = 1.0  # seconds: a forked child of the parent may hold our input open, so its end is not enough
 
@@ -31,13 +32,16 @@ class Child(NamedTuple):
     answer: bytearray
 
 
-def main(parent: int) -> None:
-    """Answer until the input ends."""
+def main(parent: int, folder: str) -> None:
+    """Answer until the input ends. Temporary files are in `folder`, removed then: who is killed removes none."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a server may ignore it: nobody could wait for a child
+    tempfile.tempdir = folder
     answers = os.dup(1)
     os.dup2(2, 1)  # what a compiler prints is no answer
     children: dict[int, Child] = {}
     rest = b""
     try:
+        os.write(answers, READY)
         while ready := _ready([0, *children], parent):
             for source in ready:
                 piece = os.read(source, 1 << 16)
@@ -50,9 +54,13 @@ def main(parent: int) -> None:
                     children[source].answer.extend(piece)
                 else:
                     _tell(answers, *_ended(source, children.pop(source)))
+    except BrokenPipeError:
+        return  # the parent is gone
     finally:
         for child in children.values():
             os.kill(child.process, signal.SIGKILL)
+            os.waitpid(child.process, 0)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ready(sources: list[int], parent: int) -> list[int]:
@@ -108,8 +116,3 @@ def _error(work: Callable[[], None]) -> str | None:
     except Exception as error:  # whatever it is, the parent is told
         return f"{type(error).__name__}: {error}"
     return None
-
-
-if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # the parent is gone
-        main(int(sys.argv[1]))

@@ -11,9 +11,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
@@ -22,10 +24,21 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import IO
 
+from epifuse.base.config import CONFIG, to_environment
 from epifuse.base.errors import fail
 
 MOST = min(8, os.cpu_count() or 1)  # a step of BERT has some 14 different kernels
-_MODULE = "epifuse.runtime.worker"
+READY = b"epifuse answers\n"
+"""What a worker's standard output holds before its answers; a `sitecustomize` may have printed before it."""
+
+# Our path of modules is set once Python has started, as it was here: PYTHONPATH serves the start too, and a script's
+# folder may have a file called like a module that the start needs.
+_START = """
+import sys
+parent, folder, *sys.path[:] = sys.argv[1:]
+from epifuse.runtime.worker import main
+main(int(parent), folder)
+"""
 
 
 class _Process:
@@ -34,19 +47,28 @@ class _Process:
     def __init__(self, command: Sequence[str]) -> None:
         self.asked: dict[int, Future[None]] = {}
         self.has_ended = False
+        self.folder = tempfile.mkdtemp(prefix="epifuse-")  # for what it forks, which may be killed
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:  # somebody removed it; MKL needs one
+            here = self.folder
         self.popen = subprocess.Popen(
-            command,
+            [*command, str(os.getpid()), self.folder, *(os.path.join(here, path) for path in sys.path)],
+            cwd=here,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=None if sys.__stderr__ else subprocess.DEVNULL,  # closed in a daemon: a pipe would get its number
             bufsize=0,  # a file without a lock, which a forked child can close
             env=_environment(),
             start_new_session=True,  # an interrupt from the keyboard is for this process
         )
 
     def kill(self) -> None:
-        """With what it has forked."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+        """With what it has forked, unless it has ended: its number may be another's by now."""
+        if not self.has_ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workers:
@@ -111,7 +133,7 @@ class Workers:
                 future.set_exception(error)
                 self._room.release()
                 continue
-            with suppress(BrokenPipeError):  # it has ended, of which the other thread tells
+            with suppress(BrokenPipeError, ValueError):  # it has ended, of which the other thread tells
                 _write(process.popen.stdin, json.dumps((number, provider, text)).encode() + b"\n")
 
     def _asked(self, future: Future[None]) -> tuple[int, _Process]:
@@ -122,7 +144,7 @@ class Workers:
                 process.asked[number] = future
                 return number, process
         # Not under the lock, for which `submit` would wait.
-        process = _Process(self._command or [sys.executable, "-m", _MODULE, str(os.getpid())])
+        process = _Process(self._command or [sys.executable, "-P", "-c", _START])
         process.asked[number] = future
         threading.Thread(target=self._receive, args=(process,), name="epifuse-compiled", daemon=True).start()
         with self._lock:
@@ -133,8 +155,11 @@ class Workers:
 
     def _receive(self, process: _Process) -> None:
         """Hand on the answers; where the process ends, what it has not answered fails."""
-        assert process.popen.stdout is not None
-        while (line := process.popen.stdout.readline()).endswith(b"\n"):
+        answers = process.popen.stdout
+        assert answers is not None
+        while (line := answers.readline()) and not line.endswith(READY):
+            pass
+        while (line := answers.readline()).endswith(b"\n"):
             number, error = json.loads(line)
             with self._lock:
                 future = process.asked.pop(number)
@@ -178,10 +203,9 @@ def _finish(future: Future[None], error: str | None) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its path of modules, and without a GPU and threads, which a fork would lose."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    """This process's, with its options, and without a GPU and threads, which a fork would lose."""
     alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **alone}
+    return {**os.environ, **to_environment(CONFIG), **alone}
 
 
 def _write(pipe: IO[bytes] | None, data: bytes) -> None:
