@@ -233,6 +233,8 @@ def test_out() -> None:
         ("def epi(accum, C): X = accum; Y = C + accum; return X, Y", torch.zeros(M, N), "out is one tensor, but"),
         (epi, torch.zeros(M, N + 1), "must have the shape"),
         (epi, torch.zeros(1, M, N), "must have the shape"),
+        ("def epi(accum, C): D = (accum + C).permute(1, 0); return D", torch.zeros(M, N), "must have the shape"),
+        ("def epi(accum, C): D = (accum + C).reshape(-1); return D", torch.zeros(M, N), "must have the shape"),
         (epi, torch.zeros(M, N, dtype=torch.complex64), "cannot be stored as torch.complex64"),
         (epi, torch.zeros(M, N, device="meta"), "is on meta, but the GEMM is on cpu"),
         (epi, torch.zeros(M, 1).expand(M, N), "share one address"),

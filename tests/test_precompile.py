@@ -95,6 +95,8 @@ def test_several_targets_and_what_has_none(empty_store: Path, monkeypatch: pytes
     assert not done
     assert str(done).startswith("compiled 0 kernels, found 0 in the store, 1 failed:\n  M=512 N=512 K=512")
     assert "sm_80" in done.failed[0][0]
+    with pytest.raises(EpifuseError, match="got '90'"):
+        ef.precompile(arguments(), cc="90")
 
 
 def test_what_does_not_compile_is_listed(

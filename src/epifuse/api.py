@@ -115,7 +115,7 @@ def precompile(
     Raises `ArgumentError` for options, and `UnsupportedError` where what compiles for the target is not installed.
     """
     several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
-    targets = cc if isinstance(cc, Sequence) else [cc]
+    targets = cc if isinstance(cc, Sequence) and not isinstance(cc, str) else [cc]
     if not isinstance(progress, bool):
         raise fail("option", None, name="progress", want="True or False", value=progress)
     if workers is not None and (type(workers) is not int or workers < 1):

@@ -46,7 +46,10 @@ def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: 
     """torch's shape; for a reduction also the keepdim shape, without leading ones, or (1,) for one number."""
     if shape == want:
         return True
-    present = {axis for dim in output.dims or () for axis in (factor.axis for factor in dim)}
+    axes = [factor.axis for dim in output.dims or () for factor in dim]
+    if axes != sorted(axes) or any(len(dim) > 1 for dim in output.dims or ()):
+        return False  # permuted, its elements would be written in another order than the shape says; merged, as a view
+    present = {*axes}
     # A reduction along one element is none by now.
     if graph.stages[output.node].kind != "finish" and any(problem.extents[a] != 1 for a in {*"lmn"} - present):
         return False
