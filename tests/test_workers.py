@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,14 @@ def test_a_worker_that_ends_while_it_is_asked_is_replaced(monkeypatch: pytest.Mo
         assert pool.submit("cutedsl", "live").result(timeout=30) is None
     finally:
         pool.close()
+
+
+def test_a_worker_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pool = Workers(1, [str(tmp_path / "no program")])
+    with pytest.raises(FileNotFoundError):
+        pool.submit("cutedsl", "").result(timeout=30)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_is_killed_by_the_number_of_a_worker_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class Child(NamedTuple):
 def main(parent: int, folder: str) -> None:
     """Answer until the input ends. Temporary files are in `folder`, removed then: who is killed removes none."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a server may ignore it: nobody could wait for a child
-    tempfile.tempdir = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # of linkers too
     answers = os.dup(1)
     os.dup2(2, 1)  # what a compiler prints is no answer
     children: dict[int, Child] = {}

@@ -49,19 +49,10 @@ class _Process:
         self.has_ended = False
         self.folder = tempfile.mkdtemp(prefix="epifuse-")  # for what it forks, which may be killed
         try:
-            here = os.getcwd()
-        except FileNotFoundError:  # somebody removed it; MKL needs one
-            here = self.folder
-        self.popen = subprocess.Popen(
-            [*command, str(os.getpid()), self.folder, *(os.path.join(here, path) for path in sys.path)],
-            cwd=here,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if sys.__stderr__ else subprocess.DEVNULL,  # closed in a daemon: a pipe would get its number
-            bufsize=0,  # a file without a lock, which a forked child can close
-            env=_environment(),
-            start_new_session=True,  # an interrupt from the keyboard is for this process
-        )
+            self.popen = _started(command, self.folder)
+        except OSError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def kill(self) -> None:
         """With what it has forked, unless it has ended: its number may be another's by now."""
@@ -193,6 +184,23 @@ def failure(future: Future[None]) -> str | None:
     except CancelledError:
         return "it was given up, because this process ends"
     return None if error is None else str(error)
+
+
+def _started(command: Sequence[str], folder: str) -> subprocess.Popen[bytes]:
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # somebody removed it; MKL needs one
+        here = folder
+    return subprocess.Popen(
+        [*command, str(os.getpid()), folder, *(os.path.join(here, path) for path in sys.path)],
+        cwd=here,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if sys.__stderr__ else subprocess.DEVNULL,  # closed in a daemon: a pipe would get its number
+        bufsize=0,  # a file without a lock, which a forked child can close
+        env=_environment(),
+        start_new_session=True,  # an interrupt from the keyboard is for this process
+    )
 
 
 def _finish(future: Future[None], error: str | None) -> None:
