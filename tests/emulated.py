@@ -14,7 +14,7 @@ from epifuse.ir import Node
 from epifuse.ir.types import dim_size
 from epifuse.kernel import Kernel
 from epifuse.providers.cpu.store import store
-from epifuse.providers.cutedsl import launch, weave
+from epifuse.providers.cutedsl import launch, segments, weave
 from epifuse.providers.cutedsl.kernel_text import read
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.runtime.launch import Prepared
@@ -51,6 +51,9 @@ def function(text: str, _name: str) -> Any:
                 to = _pieces(tensor, access)
                 extent = [e if axis in access.axes else 1 for axis, e in zip("mnl", (m, n, l), strict=True)]
                 value = values[output.node].expand(extent).reshape(to.shape)
+                # Of what has one value a segment, a column stands for all.
+                first = tuple(slice(0, None if step else 1) for step in to.stride())
+                to, value = to[first], value[first]
             else:
                 to, value = tensor[tuple(slice(0, s) for s in values[output.node].shape)], values[output.node]
             store(value.to(torch.uint8) if value.dtype == torch.bool and to.dtype == torch.uint8 else value, to)
@@ -95,13 +98,22 @@ def _counted(node: Node, extents: dict[str, int]) -> torch.Tensor:
 
 
 def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
+    if node.op == "reduce" and segments.width(node):
+        return _of_segments(node, args[0])
     if node.op == "reduce":
         name, gone = node.attr
-        return REDUCTIONS[name].meaning(args[0], tuple("mnl".index(factor.axis) for factor in gone), True)
+        return REDUCTIONS[name].meaning(args[0], tuple({"mnl".index(factor.axis) for factor in gone}), True)
     if node.op == "cast":
         return args[0].to(node.attr).float()
     found: torch.Tensor = VOCABULARY[str(node.attr) if node.op == "call" else node.op].function(*args)
     return found
+
+
+def _of_segments(node: Node, x: torch.Tensor) -> torch.Tensor:
+    """The result of each segment in all of its columns."""
+    width = segments.width(node)
+    found = REDUCTIONS[node.attr[0]].meaning(x.unflatten(1, (-1, width)), (2,), True)
+    return found.expand(-1, -1, width, -1).flatten(1, 2)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def no_reduction_of_a_reduction(accum):
 
 
 def no_row_of_half_an_axis(accum):
-    D = accum.reshape(512, 8, 64).softmax(-1)
+    D = accum.reshape(512, 8, 64).softmax(-2)
     return D
 
 
@@ -120,7 +120,7 @@ def no_row_of_half_an_axis(accum):
     [
         (no_division_by_its_own_sum, "D = accum / total"),
         (no_reduction_of_a_reduction, "D = ef.mean(ef.logsumexp(accum, dim=-1))"),
-        (no_row_of_half_an_axis, "D = accum.reshape(512, 8, 64).softmax(-1)"),
+        (no_row_of_half_an_axis, "D = accum.reshape(512, 8, 64).softmax(-2)"),
     ],
 )
 def test_a_refusal_of_what_is_computed_shows_where_it_is_written(epilogue, written):

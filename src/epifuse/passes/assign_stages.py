@@ -41,10 +41,11 @@ def assign_stages(graph: Graph, problem: Problem, *, whole_rows: bool = True) ->
         args = [facts[arg] for arg in node.args]
         if node.op != "reduce":
             facts[node] = _elementwise(node, args, graph)
-        elif whole_rows:
-            facts[node] = _reduction(node, args[0], graph)
         else:
-            facts[node] = _Fact(bulk=False, sweep=args[0].sweep, reduced=True, row_local=False, row=False)
+            fact = _reduction(node, args[0], graph)
+            # A tile holds parts of rows that a reshape cut, whether it holds whole ones or not.
+            finished = _Fact(bulk=False, sweep=args[0].sweep, reduced=True, row_local=False, row=False)
+            facts[node] = fact if whole_rows or fact.bulk else finished
     return replace(graph, stages={node: _stage(fact) for node, fact in facts.items()})
 
 
@@ -87,5 +88,12 @@ def sweeps(graph: Graph) -> int:
 
 
 def has_row_stage(graph: Graph) -> bool:
-    """True if some value needs a whole row at once."""
+    """True if some value needs a whole row at once, or a part of one."""
     return any(stage.kind == "row" for stage in graph.stages.values())
+
+
+def shares_rows(graph: Graph) -> bool:
+    """Whether some value needs a whole row at once."""
+    stages = graph.stages
+    bulk = (node for node in graph.nodes if stages[node].kind == "row")
+    return any(stages[arg].kind == "finish" for node in bulk for arg in node.args)

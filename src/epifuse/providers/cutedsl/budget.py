@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from epifuse.ir import Graph, Node
-from epifuse.providers.cutedsl import tuned
+from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
@@ -30,7 +30,8 @@ def ahead(design: Design, program: Program) -> int:
 
 def _taken(graph: Graph) -> set[Registers]:
     """What is computed value by value takes so many registers."""
-    return {registers_of(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes}
+    once = segments.values(graph)
+    return {registers_of(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes and node not in once}
 
 
 def _reductions(graph: Graph) -> list[Node]:
@@ -39,7 +40,7 @@ def _reductions(graph: Graph) -> list[Node]:
 
 def _column_reductions(graph: Graph) -> int:
     """How many reductions go down columns."""
-    return sum("n" in graph.types[node].axes for node in _reductions(graph))
+    return sum("m" not in graph.types[node].axes >= {"n"} for node in _reductions(graph))
 
 
 def _is_light(program: Program) -> bool:

@@ -126,7 +126,7 @@ def _placed(work: Lowered, problem: Problem) -> Placed:
         (extents["n"], extents["k"], extents["l"]),
         tuple(tensors),
         problem.dtypes,
-        _cuts(extents) if work.reduces else (0, 0),
+        _cuts(extents) if work.reduces_axes else (0, 0),
         problem.by_tma,
         problem.target,
     )
@@ -142,7 +142,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
         tuple([layout for layout, _ in lying]),
         (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
         length_class(problem),
-        _cuts(extents) if work.reduces else (0, 0),
+        _cuts(extents) if work.reduces_axes else (0, 0),
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
@@ -232,7 +232,9 @@ class Family:
         if found is None:
             return "its tile leaves too little shared memory for three stages of A and B"
         program, design = found
-        refused = refusals.not_by_tma(program, problem) or budget.crowded(program, design, short=is_short(problem))
+        refused = refusals.not_by_tma(program, problem)
+        if not rows.is_held_by_one_width(program.graph):
+            refused = refused or budget.crowded(program, design, short=is_short(problem))
         return refused or Arranged(
             KernelSource.of(problem, program, design), budget.spills(program, design, long=is_long(problem))
         )
@@ -254,7 +256,7 @@ class Family:
             return None
         found, (loads, stores) = fitted
         # Only reductions ask, and a kernel for each answer is one kernel more.
-        cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces else NO_EDGES
+        cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces_axes else NO_EDGES
         loading = tuple(zip(work.loads, loads, strict=True))
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
         # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %

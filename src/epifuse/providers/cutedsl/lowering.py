@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.ir import Factor, Graph, Load, Node, Output
-from epifuse.passes.assign_stages import assign_stages, has_row_stage
+from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower as inline
 from epifuse.passes.split_operators import split_operators
@@ -18,7 +18,7 @@ from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
 from epifuse.plan import Reason
 from epifuse.providers.cpu.space import Space
-from epifuse.providers.cutedsl import costs
+from epifuse.providers.cutedsl import costs, segments
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
@@ -82,7 +82,8 @@ class Lowered:
     @cached_property
     def exchanged(self) -> int:
         """32-bit words of a row that the CTAs of a cluster tell each other at once."""
-        return max(sum(reduction(node, self.stored).words for node in walk.reductions) for walk in self.walks)
+        whole = [[node for node in walk.reductions if not segments.width(node)] for walk in self.walks]
+        return max(sum(reduction(node, self.stored).words for node in nodes) for nodes in whole)
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
@@ -110,17 +111,22 @@ class Lowered:
     @cached_property
     def shares_rows(self) -> bool:
         """Whether some value needs a whole row at once."""
-        return has_row_stage(self.walked)
+        return shares_rows(self.walked)
 
     @cached_property
     def typed_shares_rows(self) -> bool:
         """The same before the graph was lowered."""
-        return has_row_stage(self.typed)
+        return shares_rows(self.typed)
 
     @cached_property
     def reduces(self) -> bool:
         """Whether anything is reduced."""
         return any(node.op == "reduce" for node in self.stored.nodes)
+
+    @cached_property
+    def reduces_axes(self) -> bool:
+        """Whether anything is reduced along a whole axis, where what lies beyond the result must be left out."""
+        return any(node.op == "reduce" and not segments.width(node) for node in self.stored.nodes)
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
@@ -156,8 +162,7 @@ class Write(NamedTuple):
 
 
 def _write(output: Output, graph: Graph, factors: tuple[Factor, ...]) -> Write:
-    late = graph.stages[output.node].kind == "finish"
-    by_line = late and is_line(output, graph)
+    late, by_line = graph.stages[output.node].kind == "finish", is_line(output, graph)
     axes = (
         graph.types[output.node].axes if late else frozenset(factor.axis for dim in output.dims or () for factor in dim)
     )

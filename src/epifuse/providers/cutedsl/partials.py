@@ -14,7 +14,7 @@ from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import tuned
+from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import SUBTILE, WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
@@ -28,7 +28,8 @@ MOST_CTAS = 256  # at once; a launch on a GPU with more multiprocessors uses no 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number.
+    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number, and
+    both where a segment of each row has a result.
 
     `kind` is what a partial result is held as: sums of integers and masks are exact in 64 bits.
     """
@@ -153,6 +154,8 @@ def _too_many(graph: Graph, problem: Problem) -> str | None:
     )
 
 
+_WAY_OUT = "store its argument, and reduce that in PyTorch"
+
 _WRITTEN = {made: name for name, made in APART.items()}
 
 
@@ -165,11 +168,19 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
     if graph.stages[node.args[0]].kind == "finish":
         return f"it reduces what is reduced no further, as {name} would: store its argument and reduce that in PyTorch"
-    if not full <= source.axes:
+    if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
         return f"it reduces full-size values only, and {name} has another argument"
-    if {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
-        return f"it reduces whole axes only, and {written(node, graph)} leaves a part of one that a reshape cut"
-    if {"m", "n"} <= graph.types[node].axes:
+    if columns := segments.width(node):
+        if graph.stages[node].kind != "row":
+            return f"it reduces full-size values only, and {name} has another argument"
+        if columns % segments.STEP:
+            name = f"{written(node, graph)} over {columns} columns"
+            return f"it reduces neighbouring columns by multiples of {segments.STEP}, and not {name}: {_WAY_OUT}"
+    elif {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
+        name = written(node, graph)
+        why = f"it reduces whole axes and neighbouring columns, and {name} leaves a part of one that a reshape cut"
+        return f"{why}: {_WAY_OUT}"
+    elif {"m", "n"} <= graph.types[node].axes:
         return f"it has no {name} over the batches alone yet"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
         return f"it has no {name} of a value that is the same in every batch"

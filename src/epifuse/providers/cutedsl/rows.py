@@ -1,7 +1,7 @@
 """The row stage: how often a tile's values are walked, and what is known of each row between. Imports no cutlass.
 
 A walk computes values from the accumulator, subtile by subtile, and reduces some of them along rows; a cluster holds
-whole rows, so that what they reduce to is known before the next walk. The last walk stores.
+whole rows, and a tile whole segments, so that what they reduce to is known before the next walk. The last walk stores.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
-from epifuse.passes.assign_stages import has_row_stage
+from epifuse.passes.assign_stages import has_row_stage, shares_rows
 from epifuse.plan import Reason
+from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.designs import DESIGNS
 from epifuse.request.problem import Problem
 
 MOST_COLUMNS = 2048
@@ -28,8 +30,8 @@ class Walk:
     """One walk over a tile.
 
     `held` is the value in the accumulator's registers: what all later walks need instead of the product is kept there.
-    `nodes` are computed subtile by subtile, arguments first; `reductions` are along rows, and complete after the walk;
-    `lines` are then computed of them, once a row.
+    `nodes` are computed subtile by subtile, arguments first; `reductions` are along rows or segments, and complete
+    after the walk; `lines` are then computed of them, once a row or segment.
     """
 
     held: Node | None
@@ -44,9 +46,10 @@ def walks(graph: Graph) -> tuple[Walk, ...]:
     read = read_lines(graph)
     lines = finish_nodes(graph, [*read, *(output.node for output in graph.outputs if is_line(output, graph))])
     reductions = [node for node in lines if node.op == "reduce"]
-    levels = range(1, max((depth[node] for node in reductions), default=0) + 1)
-    roots = [[node.args[0] for node in reductions if depth[node] == level] for level in levels]
-    roots.append(_last_roots(graph))
+    # The last walk completes segments that are only stored.
+    last = 1 + max((depth[node] for node in read), default=0)
+    roots = [[node.args[0] for node in reductions if depth[node] == level] for level in range(1, last + 1)]
+    roots[-1] = [*_last_roots(graph), *roots[-1]]
     held = next((node for node in graph.nodes if node.op == "accum"), None)
     made: list[Walk] = []
     for level, tops in enumerate(roots, start=1):
@@ -59,14 +62,18 @@ def walks(graph: Graph) -> tuple[Walk, ...]:
 
 
 def read_lines(graph: Graph) -> tuple[Node, ...]:
-    """What full-size values read of reductions along their own row."""
-    bulk = (node for node in graph.nodes if graph.stages[node].kind == "row")
-    return tuple(dict.fromkeys(arg for node in bulk for arg in node.args if graph.stages[arg].kind == "finish"))
+    """What full-size values read of reductions along their own row, or segment of it."""
+    own = segments.values(graph)
+    bulk = [node for node in graph.nodes if graph.stages[node].kind == "row" and node not in own]
+    args = (arg for node in bulk for arg in node.args)
+    return tuple(dict.fromkeys(arg for arg in args if arg in own or graph.stages[arg].kind == "finish"))
 
 
 def is_line(output: Output, graph: Graph) -> bool:
-    """Whether a walk that is there for full-size values knows this output too: one value a row."""
-    if graph.stages[output.node].kind != "finish" or not has_row_stage(graph):
+    """Whether a walk that is there for full-size values knows this output too: one value a row, or segment."""
+    if output.node in segments.values(graph):
+        return True
+    if graph.stages[output.node].kind != "finish" or not shares_rows(graph):
         return False
     reductions = [node for node in finish_nodes(graph, [output.node]) if node.op == "reduce"]
     depth = _depths(graph)
@@ -100,7 +107,8 @@ def _is_merged(output: Output, graph: Graph) -> bool:
 
 
 def _last_roots(graph: Graph) -> list[Node]:
-    full = [output.node for output in graph.outputs if graph.stages[output.node].kind != "finish"]
+    stored = (output for output in graph.outputs if graph.stages[output.node].kind != "finish")
+    full = [output.node for output in stored if not is_line(output, graph)]
     return [*full, *(node.args[0] for node in merged_reductions(graph))]
 
 
@@ -139,14 +147,20 @@ def columns(design: Design) -> int:
 
 def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     """Why a design cannot carry the row stage of this graph."""
-    n = problem.extents["n"]
     if not has_row_stage(graph):
+        return None
+    n, is_shared, span = problem.extents["n"], shares_rows(graph), segments.span(graph)
+    if design.columns % (span or 1):
+        return _not_divided(design, graph)
+    if is_shared and span:
+        return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
+    if not read_lines(graph):
         return None
     if problem.accumulator != torch.float32:
         return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
-    if design.cluster[1] > 2 and 2 * n <= columns(design):
+    if is_shared and design.cluster[1] > 2 and 2 * n <= columns(design):
         return f"half of its cluster holds rows of N = {n}"
-    if n <= columns(design):
+    if not is_shared or n <= columns(design):
         return None
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
     name = written(needing, graph)
@@ -156,8 +170,31 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     return Reason(why, graph.loc(needing))
 
 
+def is_held_by_one_width(graph: Graph) -> bool:
+    """Whether tiles of one width alone hold whole segments, so that no other can be better."""
+    span = segments.span(graph)
+    return span > 0 and len({design.tile[1] for design in DESIGNS if design.tile[1] % span == 0}) == 1
+
+
+def _not_divided(design: Design, graph: Graph) -> Reason:
+    """Why no whole number of blocks makes a design's tile."""
+    reductions = [node for node in graph.nodes if node.op == "reduce" and segments.width(node)]
+    widest, span = max(reductions, key=segments.width), segments.span(graph)
+    name = f"{written(widest, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
+    if all(one.tile[1] % span for one in DESIGNS):
+        known = sorted({one.tile[1] for one in DESIGNS})
+        why = f"{name} takes tiles of a multiple of {span} columns, and there are {', '.join(map(str, known))}"
+        return Reason(f"{why}: store its argument, and reduce that in PyTorch", graph.loc(widest))
+    return Reason(f"its {design.columns} columns are no multiple of the {span} that {name} takes", graph.loc(widest))
+
+
 def written(reduction: Node, graph: Graph) -> str:
-    """The function that makes a reduction, as the user wrote it."""
-    loc = graph.loc(reduction)
-    call = None if loc is None else re.search(r"(\w+)\s*\(", loc.text[loc.column :])
-    return str(reduction.attr[0]) if call is None else call[1]
+    """The function that makes a reduction, as the user wrote it: the last one of a chain of methods."""
+    loc, depth, found = graph.loc(reduction), 0, str(reduction.attr[0])
+    for match in re.finditer(r"(\w*)\s*\(|\)", loc.text[loc.column : loc.column + loc.width] if loc else ""):
+        if match[0] == ")":
+            depth -= 1
+            continue
+        found = match[1] if match[1] and depth == 0 else found
+        depth += 1
+    return found

@@ -52,7 +52,7 @@ class Use(NamedTuple):
     """What the graph does with an operand or output.
 
     The axes it varies over but the batches; whether it `leaves`; whether only merged reductions need it, or make it;
-    whether a walk of the tile that is there for full-size values knows it, one value a row.
+    whether a walk of the tile that is there for full-size values knows it, one value a row or segment of it.
     """
 
     axes: frozenset[str]
@@ -160,6 +160,7 @@ def _varies_over(*axes: str) -> Callable[[Use], bool]:
 
 WAYS: Mapping[str, Way] = {
     "number": Way(lambda _: False, is_number=True),
+    "segment": Way(lambda use: use.by_line and "n" in use.axes, leaving="once a segment of a row"),
     "line": Way(lambda use: use.leaves and use.by_line, leaving="once a row, by the CTA that holds where it starts"),
     "finish": Way(
         lambda use: use.late,

@@ -10,11 +10,12 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from epifuse.providers.cutedsl import device_math as dm
+from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.accesses import LOADS, STORES
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Lifecycle, Scene, Shared, Spot, Team
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Lifecycle, Scene, Shared, Spot, Team, Tile
 from epifuse.providers.cutedsl.kernels.accesses.tile import TileLoads, TileStores
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
@@ -34,9 +35,10 @@ class Epilogue:
         self.design, self.program, self.fragment, self.parts = design, program, fragment, parts
         self.scene = scene = Scene(design, program, fragment)
         self.division, self.walks = scene.division, scene.walks
-        self.slots = self.division.down * len(fragment.by_row)  # a thread's rows of a tile
+        self.slots = scene.slots
         self.read_lines = read_lines(program.graph)
         self.partials = Partials(design, program, fragment, reductions_of(program.graph))
+        self.by_walk = [self._partials(walk_) for walk_ in self.walks]
         self.exchange = Exchange(design, fragment)
         self.loads = _each(LOADS, scene, scene.loads, 0)
         self.stores = _each(STORES, scene, program.stores, len(self.loads))
@@ -45,6 +47,10 @@ class Epilogue:
         (self.arrivals,) = (each for each in self.loads if isinstance(each, TileLoads))
         (self.departures,) = (each for each in self.stores if isinstance(each, TileStores))
         self.deposits = any(each.deposits and each.members for each in self.loads)
+
+    def _partials(self, walk_):
+        reductions = tuple(reduction(node, self.program.graph) for node in walk_.reductions)
+        return Partials(self.design, self.program, self.fragment, reductions)
 
     # On the host.
 
@@ -112,32 +118,39 @@ class Epilogue:
                 found.update(each.arrive(number, s, team))
         return found
 
-    def reduce_rows(self, values, tile, team):
-        """Every walk but the last: what the last one reads of whole rows, into the tile's lines.
+    def tile(self, place, held):
+        """What is held of a tile, with no partial results yet."""
+        return Tile(place, held, self.partials.begin(self.slots), self.by_walk[-1].begin(self.slots), {})
+
+    def reduce_rows(self, first, values, tile, team):
+        """Every walk but the last of the block that begins with subtile `first`: what the last one reads of whole rows
+        or segments, into the tile's lines.
 
         `values` are the accumulator's, which the next walk's value replaces.
         """
-        shape = team.given.shape
+        shape, block = team.given.shape, range(first, first + self.slots.subtiles)
         for number, walk_ in enumerate(self.walks[:-1]):
-            reductions = tuple(reduction(node, self.program.graph) for node in walk_.reductions)
-            partials = Partials(self.design, self.program, self.fragment, reductions)
-            kept = partials.begin(self.division.down)
-            arrived = self.arrive(number, 0, team)
+            partials = self.by_walk[number]
+            kept = partials.begin(self.slots)
+            arrived = self.arrive(number, first, team)
             # As a number of its own, lest comparisons with it are kept for the next walk.
             columns = dm.disguised(Int32(shape[1]), number)
-            for s in range(self.division.subtiles):
-                coming = self.arrive(number, s + 1, team)
+            for s in block:
+                coming = self.arrive(number, s + 1, team) if s + 1 in block else {}
                 spot = self._spot(s, tile.place, team)
                 found = self._compute(number, spot, values, arrived, tile, team)
-                partials.add(kept, found, spot, (shape[0], columns, shape[2]))
+                partials.add(kept, found, spot, (shape[0], columns, shape[2]), self.slots)
                 held = self.walks[number + 1].held
                 if held is not walk_.held:
                     self._replace(values, spot, found[held], team)
                 arrived = coming
-            self._complete(number, partials, kept, tile, team)
-        rows = self._rows(tile.place, team)
+            self._complete(number, kept, first, tile, team)
+        self._store_rows([node for walk_ in self.walks[:-1] for node in walk_.lines], first, tile, team)
+
+    def _store_rows(self, nodes, first, tile, team):
+        places = self._places(first, tile.place, team)
         for each in self.stores:
-            each.store_rows(rows, tile, team)
+            each.store_rows(nodes, places, tile, team)
 
     def subtile(self, s, values, arrived, tile, team):
         """Subtile `s` of the last walk: compute it, and store what leaves directly. Returns all outputs, converted."""
@@ -146,14 +159,26 @@ class Epilogue:
         results = [self._stored(i, found) for i in range(len(self.program.stores))]
         for each in self.stores:
             each.store(results, spot, tile, team)
-        self.partials.add(tile.kept, found, spot, team.given.shape)
+        self.partials.add(tile.kept, found, spot, team.given.shape, self.slots)
+        self._end(s, found, spot, tile, team)
         if spot.down + 1 == self.division.down:
             self.partials.leave_columns(tile.kept, spot.columns, place, self._part(place, team), team.given)
         return results
 
+    def _end(self, s, found, spot, tile, team):
+        """What the last walk reduces of a block's segments: it is stored, and not read again."""
+        last = len(self.walks) - 1
+        if self.walks[last].lines:
+            self.by_walk[last].add(tile.late, found, spot, team.given.shape, self.slots)
+            if (s + 1) % self.slots.subtiles == 0:
+                first = s + 1 - self.slots.subtiles
+                self._complete(last, tile.late, first, tile, team)
+                self._store_rows(self.walks[last].lines, first, tile, team)
+
     def leave(self, tile, carried, team):
         """After a tile: what its reductions left."""
-        rows, part = self._rows(tile.place, team), self._part(tile.place, team)
+        rows = [self.division.row(down, row, tile.place) for down in range(self.division.down) for row in team.rows]
+        part = self._part(tile.place, team)
         self.partials.leave(tile.kept, carried, rows, tile.place, part, team.given)
 
     def _part(self, place, team):
@@ -194,7 +219,7 @@ class Epilogue:
         if number > 0:
             x = dm.each(lambda value: dm.disguised(value, number), x)
         known = {
-            node: self._spread_rows(tile.lines[node], spot.down, team) for node in self.read_lines if node in tile.lines
+            node: self._spread_rows(tile.lines[node], spot, team) for node in self.read_lines if node in tile.lines
         }
 
         def loaded(i):
@@ -222,50 +247,59 @@ class Epilogue:
         value = loaded(i).to(self.scene.held(i))
         return value != 0 if kind == "mask" else value
 
-    # Rows. A slot is one of a thread's rows of a tile: those of its first subtile down come first.
+    # Rows and segments.
 
-    def _complete(self, number, partials, kept, tile, team):
-        """What is computed once a row after walk `number`, its reductions complete."""
-        slots, shape = range(self.slots), team.given.shape
-        along = self.fragment.along_row
-        partial = [
-            [across(row, each.take(slot), along) for row, each in zip(partials.rows, kept, strict=True)]
-            for slot in slots
-        ]
-        at = team.executed * (len(self.walks) - 1) + number, tile.place.n, self.division.lines(team.rows)
+    def _complete(self, number, kept, first, tile, team):
+        """What is computed once a row or segment of a block after walk `number`, its reductions complete."""
+        walk_, partials, count, shape = self.walks[number], self.by_walk[number], self.slots.count, team.given.shape
+        places = self._places(first, tile.place, team)
+        partial = self._partial(partials, kept)
+        at = team.executed * (len(self.walks) - 1) + number, tile.place.n, places.down
         complete = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
-        walk_ = self.walks[number]
         numbers = {
             node: tuple(
-                dm.fragment(xs, (len(slots),), type(xs[0]))
-                for xs in zip(*(complete[slot][i] for slot in slots), strict=True)
+                dm.fragment(xs, (count,), type(xs[0]))
+                for xs in zip(*(complete[slot][i] for slot in range(count)), strict=True)
             )
             for i, node in enumerate(walk_.reductions)
         }
-        like = cute.full((len(slots),), 0.0, Float32)
-        rows = self._rows(tile.place, team)
+        like = cute.full((count,), 0.0, Float32)
 
         def leaf(node):
             if node.op == "reduce":
                 return finished(node, numbers[node], shape)
-            return self._leaf(node, like, (rows, rows, tile.place.l), team.given, loaded)
+            return self._leaf(node, like, (places.rows, places.columns, tile.place.l), team.given, loaded)
 
         def loaded(i):
-            return self.load_of[i].rows(i, like, tile, team)
+            return self.load_of[i].rows(i, like, places, tile, team)
 
         tile.lines.update(walk(self.program.graph, leaf, like, nodes=walk_.lines, known=tile.lines))
 
-    def _rows(self, place, team):
-        """Rows of the result, a slot each."""
-        return [self.division.row(down, row, place) for down in range(self.division.down) for row in team.rows]
+    def _partial(self, partials, kept):
+        """For each slot a tuple of each reduction, merged over the lanes that share the row."""
+        along, taken, found = self.fragment.along_row, {}, []
+        for slot in range(self.slots.count):
+            own = []
+            for i, (row, reduced, each) in enumerate(zip(partials.rows, partials.reductions, kept, strict=True)):
+                first = self.slots.first(slot, segments.width(reduced.node))
+                if (i, first) not in taken:
+                    taken[i, first] = across(row, each.take(first), along)
+                own.append(taken[i, first])
+            found.append(own)
+        return found
 
-    def _spread_rows(self, value, down, team):
+    def _places(self, first, place, team):
+        """Where the slots of the block that begins with subtile `first` lie."""
+        return self.slots.places(self.scene.walked(first), place, team.rows)
+
+    def _spread_rows(self, value, spot, team):
         """A value of each slot as a fragment of a subtile."""
         is_mask = value.element_type is Boolean
         source = as_kind(value, "mask", "int32") if is_mask else value
-        by_row = self.fragment.by_row
-        own = dm.numbers(source)[down * len(by_row) :][: len(by_row)]
-        found = dm.fragment(spread(own, by_row), team.shape, source.element_type)
+        own = dm.numbers(source)
+        found = dm.fragment(
+            [own[slot] for slot in self.slots.of(spot.down, spot.right)], team.shape, source.element_type
+        )
         return found != 0 if is_mask else found
 
     def _stored(self, i, found):

@@ -42,10 +42,6 @@ class Division:
             place.n * self.across + right,
         )
 
-    def lines(self, rows):
-        """Which of a warp group's rows of a tile each slot of a thread is, whose rows of a subtile these are."""
-        return [down * SUBTILE[0] + row for down in range(self.down) for row in rows]
-
     def warp_of_rows(self, place, warp):
         """Number of a warp among those that have different rows of the result."""
         return (place.m * self.groups + place.within) * WARPS + warp

@@ -15,7 +15,7 @@ import torch
 from cutlass import Float32, Int32, Int64
 
 from epifuse.providers.cutedsl import device_math as dm
-from epifuse.providers.cutedsl import partials
+from epifuse.providers.cutedsl import partials, segments
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import ALL_LANES, Fragment
@@ -201,6 +201,7 @@ def finished(node, values: tuple, shape):
         count = Float32(1.0)
         for axis, extent in zip("mnl", shape, strict=True):
             count = count * (Float32(extent) if axis in gone else Float32(1.0))
+        count = Float32(segments.width(node)) if segments.width(node) else count
         return dm.divide(x, cute.full_like(x, count))
     if name == "norm":
         return dm.sqrt(x)
@@ -230,21 +231,25 @@ class Partials:
                     carried[number][i] = value
         return carried
 
-    def begin(self, down):
-        """Partial results of a tile: a number, one for each of a thread's rows, or one for each of its columns."""
-        counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column)}
+    def begin(self, slots):
+        """Partial results of a tile: a number, one for each of a thread's rows, or columns, or of its segments."""
+        down = slots.division.down
+        counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column), "mn": slots.count}
         kinds = zip(self.reductions, self.rows, strict=True)
         return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
 
-    def add(self, held, found, spot, shape):
-        """Merge a subtile."""
+    def add(self, held, found, spot, shape, slots):
+        """Merge a subtile; `slots` are those of its block."""
         by_row, by_column = self.fragment.by_row, self.fragment.by_column
-        slots = {"": {0: range(len(spot.rows))}, "m": _numbered(by_row, spot.down), "n": _numbered(by_column, 0)}
+        known = {"": {0: range(len(spot.rows))}, "m": _numbered(by_row, spot.down), "n": _numbered(by_column, 0)}
         for reduction, kept in zip(self.reductions, held, strict=True):
             bounds = self._bounds(reduction.axis, spot.rows, spot.columns, shape)
             xs = self._values(reduction, found[reduction.source], bounds)
             inside = [places[0] < end for places, end, edge in bounds if edge == "subtiles"]
-            for slot, registers in slots[reduction.axis].items():
+            own = (
+                known[reduction.axis] if reduction.axis in known else slots.merged(spot, segments.width(reduction.node))
+            )
+            for slot, registers in own.items():
                 kept.add(slot, [xs[register] for register in registers], inside)
 
     def leave_columns(self, held, columns, place, warp_part, given):
@@ -311,10 +316,10 @@ class Partials:
     def _bounds(self, axis, rows, columns, shape):
         """Places along what is reduced, where they end, and what lies beyond.
 
-        What a row outside the result reduces to is never stored.
+        What a row or segment outside the result reduces to is never stored.
         """
         m, n = zip((rows, columns), shape[:2], self.program.edges, strict=True)
-        return {"m": [n], "n": [m], "": [m, n]}[axis]
+        return {"m": [n], "n": [m], "": [m, n], "mn": []}[axis]
 
     def _values(self, reduction, fragment, bounds):
         """Values of a fragment as they are merged; those outside the result are neutral."""

@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last, Tile
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
@@ -296,7 +296,7 @@ class Sm90Gemm:
                 last = turn + cta.step >= cta.order.total
                 coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
             for s in cutlass.range(coming, unroll=1):
-                self.arrivals.bring(s % self.epilogue.division.subtiles, arrivals, at, served, own, tma)
+                self.arrivals.bring(self.arrivals.subtile(s), arrivals, at, served, own, tma)
                 arrivals += 1
             turn += stride
         if const_expr(self.design.spare > 0):
@@ -393,12 +393,16 @@ class Sm90Gemm:
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                 self.epilogue.deposit(held, cta.shared, served, own)
                 cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-            tile = Tile(at, held, self.epilogue.partials.begin(self.epilogue.division.down), {})
-            self.epilogue.reduce_rows(values, tile, threads)
-            arrived = self.epilogue.arrive(last, 0, threads, early)
+            tile = self.epilogue.tile(at, held)
+            arrived = {}
             for s in cutlass.range_constexpr(self.epilogue.division.subtiles + 1):
                 if const_expr(s < self.epilogue.division.subtiles):
-                    coming = self.epilogue.arrive(last, s + 1, threads, early)
+                    if const_expr(self.epilogue.scene.begins(s)):
+                        self.epilogue.reduce_rows(s, values, tile, threads)
+                        arrived = self.epilogue.arrive(last, s, threads, early)
+                    coming = {}
+                    if const_expr(not self.epilogue.scene.begins(s + 1)):
+                        coming = self.epilogue.arrive(last, s + 1, threads, early)
                     results = self.epilogue.subtile(s, values, arrived, tile, threads)
                     arrived = coming
                 # The subtile before leaves only now: this one's work hid its way into cta.shared memory.

@@ -18,4 +18,4 @@ LOADS: Mapping[str, type[Loads]] = {
     "column": Vectors,
     "direct": DirectLoads,
 }
-STORES: Mapping[str, type[Stores]] = {"tile": TileStores, "direct": DirectStores, "line": Lines}
+STORES: Mapping[str, type[Stores]] = {"tile": TileStores, "direct": DirectStores, "line": Lines, "segment": Lines}

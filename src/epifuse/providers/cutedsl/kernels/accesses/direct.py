@@ -8,6 +8,7 @@ import cutlass.cute as cute
 
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Spot, Stores, Team, Tile
 from epifuse.providers.cutedsl.kernels.modes import element, store_inside, under
+from epifuse.providers.cutedsl.kernels.slots import Places
 
 
 class DirectLoads(Loads):
@@ -15,14 +16,20 @@ class DirectLoads(Loads):
 
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
         """Lanes outside the result read its edge: a branch around each load would wait for one before the next."""
+        return self._values(i, (spot.rows, spot.columns), team.shape, tile, team)
+
+    def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
+        return self._values(i, (places.rows, places.columns), (len(places.rows),), tile, team)
+
+    def _values(self, i: int, at: tuple[Sequence[Any], Sequence[Any]], shape: Any, tile: Tile, team: Team) -> Any:
         access, tensor, extents = self.scene.loads[i], team.given.tensors[i], team.given.shape
-        step = 2 if access.pairs else 1
-        raw = cute.make_rmem_tensor((step, team.count // step), tensor.element_type)
-        for v in range(0, team.count, step):
-            row = cutlass.min(spot.rows[v], extents[0] - 1)
-            column = cutlass.min(spot.columns[v], extents[1] - step)
+        step, count = 2 if access.pairs else 1, len(at[0])
+        raw = cute.make_rmem_tensor((step, count // step), tensor.element_type)
+        for v in range(0, count, step):
+            row = cutlass.min(at[0][v], extents[0] - 1)
+            column = cutlass.min(at[1][v], extents[1] - step)
             cute.autovec_copy(element(tensor, access, row, column, tile.place.l), raw[None, v // step])
-        return under(raw, team.shape).load().to(self.scene.held(i))
+        return under(raw, shape).load().to(self.scene.held(i))
 
 
 class DirectStores(Stores):

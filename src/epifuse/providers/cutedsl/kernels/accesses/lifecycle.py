@@ -2,7 +2,7 @@
 
 Of a launch: `carriers` on the host; `allocate`, `buffers` and `initialise` by every thread. Of a tile: `fetch` before
 the main loop, whose latency it then hides, and `deposit` behind it. Of a subtile: `arrive`, while the one before is
-computed; `visit` and `store`, where it is computed. `rows` and `store_rows` are for values of which a row has one.
+computed; `visit` and `store`, where it is computed. `rows` and `store_rows` are for what a row or segment has one of.
 
 A way needs a class here, its row in `LOADS` or `STORES` of this package, and what planning knows of it in `ways.py`.
 """
@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 
+from epifuse.ir import Node
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.place import Division, Place
+from epifuse.providers.cutedsl.kernels.slots import Places, Slots
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import walks
@@ -37,6 +39,7 @@ class Scene:
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
         self.numbers = {node: i for i, (node, _) in enumerate(program.tensors)}
         self._down_first = any(reduction.axis == "n" for reduction in reductions_of(program.graph))
+        self.slots = Slots(program.graph, self.division, fragment, down_first=self._down_first)
 
     def held(self, i: int) -> Any:
         """What an operand's values are in registers."""
@@ -50,6 +53,11 @@ class Scene:
         """
         down, across = self.division.down, self.division.across
         return (s % down, s // down) if self._down_first else (s // across, s % across)
+
+    def begins(self, s: int) -> bool:
+        """Whether subtile `s` of the last walk is computed behind other walks, and so not read ahead."""
+        block = self.slots.subtiles if len(self.walks) > 1 else self.division.subtiles
+        return s % block == 0
 
 
 class Given(NamedTuple):
@@ -70,11 +78,13 @@ class Shared(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What a warp group holds while it is at a tile: scalars and vectors, partial results, and what rows make."""
+    """What a warp group holds while it is at a tile: scalars and vectors, partial results of what is merged and of
+    segments that the last walk completes, and what rows and segments make."""
 
     place: Place
     held: dict[int, Any]
     kept: list[Any]
+    late: list[Any]
     lines: dict[Any, Any]
 
 
@@ -166,8 +176,8 @@ class Loads(Lifecycle):
         """An operand's values at a subtile, shaped as `like`."""
         raise NotImplementedError
 
-    def rows(self, i: int, like: Any, tile: Tile, team: Team) -> Any:
-        """An operand's values of the tile's rows, one for each of a thread's."""
+    def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
+        """An operand's values of rows or segments, one for each of a thread's slots."""
         raise NotImplementedError
 
 
@@ -177,5 +187,5 @@ class Stores(Lifecycle):
     def store(self, results: Sequence[Any], spot: Spot, tile: Tile, team: Team) -> None:
         """Values of a subtile, in the outputs' dtypes."""
 
-    def store_rows(self, rows: Sequence[Any], tile: Tile, team: Team) -> None:
-        """Values of which a row has one; `rows` are the rows of the result that this thread's slots are."""
+    def store_rows(self, nodes: Sequence[Node], places: Places, tile: Tile, team: Team) -> None:
+        """Those of `nodes` that are stored, values of which a row or segment has one."""

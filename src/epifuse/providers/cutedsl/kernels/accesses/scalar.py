@@ -6,6 +6,7 @@ import cutlass.cute as cute
 
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Loads, Spot, Team, Tile
 from epifuse.providers.cutedsl.kernels.place import Place
+from epifuse.providers.cutedsl.kernels.slots import Places
 
 
 class Scalars(Loads):
@@ -17,5 +18,5 @@ class Scalars(Loads):
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
         return cute.full_like(like, tile.held[i], self.scene.held(i))
 
-    def rows(self, i: int, like: Any, tile: Tile, team: Team) -> Any:
+    def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
         return cute.full_like(like, tile.held[i], self.scene.held(i))

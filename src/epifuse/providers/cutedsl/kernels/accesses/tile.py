@@ -62,6 +62,13 @@ class TileLoads(Loads):
         """How many subtiles of a tile a producer warp brings: those of each walk that reads members."""
         return len(self.bringing) * self.scene.division.subtiles
 
+    def subtile(self, arrival: Any) -> Any:
+        """Which subtile of a tile is brought at this place among them."""
+        block, subtiles = self.scene.slots.subtiles, self.scene.division.subtiles
+        if block == subtiles:
+            return arrival % subtiles
+        return arrival // (len(self.bringing) * block) * block + arrival % block
+
     @property
     def brought_bytes(self) -> int:
         """Bytes a value of all members."""
@@ -163,7 +170,7 @@ class TileLoads(Loads):
     def reads_behind(self, s: int, early: Sequence[Any]) -> bool:
         """Whether subtile `s` of the last walk is read, with a fence behind it, while the one before is computed."""
         last = len(self.scene.walks) - 1
-        return last in self.bringing and len(early) <= s < self.scene.division.subtiles
+        return last in self.bringing and len(early) <= s < self.scene.division.subtiles and not self.scene.begins(s)
 
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
         return self._read(walk, s, team) if walk in self.bringing else {}
@@ -171,7 +178,8 @@ class TileLoads(Loads):
     def _read(self, walk: int, s: int, team: Team) -> dict[int, Any]:
         """Fragments of the members at subtile `s` of a walk; their stage is free again."""
         own, (readers, rounds_waiting) = team.shared.own[self.number], team.own[self.number]
-        step = self.bringing.index(walk) * self.scene.division.subtiles + s
+        block = self.scene.slots.subtiles
+        step = (s // block * len(self.bringing) + self.bringing.index(walk)) * block + s % block
         slot, rounds = step % self.stages, self.brought // self.stages
         full = self._full(own, team.group, slot)
         parity = (team.executed * rounds + step // self.stages) & 1

@@ -13,6 +13,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Fragments, Given, Loads, Spot, Team, Tile
 from epifuse.providers.cutedsl.kernels.fragment import spread
 from epifuse.providers.cutedsl.kernels.place import Place
+from epifuse.providers.cutedsl.kernels.slots import Places
 
 
 class Vectors(Loads):
@@ -81,7 +82,7 @@ class Vectors(Loads):
         found = [buffer[place, team.group] for place in places]
         return dm.fragment(spread(found, slots), team.shape, buffer.element_type)
 
-    def rows(self, i: int, like: Any, tile: Tile, team: Team) -> Any:
+    def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
         buffer = self._buffer(i, team)
-        found = [buffer[line, team.group] for line in self.scene.division.lines(team.rows)]
+        found = [buffer[at, team.group] for at in (places.right if self._is_row(i) else places.down)]
         return dm.fragment(found, (len(found),), buffer.element_type)

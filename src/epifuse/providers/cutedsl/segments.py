@@ -1,0 +1,58 @@
+"""Segments of a row: neighbouring columns, as many as a reshape says, that one tile holds. Imports no cutlass.
+
+A reduction of them needs no other tile: the lanes that share a row know its result as soon as the segment's subtiles
+are walked. So a tile is walked in blocks of whole segments, one behind the other, and of each block as often as values
+of its segments are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from epifuse.ir import Factor, Graph, Node, Type
+from epifuse.providers.cutedsl.design import SUBTILE
+
+STEP = 8
+"""Columns of which the lanes that share a row have some each: segments are as many or a multiple."""
+
+
+def width(node: Node) -> int:
+    """Columns of the segments that a reduction is of; 0 for one of whole axes, or of columns apart."""
+    found = 1
+    for axis, stride, extent in sorted(node.attr[1], key=lambda factor: factor.stride):
+        if axis != "n" or stride != found or extent is None:
+            return 0
+        found *= extent
+    return found
+
+
+def widths(graph: Graph) -> tuple[int, ...]:
+    """Of all reductions of segments, the finest first."""
+    return tuple(sorted({width(node) for node in graph.nodes if node.op == "reduce"} - {0}))
+
+
+def values(graph: Graph) -> frozenset[Node]:
+    """What a segment has one of: reductions, and what is computed of them."""
+    finest = next(iter(widths(graph)), 0)
+    found: set[Node] = set()
+    for node in graph.nodes if finest else ():
+        is_reduced = node.op == "reduce" and width(node) > 0
+        if is_reduced or (not found.isdisjoint(node.args) and not _is_finer(graph.types[node], finest)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_finer(known: Type, finest: int) -> bool:
+    return any(factor.axis == "n" and factor.stride % finest for factor in known.factors)
+
+
+def span(graph: Graph) -> int:
+    """Columns of a block: whole segments of each width, and whole subtiles. 0 where nothing is of segments."""
+    found = widths(graph)
+    return math.lcm(SUBTILE[1], *found) if found else 0
+
+
+def are_all_columns(factors: Iterable[Factor], extents: Mapping[str, int]) -> bool:
+    """Whether a value with these factors has one for each column."""
+    return math.prod(factor.size(extents) for factor in factors if factor.axis == "n") == extents["n"]

@@ -1,0 +1,208 @@
+"""Segments of a row on Hopper without a GPU: what is planned, what is refused and what to do then, what is compiled."""
+
+import re
+
+import pytest
+import torch
+from emulated import Emulated, emulated  # noqa: F401  # a fixture
+from gpu import test_segments as on_gpu
+from hopper import BF16, SCHEDULES, arguments
+from test_sm90_compile import built, spills
+
+import epifuse as ef
+
+pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+
+M, N = 1024, 1536
+
+
+def block_scales(accum, bias):
+    y = ef.gelu(accum + bias, approximate="tanh")
+    scale = ef.absmax(y.unflatten(-1, (-1, 128)), dim=-1)
+    return y, scale
+
+
+def quantised(accum, bias):
+    y = ef.gelu(accum + bias, approximate="tanh").unflatten(-1, (-1, 32))
+    largest = ef.absmax(y, dim=-1, keepdim=True)
+    scale = ef.where(largest == 0, 1.0, largest / 448.0)
+    D = (y / scale).flatten(-2, -1)
+    return D, scale
+
+
+def head_norm(accum, weight):
+    x = accum.unflatten(-1, (-1, 128))
+    D = (x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6) * weight).flatten(-2, -1)
+    return D
+
+
+def head_layer_norm(accum, C):
+    x = (accum + C).unflatten(-1, (-1, 64))
+    y = x - ef.mean(x, dim=-1, keepdim=True)
+    D = (y * ef.rsqrt(ef.mean(y * y, dim=-1, keepdim=True) + 1e-6)).flatten(-2, -1)
+    return D
+
+
+def head_softmax(accum):
+    D = ef.softmax(accum.unflatten(-1, (-1, 96)), dim=-1).flatten(-2, -1)
+    return D
+
+
+def finest(accum):
+    sums = ef.sum(accum.unflatten(-1, (-1, 8)), dim=-1)
+    return accum, sums
+
+
+def beside_columns(accum):
+    x = accum.unflatten(-1, (-1, 64))
+    D = (x - ef.amax(x, dim=-1, keepdim=True)).flatten(-2, -1)
+    columns = ef.sum(D, dim=0)
+    return D, columns
+
+
+CASES = {
+    "block scales": arguments(block_scales, m=M, n=N, bias=torch.empty(N, dtype=BF16)),
+    "quantised": arguments(quantised, m=M, n=N, bias=torch.empty(N, dtype=BF16)),
+    "head norm": arguments(head_norm, m=M, n=N, weight=torch.empty(128, dtype=BF16)),
+    "head layer norm": arguments(head_layer_norm, m=M, n=N, C=torch.empty(M, N, dtype=BF16)),
+    "head softmax": arguments(head_softmax, m=M, n=N),
+    "finest": arguments(finest, m=M, n=N),
+    "beside columns": arguments(beside_columns, m=M, n=N),
+}
+WIDTHS = {"head norm": 128, "block scales": 128, "head softmax": 96}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("tile", [(128, 256), (128, 192), (128, 128), (64, 64)], ids=str)
+def test_every_design_that_holds_segments_carries_them(tile, name, capfd, tmp_path):
+    """In one launch, and nothing is told to other CTAs."""
+    args, width, design = CASES[name], WIDTHS.get(name, 32), SCHEDULES[tile]
+    crowded = {r.kernel for r in ef.explain(args, cc=90).refusals if "too few registers" in r.reason}
+    m, n = design.tile
+    if n % width or any(f"_{m}x{n}_" in kernel for kernel in crowded):
+        assert design not in [kernel.plan.spec.design for kernel in ef.get_kernels(args, cc=90)]
+        return
+    _, design, function = built(args, tmp_path, design)
+    assert design.exchanged == 0
+    assert "st.async" not in function.__ptx__
+    report = capfd.readouterr().err
+    assert max(spills(report)) <= (8 if name == "beside columns" else 0)
+    assert "serialized" not in report
+
+
+def shuffles(args, folder, design):
+    return built(args, folder, design)[2].__ptx__.count("shfl.sync.bfly")
+
+
+def test_a_segment_takes_two_shuffles_a_row(tmp_path):
+    """Of 64 x 128 a warp group has two rows a thread, and as many segments as their width says."""
+    design = SCHEDULES[64, 128]
+    counts = [shuffles(CASES[name], tmp_path, design) for name in ("head norm", "head layer norm", "finest")]
+    assert counts == [2 * 2 * 1, 2 * 2 * 2 * 2, 2 * 2 * 16]
+
+
+def test_what_is_read_again_is_walked_block_by_block(tmp_path):
+    """The first segment's subtiles leave before the last one's are reduced: no whole tile of values waits."""
+    ptx = built(CASES["head layer norm"], tmp_path, SCHEDULES[128, 256])[2].__ptx__
+    order = re.findall(r"shfl\.sync\.bfly|stmatrix", ptx)
+    assert order.index("stmatrix") < order.index("shfl.sync.bfly", order.index("stmatrix"))
+
+
+def test_nothing_is_merged_after_the_launch():
+    for name in ("block scales", "quantised", "head norm"):
+        kernel = ef.get_kernels(CASES[name], cc=90)[0]
+        assert kernel.get_workspace_size(CASES[name]) == 0
+        assert len(kernel.plan.allocation.launches) == 0
+
+
+def of_heads(accum):
+    return ef.sum(accum.unflatten(-1, (-1, 64)), dim=-2)
+
+
+def of_twelve(accum):
+    return ef.absmax(accum.unflatten(-1, (-1, 12)), dim=-1)
+
+
+def of_eighty(accum):
+    x = accum.unflatten(-1, (-1, 80))
+    return x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6)
+
+
+def of_512(accum):
+    return ef.absmax(accum.unflatten(-1, (-1, 512)), dim=-1)
+
+
+def of_rows_and_heads(accum):
+    x = (accum / ef.norm(accum, dim=-1, keepdim=True)).unflatten(-1, (-1, 64))
+    return x - ef.amax(x, dim=-1, keepdim=True)
+
+
+def of_results(accum):
+    largest = ef.absmax(accum.unflatten(-1, (-1, 64)), dim=-1)
+    return ef.sum(largest, dim=-1)
+
+
+def of_a_gate(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    return ef.absmax((ef.silu(gate) * up).unflatten(-1, (-1, 64)), dim=-1)
+
+
+OUT = "store its argument, and reduce that in PyTorch"
+REFUSED = {
+    "columns that are no neighbours": (
+        arguments(of_heads, n=N),
+        f"it reduces whole axes and neighbouring columns, and sum leaves a part of one that a reshape cut: {OUT}",
+    ),
+    "no multiple of eight": (
+        arguments(of_twelve, n=N),
+        f"it reduces neighbouring columns by multiples of 8, and not absmax over 12 columns: {OUT}",
+    ),
+    "no tile is so wide": (
+        arguments(of_512, n=N),
+        (
+            "absmax over 512 neighbouring columns takes tiles of a multiple of 512 columns, and there are 64, 128, "
+            f"192, 256: {OUT}"
+        ),
+    ),
+    "no tile is such a multiple": (
+        arguments(of_eighty, n=1280),
+        (
+            "mean over 80 neighbouring columns takes tiles of a multiple of 160 columns, and there are 64, 128, 192, "
+            f"256: {OUT}"
+        ),
+    ),
+    "rows too": (
+        arguments(of_rows_and_heads, n=512),
+        "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues",
+    ),
+    "what is reduced": (
+        arguments(of_results, n=N),
+        "it reduces full-size values only, and sum has another argument",
+    ),
+    "a gate": (arguments(of_a_gate, n=N), "it takes parts of a row where no value needs whole rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_carried_is_refused_with_a_way_out(name):
+    args, reason = REFUSED[name]
+    assert ef.get_kernels(args, cc=90) == []
+    found = {r.reason.partition("; ")[0] for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")}
+    assert reason in found
+
+
+@pytest.mark.parametrize("name", on_gpu.CASES)
+def test_each_segment_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
+    for layout in ("rows", "columns", "odd"):
+        on_gpu.test_each_segment_has_its_own(name, layout, emulated)
+
+
+def test_batches_sizes_and_blocks_are_handed_over(emulated: Emulated):  # noqa: F811
+    for name in ("beside the product", "softmax", "stored of what is read"):
+        on_gpu.test_of_batches(name, emulated)
+    for shape in ((1, 192, 8), (64, 384, 64), (129, 1152, 520)):
+        on_gpu.test_of_every_size("layer norm", shape, emulated)
+    for width in (16, 128):
+        on_gpu.test_blocks_are_quantised(width, emulated)
+    on_gpu.test_of_normal_numbers(emulated)
+    on_gpu.test_where_k_is_zero(emulated)
