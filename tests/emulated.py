@@ -103,10 +103,20 @@ def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     if node.op == "reduce":
         name, gone = node.attr
         return REDUCTIONS[name].meaning(args[0], tuple({"mnl".index(factor.axis) for factor in gone}), True)
+    if node.op == "pick":
+        return _picked(node, args[0])
     if node.op == "cast":
         return args[0].to(node.attr).float()
     found: torch.Tensor = VOCABULARY[str(node.attr) if node.op == "call" else node.op].function(*args)
     return found
+
+
+def _picked(node: Node, x: torch.Tensor) -> torch.Tensor:
+    """One place along a factor of the columns, in all of its columns."""
+    for factor, place in node.attr:
+        pieces = x.unflatten(1, (-1, factor.extent, factor.stride))
+        x = pieces[:, :, place : place + 1].expand_as(pieces).flatten(1, 3)
+    return x
 
 
 def _of_segments(node: Node, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,8 @@
-"""Which row or segment of a row each slot is of, beside the places of a warp's registers in a tile's subtiles."""
+"""Which row or segment of a row each slot is of, where what is picked lies, and columns by the pieces of N: beside the
+places of a warp's registers in a tile's subtiles."""
 
+import itertools
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,6 +12,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make
 from hopper import arguments
 from test_fragment import LANES, traced, wgmma
 
+from epifuse.ir import Factor
+from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Spot
 from epifuse.providers.cutedsl.kernels.place import Division, Place
@@ -86,3 +91,43 @@ def merged(slots, block, width, layout):
     for bit in fragment.along_row:
         own = {(lane, slot): own[lane, slot] | own[lane ^ bit, slot] for lane, slot in own}
     return own
+
+
+FACTORS = [Factor("n", 8, 2), Factor("n", 1, 2), Factor("n", 16, 3), Factor("n", 32, 2), Factor("n", 40, 2)]
+
+
+@pytest.mark.parametrize("factor", FACTORS, ids=str)
+def test_what_is_picked_is_in_registers_of_the_same_thread(factor, layout):
+    """Of each column of a tile that holds the factor."""
+    fragment, places = layout
+    across = math.lcm(SUBTILE[1], factor.stride * factor.extent) // SUBTILE[1]
+    for right, wanted in itertools.product(range(across), range(factor.extent)):
+        found = pairs.sources(((factor, wanted),), right, fragment.registers)
+        for own in places:
+            for (row, column), (subtile, register) in zip(own, found, strict=True):
+                at = right * SUBTILE[1] + column
+                assert pairs.place(factor, at) == at // factor.stride % factor.extent
+                before, behind = at // factor.stride // factor.extent, at % factor.stride
+                want = (before * factor.extent + wanted) * factor.stride + behind
+                assert (subtile * SUBTILE[1] + own[register][1], own[register][0]) == (want, row)
+
+
+@pytest.mark.parametrize(
+    "inner", [(64,), (32, 2), (2, 32), (1, 64), (2, 2, 16), (8, 3), (4,), (12,), (96,), (6, 8), (5,)]
+)
+@pytest.mark.parametrize("tile", [(128, 256), (128, 192), (64, 64)], ids=str)
+def test_a_column_is_found_by_the_pieces_of_n(tile, inner, layout):
+    fragment, places = layout
+    division = Division(Design(tile, (1, 1), True))
+    for right, own in itertools.product(range(division.across), places):
+        lane = own[0][1]
+        for (_, first), (_, column) in zip(fragment.registers, own, strict=True):
+            found = division.pieces(inner, right * SUBTILE[1] + first, lane, TILE)
+            if tile[1] % math.prod(inner):
+                assert found is None
+                continue
+            left, want = division.column(right, column, TILE), []
+            for extent in inner:
+                want.append(left % extent)
+                left //= extent
+            assert found == (*want, left)

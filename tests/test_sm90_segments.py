@@ -60,6 +60,41 @@ def beside_columns(accum):
     return D, columns
 
 
+def rotated(x, cosines, sines):
+    """The halves of each head by an angle."""
+    a, b = x.chunk(2, dim=-1)
+    return ef.cat((a * cosines[:, None] - b * sines[:, None], b * cosines[:, None] + a * sines[:, None]), dim=-1)
+
+
+def rotary(accum, cosines, sines):
+    D = rotated(accum.unflatten(-1, (-1, 64)), cosines, sines).flatten(-2, -1)
+    return D
+
+
+def rotary_by_pairs(accum, cosines, sines):
+    a, b = accum.unflatten(-1, (-1, 32, 2)).unbind(-1)
+    first = a * cosines[:, None] - b * sines[:, None]
+    D = ef.stack((first, b * cosines[:, None] + a * sines[:, None]), dim=-1).flatten(-3, -1)
+    return D
+
+
+def norm_and_rotary(accum, weight, cosines, sines):
+    x = accum.unflatten(-1, (-1, 128))
+    y = x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6) * weight
+    D = rotated(y, cosines, sines).flatten(-2, -1)
+    return D
+
+
+def swapped_sums(accum, C):
+    a, b = (accum + C).unflatten(-1, (-1, 16)).chunk(2, dim=-1)
+    D = ef.cat((a - b, b + a), dim=-1).flatten(-2, -1)
+    return D
+
+
+def angles(width):
+    return {name: torch.empty(M, width, dtype=BF16) for name in ("cosines", "sines")}
+
+
 CASES = {
     "block scales": arguments(block_scales, m=M, n=N, bias=torch.empty(N, dtype=BF16)),
     "quantised": arguments(quantised, m=M, n=N, bias=torch.empty(N, dtype=BF16)),
@@ -68,8 +103,14 @@ CASES = {
     "head softmax": arguments(head_softmax, m=M, n=N),
     "finest": arguments(finest, m=M, n=N),
     "beside columns": arguments(beside_columns, m=M, n=N),
+    "rotary": arguments(rotary, m=M, n=N, **angles(32)),
+    "rotary by pairs": arguments(rotary_by_pairs, m=M, n=N, **angles(32)),
+    "norm and rotary": arguments(norm_and_rotary, m=M, n=N, weight=torch.empty(128, dtype=BF16), **angles(64)),
+    "swapped sums": arguments(swapped_sums, m=M, n=N, C=torch.empty(M, N, dtype=BF16)),
 }
-WIDTHS = {"head norm": 128, "block scales": 128, "head softmax": 96}
+SPILLED = {"beside columns": 8, "rotary": 48, "rotary by pairs": 48, "norm and rotary": 64}
+"""Bytes at most, of what is read where it lies beside 128 accumulators."""
+WIDTHS = {"norm and rotary": 128, "rotary": 64, "head norm": 128, "block scales": 128, "head softmax": 96}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,7 +127,7 @@ def test_every_design_that_holds_segments_carries_them(tile, name, capfd, tmp_pa
     assert design.exchanged == 0
     assert "st.async" not in function.__ptx__
     report = capfd.readouterr().err
-    assert max(spills(report)) <= (8 if name == "beside columns" else 0)
+    assert max(spills(report)) <= SPILLED.get(name, 0)
     assert "serialized" not in report
 
 
@@ -106,6 +147,24 @@ def test_what_is_read_again_is_walked_block_by_block(tmp_path):
     ptx = built(CASES["head layer norm"], tmp_path, SCHEDULES[128, 256])[2].__ptx__
     order = re.findall(r"shfl\.sync\.bfly|stmatrix", ptx)
     assert order.index("stmatrix") < order.index("shfl.sync.bfly", order.index("stmatrix"))
+
+
+def test_columns_that_meet_are_in_one_thread(tmp_path):
+    """Without a shuffle, and without a choice by the column: half of the products are of either kind."""
+    design = SCHEDULES[64, 128]
+    plain, turned = (
+        built(args, tmp_path, design)[2].__ptx__ for args in (arguments(lambda accum: accum, m=M, n=N), CASES["rotary"])
+    )
+    assert "shfl.sync.bfly" not in turned
+    products = turned.count("mul.f32") + turned.count("fma.rn.f32") - plain.count("mul.f32") - plain.count("fma.rn.f32")
+    assert products == 2 * 64  # of two values each of a thread's 64
+    assert turned.count("stmatrix") == plain.count("stmatrix")
+
+
+def test_a_sum_that_is_turned_comes_by_tma(tmp_path):
+    """It waits in the accumulator's registers for the columns that it meets."""
+    transports = dict(ef.get_kernels(CASES["swapped sums"], cc=90)[0].plan.allocation.transports)
+    assert transports == {"C": "TMA through shared memory", "D": "TMA through shared memory"}
 
 
 def test_nothing_is_merged_after_the_launch():
@@ -140,6 +199,11 @@ def of_rows_and_heads(accum):
 def of_results(accum):
     largest = ef.absmax(accum.unflatten(-1, (-1, 64)), dim=-1)
     return ef.sum(largest, dim=-1)
+
+
+def twelve_apart(accum):
+    a, b = accum.unflatten(-1, (-1, 24)).chunk(2, dim=-1)
+    return ef.cat((b, a), dim=-1)
 
 
 def of_a_gate(accum):
@@ -178,6 +242,13 @@ REFUSED = {
     "what is reduced": (
         arguments(of_results, n=N),
         "it reduces full-size values only, and sum has another argument",
+    ),
+    "columns of other lanes": (
+        arguments(twelve_apart, n=N),
+        (
+            "it takes halves of a row, or every second column, not columns 12 apart: store the product, and take its "
+            "parts in PyTorch"
+        ),
     ),
     "a gate": (arguments(of_a_gate, n=N), "it takes parts of a row where no value needs whole rows"),
 }

@@ -21,7 +21,10 @@ OPERANDS: dict[str, tuple[int, ...]] = {
     "heads": (N // 64, 1),
     "angles": (M, 1, 64),
     "scales": (M, N // 64, 1),
+    "cosines": (M, 1, 32),
+    "sines": (M, 1, 32),
 }
+ROTATED = "D = cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)"
 CASES = {
     "a block's largest": "D = absmax(accum.unflatten(-1, (-1, 32)), dim=-1)",
     "beside the product": "D = accum + C; P = absmax(D.unflatten(-1, (-1, 64)), dim=-1)",
@@ -65,6 +68,37 @@ CASES = {
     ),
     "column sums beside": (
         "x = accum.unflatten(-1, (-1, 64)); D = (x - amin(x, dim=-1, keepdim=True)).flatten(-2, -1); P = sum(D, dim=0)"
+    ),
+    "rotated": f"x = accum.unflatten(-1, (-1, 64)); a, b = x.chunk(2, dim=-1); {ROTATED}.flatten(-2, -1)",
+    "rotated as written often": (
+        "x = accum.unflatten(-1, (-1, 64)); a, b = x.chunk(2, dim=-1); "
+        "D = (x * angles + cat((-b, a), dim=-1) * each).flatten(-2, -1)"
+    ),
+    "pairs rotated": (
+        "x = accum.unflatten(-1, (-1, 32, 2)); a, b = x.unbind(-1); "
+        "D = stack((a * cosines - b * sines, b * cosines + a * sines), dim=-1).flatten(-3, -1)"
+    ),
+    "normed and rotated": (
+        "x = accum.unflatten(-1, (-1, 64)); y = x * rsqrt(mean(x * x, dim=-1, keepdim=True) + 0.001) * each; "
+        f"a, b = y.chunk(2, dim=-1); {ROTATED}.permute(1, 0, 2)"
+    ),
+    "rotated and normed": (
+        "x = (accum + C).unflatten(-1, (-1, 96)); a, b = x.chunk(2, dim=-1); y = cat((b, -a), dim=-1) + x; "
+        "D = (y - amax(y, dim=-1, keepdim=True)).flatten(-2, -1); P = amin(y, dim=-1)"
+    ),
+    "a sum rotated": (
+        "x = (accum + C).unflatten(-1, (-1, 16)); a, b = x.chunk(2, dim=-1); "
+        "D = cat((a - b, b + a), dim=-1).flatten(-2, -1)"
+    ),
+    "a sum that is stored too": (
+        "x = (accum + row).unflatten(-1, (-1, 64)); D = (x * 2 - x.roll(32, -1)).flatten(-2, -1); P = accum * column"
+    ),
+    "thirds of 48": (
+        "a, b, c = accum.unflatten(-1, (-1, 48)).chunk(3, dim=-1); D = cat((b, c, a), dim=-1).flatten(-2, -1)"
+    ),
+    "a whole row rotated": (
+        "x = (accum - amax(accum, dim=-1, keepdim=True)).unflatten(-1, (-1, 64)); a, b = x.chunk(2, dim=-1); "
+        "D = cat((b, a), dim=-1).flatten(-2, -1)"
     ),
     "row sums beside": "D = absmax(accum.unflatten(-1, (-1, 64)), dim=-1); P = sum(accum, dim=-1)",
 }

@@ -74,11 +74,10 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
     # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
-    direct = any(access.travels.in_place for access in (*program.stores, *program.coming))
     spills = (
         len(reductions) > tuned.FEW_REDUCTIONS.value
         or "values" in program.edges
-        or direct
+        or go_direct(program)
         or "many" in _taken(program.graph)
     )
     if not hidden or not heavy or spills or _hungry(program):
@@ -86,6 +85,11 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
     held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # up to 280 bytes spill
     return min(most, accumulators + tuned.FEW_REGISTERS.value + 8 * (held // 2))
+
+
+def go_direct(program: Program) -> bool:
+    """Whether operands or outputs are read or written where they lie, value by value."""
+    return any(access.travels.in_place for access in (*program.stores, *program.coming))
 
 
 def _hungry(program: Program) -> str | None:
@@ -120,6 +124,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions that end within 64 rows or 32 columns"
     if reductions and short and fragments > 1:
         return "its accumulator leaves too few registers for reductions where K is short"
+    if go_direct(program) and segments.span(program.graph):  # 1500 bytes spill
+        return "its accumulator leaves too few registers for parts of rows beside what goes direct"
     hungry = _hungry(program)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
 

@@ -33,6 +33,7 @@ LEAVES: Mapping[str, Cost] = {
     "const": _HELD,
     "index": _LIGHT,
     "reduce": _LIGHT,
+    "pick": _HELD,
     "cast": Cost("some", 0),
     "debug_print": _PLAIN,
 }

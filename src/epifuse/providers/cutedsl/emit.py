@@ -23,7 +23,7 @@ def walk(
     nodes: Iterable[Node] | None = None,
     known: Mapping[Node, Fragment] | None = None,
 ) -> Mapping[Node, Fragment]:
-    """The fragments of `nodes`, or of all, and those `known`. `leaf` gives accum, loads, coordinates, reductions.
+    """The fragments of `nodes`, or of all, and those `known`. `leaf` gives what has no arguments, reductions and picks.
 
     `like` has the fragment's shape. `accuracy` says what a value must be computed with (`precision.accuracies`); in
     full where it says nothing.
@@ -32,7 +32,7 @@ def walk(
     for node in graph.nodes if nodes is None else nodes:
         if node.op == "const":
             values[node] = _constant(node, like, graph)
-        elif not node.args or node.op == "reduce":
+        elif not node.args or node.op in ("reduce", "pick"):
             values[node] = leaf(node)
         else:
             values[node] = _computed(node, graph, values, (accuracy or {}).get(node, "full"))

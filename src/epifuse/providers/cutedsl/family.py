@@ -233,11 +233,12 @@ class Family:
             return "its tile leaves too little shared memory for three stages of A and B"
         program, design = found
         refused = refusals.not_by_tma(program, problem)
-        if not rows.is_held_by_one_width(program.graph):
-            refused = refused or budget.crowded(program, design, short=is_short(problem))
-        return refused or Arranged(
-            KernelSource.of(problem, program, design), budget.spills(program, design, long=is_long(problem))
-        )
+        crowded = budget.crowded(program, design, short=is_short(problem))
+        if rows.is_held_by_one_width(program.graph):
+            spills = crowded is not None and budget.go_direct(program)
+        else:
+            refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))
+        return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
     def fitted(self, design: Design) -> tuple[Program, Design] | None:
         """Program and design with its stages, or None where the design leaves A and B too little shared memory."""

@@ -23,7 +23,7 @@ from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
-from epifuse.providers.cutedsl.rows import Walk, is_line, walks
+from epifuse.providers.cutedsl.rows import Walk, beside, is_line, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
 from epifuse.providers.cutedsl.weave import Order, problem_of, woven
 from epifuse.request.problem import Problem
@@ -90,7 +90,11 @@ class Lowered:
         """The loads, as `loads` has them."""
         types = self.stored.types
         early = {node for walk in self.walks for node in (*walk.nodes, *walk.lines)}
-        uses = [Use(types[node].axes - {"l"}, leaves=False, late=node not in early) for node in self.loads]
+        elsewhere = beside(self.walks, self.stored)
+        uses = [
+            Use(types[node].axes - {"l"}, leaves=False, late=node not in early, beside=node in elsewhere)
+            for node in self.loads
+        ]
         return tuple(
             Read(node.attr, types[node].axes, candidates(use), Along.of(node.attr.dims, self.factors))
             for node, use in zip(self.loads, uses, strict=True)

@@ -52,6 +52,8 @@ def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int
 
 def _error(node: Node) -> Error:
     """What becomes of an error of its arguments: what amplifies it reads what is computed in full."""
+    if node.op == "pick":
+        return "carried"
     return PRIMITIVES[node.op].error if node.op in PRIMITIVES else "amplified"
 
 

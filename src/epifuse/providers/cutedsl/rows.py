@@ -14,7 +14,7 @@ import torch
 
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
-from epifuse.passes.assign_stages import has_row_stage, shares_rows
+from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.design import Design
@@ -53,12 +53,49 @@ def walks(graph: Graph) -> tuple[Walk, ...]:
     held = next((node for node in graph.nodes if node.op == "accum"), None)
     made: list[Walk] = []
     for level, tops in enumerate(roots, start=1):
+        later = [node for further in roots[level - 1 :] for node in further]
+        if (value := _combined(graph, held, tops, later, read)) is not None:
+            made.append(Walk(held, topological([value], known=(held, *read))))
+            held = value
         nodes = topological(tops, known=(held, *read))
         complete = tuple(node for node in reductions if depth[node] == level)
         known = tuple(node for node in lines if max(depth[node], 1) == level)
         made.append(Walk(held, nodes, complete, known))
-        held = _kept(graph, made[-1], [node for later in roots[level:] for node in later], read)
+        held = _kept(graph, made[-1], [node for further in roots[level:] for node in further], read)
     return tuple(made)
+
+
+def _combined(
+    graph: Graph, held: Node | None, tops: list[Node], later: list[Node], read: tuple[Node, ...]
+) -> Node | None:
+    """A value that a walk of its own is to leave in the registers: the one of which `tops` combine columns.
+
+    Else it is computed for each column that it is combined with. All that is needed `later` must be made of it.
+    """
+    nodes = topological(tops, known=(held, *read))
+    combined = {node.args[0] for node in nodes if node.op == "pick"} - {held}
+    if len(combined) != 1:
+        return None
+    (value,) = combined
+    below = topological([value], known=(held, *read))
+    is_simple = graph.types[value].kind == "float" and all(node.op != "pick" for node in below)
+    return value if is_simple and held not in topological(later, known=(value, *read)) else None
+
+
+def _picks(walk: Walk) -> list[Node]:
+    return [node for node in walk.nodes if node.op == "pick"]
+
+
+def beside(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
+    """What a walk computes for other columns than those that it stores with it."""
+    read = read_lines(graph)
+    each = (topological(node.args, known=(walk.held, *read)) for walk in made for node in _picks(walk))
+    return frozenset(node for nodes in each for node in nodes)
+
+
+def block(graph: Graph) -> int:
+    """Columns that a warp group walks to the end before the next ones; 0 where that is all it has of a tile."""
+    return 0 if shares_rows(graph) else segments.span(graph)
 
 
 def read_lines(graph: Graph) -> tuple[Node, ...]:
@@ -128,6 +165,8 @@ def _depths(graph: Graph) -> Mapping[Node, int]:
 def _kept(graph: Graph, walk: Walk, later: list[Node], read: tuple[Node, ...]) -> Node | None:
     """Which value the registers are to hold for the later walks: the one that leaves them the least to compute."""
     held, computed = walk.held, walk.nodes
+    if _picks(walk):
+        return held  # of other subtiles, which may be walked behind this one
 
     def rest(node: Node | None) -> int:
         nodes = topological(later, known=(node, *read))
@@ -147,14 +186,12 @@ def columns(design: Design) -> int:
 
 def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     """Why a design cannot carry the row stage of this graph."""
-    if not has_row_stage(graph):
-        return None
     n, is_shared, span = problem.extents["n"], shares_rows(graph), segments.span(graph)
-    if design.columns % (span or 1):
+    if span and design.columns % span:
         return _not_divided(design, graph)
-    if is_shared and span:
+    if is_shared and segments.widths(graph):
         return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
-    if not read_lines(graph):
+    if len(walks(graph)) == 1:
         return None
     if problem.accumulator != torch.float32:
         return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
@@ -179,7 +216,11 @@ def is_held_by_one_width(graph: Graph) -> bool:
 def _not_divided(design: Design, graph: Graph) -> Reason:
     """Why no whole number of blocks makes a design's tile."""
     reductions = [node for node in graph.nodes if node.op == "reduce" and segments.width(node)]
-    widest, span = max(reductions, key=segments.width), segments.span(graph)
+    span = segments.span(graph)
+    if not reductions:
+        pick = next(node for node in graph.nodes if node.op == "pick")
+        return Reason(f"its {design.columns} columns are no multiple of {span}, of which parts meet", graph.loc(pick))
+    widest = max(reductions, key=segments.width)
     name = f"{written(widest, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
     if all(one.tile[1] % span for one in DESIGNS):
         known = sorted({one.tile[1] for one in DESIGNS})

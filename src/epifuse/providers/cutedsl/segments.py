@@ -48,9 +48,15 @@ def _is_finer(known: Type, finest: int) -> bool:
 
 
 def span(graph: Graph) -> int:
-    """Columns of a block: whole segments of each width, and whole subtiles. 0 where nothing is of segments."""
-    found = widths(graph)
-    return math.lcm(SUBTILE[1], *found) if found else 0
+    """Columns of a block: whole segments of each width, columns that are combined, and whole subtiles. 0 where there is
+    neither."""
+    ends = [*widths(graph), *(factor.stride * (factor.extent or 1) for factor in picked(graph))]
+    return math.lcm(SUBTILE[1], *ends) if ends else 0
+
+
+def picked(graph: Graph) -> frozenset[Factor]:
+    """Factors of which a place is picked, to be combined with others."""
+    return frozenset(factor for node in graph.nodes if node.op == "pick" for factor, _ in node.attr)
 
 
 def are_all_columns(factors: Iterable[Factor], extents: Mapping[str, int]) -> bool:

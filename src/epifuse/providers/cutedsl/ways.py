@@ -52,13 +52,15 @@ class Use(NamedTuple):
     """What the graph does with an operand or output.
 
     The axes it varies over but the batches; whether it `leaves`; whether only merged reductions need it, or make it;
-    whether a walk of the tile that is there for full-size values knows it, one value a row or segment of it.
+    whether a walk of the tile that is there for full-size values knows it, one value a row or segment of it; whether
+    it is read for columns `beside` those that are computed.
     """
 
     axes: frozenset[str]
     leaves: bool
     late: bool = False
     by_line: bool = False
+    beside: bool = False
 
 
 class Lying(NamedTuple):
@@ -174,7 +176,7 @@ WAYS: Mapping[str, Way] = {
     ),
     "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words(_rows)),
     "tile": Way(
-        lambda use: True,
+        lambda use: not use.beside,  # of which only one subtile is there at a time
         "TMA through shared memory",
         "TMA through shared memory",
         refuses=_not_staged,

@@ -19,6 +19,7 @@ from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, dim_size
 from epifuse.passes.canonicalise import typed
 from epifuse.plan import Reason
+from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.addresses import written
 from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem, TensorInfo
@@ -44,7 +45,7 @@ class Woven(NamedTuple):
 def woven(graph: Graph, problem: Problem) -> Woven:
     """The graph over the columns of one part: `accum` has the part's number, what is `pick`ed is one of two values."""
     picks = [node for node in graph.nodes if node.op == "pick"]
-    if not picks:
+    if not picks or pairs.are_held(graph, problem):
         return Woven(graph)
     try:
         between = _between(picks, problem.extents["n"])

@@ -9,9 +9,10 @@ accumulator is walked several times: all walks but the last reduce along rows, t
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from epifuse.ir.graph import topological
 from epifuse.providers.cutedsl import device_math as dm
-from epifuse.providers.cutedsl import segments
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl import pairs, segments
+from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.accesses import LOADS, STORES
@@ -36,7 +37,7 @@ class Epilogue:
         self.scene = scene = Scene(design, program, fragment)
         self.division, self.walks = scene.division, scene.walks
         self.slots = scene.slots
-        self.read_lines = read_lines(program.graph)
+        self.read_lines, self.picked = read_lines(program.graph), segments.picked(program.graph)
         self.partials = Partials(design, program, fragment, reductions_of(program.graph))
         self.by_walk = [self._partials(walk_) for walk_ in self.walks]
         self.exchange = Exchange(design, fragment)
@@ -137,14 +138,15 @@ class Epilogue:
             columns = dm.disguised(Int32(shape[1]), number)
             for s in block:
                 coming = self.arrive(number, s + 1, team) if s + 1 in block else {}
-                spot = self._spot(s, tile.place, team)
+                spot = self._spot(self.scene.walked(s), tile.place, team)
                 found = self._compute(number, spot, values, arrived, tile, team)
                 partials.add(kept, found, spot, (shape[0], columns, shape[2]), self.slots)
                 held = self.walks[number + 1].held
                 if held is not walk_.held:
                     self._replace(values, spot, found[held], team)
                 arrived = coming
-            self._complete(number, kept, first, tile, team)
+            if walk_.reductions:
+                self._complete(number, kept, first, tile, team)
         self._store_rows([node for walk_ in self.walks[:-1] for node in walk_.lines], first, tile, team)
 
     def _store_rows(self, nodes, first, tile, team):
@@ -154,7 +156,7 @@ class Epilogue:
 
     def subtile(self, s, values, arrived, tile, team):
         """Subtile `s` of the last walk: compute it, and store what leaves directly. Returns all outputs, converted."""
-        spot, place = self._spot(s, tile.place, team), tile.place
+        spot, place = self._spot(self.scene.walked(s), tile.place, team), tile.place
         found = self._compute(len(self.walks) - 1, spot, values, arrived, tile, team)
         results = [self._stored(i, found) for i in range(len(self.program.stores))]
         for each in self.stores:
@@ -185,11 +187,11 @@ class Epilogue:
         """Number of this warp among those that have different rows of the result."""
         return self.division.warp_of_rows(place, team.thread // 32)
 
-    def _spot(self, s, place, team):
-        down, right = self.scene.walked(s)
-        rows = [self.division.row(down, row, place) for row in team.rows]
-        columns = [self.division.column(right, column, place) for column in team.columns]
-        return Spot(down, right, spread(rows, self.fragment.by_row), spread(columns, self.fragment.by_column))
+    def _spot(self, at, place, team):
+        """Of the subtile so far down and right."""
+        rows = [self.division.row(at[0], row, place) for row in team.rows]
+        columns = [self.division.column(at[1], column, place) for column in team.columns]
+        return Spot(at[0], at[1], spread(rows, self.fragment.by_row), spread(columns, self.fragment.by_column))
 
     def _first(self, spot, team):
         """Where a subtile's values begin in the accumulator."""
@@ -211,8 +213,8 @@ class Epilogue:
         for i, value in enumerate(dm.numbers(fragment)):
             values[self._first(spot, team) + i] = value
 
-    def _compute(self, number, spot, values, arrived, tile, team):
-        """Walk the graph over one subtile."""
+    def _compute(self, number, spot, values, arrived, tile, team, nodes=None):
+        """Walk the graph over one subtile: all nodes of a walk, or these."""
         walk_ = self.walks[number]
         x = self._held(walk_.held, values, spot, team)
         # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
@@ -221,16 +223,46 @@ class Epilogue:
         known = {
             node: self._spread_rows(tile.lines[node], spot, team) for node in self.read_lines if node in tile.lines
         }
+        known[walk_.held] = x
 
         def loaded(i):
             return arrived[i] if i in arrived else self.load_of[i].visit(i, x, spot, tile, team)
 
+        def beside(at, node):
+            """A value at another subtile of the tile."""
+            below = topological([node], known=known)
+            return self._compute(number, self._spot(at, tile.place, team), values, {}, tile, team, below)[node]
+
         def leaf(node):
             if node.op == "accum":
                 return self._held(node, values, spot, team)
+            if node.op == "pick":
+                return self._picked(node, spot, x, beside)
+            if node.op == "index" and self.picked.issuperset(node.attr):
+                return self._counted(node, spot, x)
             return self._leaf(node, x, (spot.rows, spot.columns, tile.place.l), team.given, loaded)
 
-        return walk(self.program.graph, leaf, x, self.program.accuracies, walk_.nodes, {walk_.held: x, **known})
+        return walk(
+            self.program.graph, leaf, x, self.program.accuracies, walk_.nodes if nodes is None else nodes, known
+        )
+
+    def _counted(self, node, spot, like):
+        """A coordinate that is known while tracing: a choice by it costs nothing."""
+        found = [0] * len(self.fragment.registers)
+        for factor in node.attr:
+            places = [pairs.place(factor, spot.right * SUBTILE[1] + column) for _, column in self.fragment.registers]
+            found = [at * factor.extent + place for at, place in zip(found, places, strict=True)]
+        return dm.fragment([Int32(at) for at in found], like.shape, Int32)
+
+    def _picked(self, node, spot, like, beside):
+        """What is picked of a factor, in the registers of all its columns: `beside` gives a value of a subtile."""
+        sources = pairs.sources(node.attr, spot.right, self.fragment.registers)
+        found = {
+            right: beside((spot.down, right), node.args[0]) for right in dict.fromkeys(right for right, _ in sources)
+        }
+        numbers = {right: dm.numbers(value) for right, value in found.items()}
+        picked = [numbers[right][register] for right, register in sources]
+        return dm.fragment(picked, like.shape, found[sources[0][0]].element_type)
 
     def _leaf(self, node, like, places, given, loaded):
         """A coordinate, a number, or what `loaded` gives of an operand. `places` are (rows, columns, batch)."""
@@ -254,7 +286,9 @@ class Epilogue:
         walk_, partials, count, shape = self.walks[number], self.by_walk[number], self.slots.count, team.given.shape
         places = self._places(first, tile.place, team)
         partial = self._partial(partials, kept)
-        at = team.executed * (len(self.walks) - 1) + number, tile.place.n, places.down
+        exchanging = [i for i, each in enumerate(self.walks[:-1]) if each.reductions]
+        exchange = team.executed * len(exchanging) + sum(i < number for i in exchanging)
+        at = exchange, tile.place.n, places.down
         complete = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
         numbers = {
             node: tuple(

@@ -1,10 +1,12 @@
 """Which rows and columns of a tile a warp group has, and which of them each of its warps."""
 
+import math
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Int32
 
+from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS, Design
 
 
@@ -35,6 +37,20 @@ class Division:
         """Column of the result: column `column` of the `right`-th subtile from the left."""
         return place.n * self.design.columns + right * SUBTILE[1] + column
 
+    def pieces(self, inner, column, lane, place):
+        """Column `column` + `lane` of a tile by the pieces of N; None where there are none, or tiles cut them.
+
+        `column` is known while tracing, and `lane` adds less than what is left of its `STEP` columns: most pieces are
+        known as well, and no division of a column of the result is left, of five instructions a value.
+        """
+        if not inner or self.design.columns % math.prod(inner):
+            return None
+        found, below = [], 1
+        for extent in inner:
+            found.append(_step(column, lane, below, extent))
+            below *= extent
+        return (*found, place.n * (self.design.columns // below) + _step(column, lane, below, self.design.columns))
+
     def subtile(self, down, right, place):
         """Coordinates of a warp group's subtile, in subtiles of the whole result."""
         return (
@@ -57,3 +73,13 @@ class Division:
         if self.design.pingpong:
             return served, Int32(0), step * MATH_GROUPS
         return Int32(0), served, step
+
+
+def _step(column, lane, below, extent):
+    """Where a column is along a piece of N, behind pieces of so many columns `below`."""
+    first = column // segments.STEP * segments.STEP
+    if below % segments.STEP == 0:
+        return column // below % extent
+    if segments.STEP % below == 0 and below * extent % segments.STEP == 0:
+        return first // below % extent + (column - first + lane) // below
+    return (column + lane) // below % extent

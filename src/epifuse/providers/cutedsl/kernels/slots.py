@@ -7,6 +7,7 @@ from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.design import SUBTILE
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.place import Division
+from epifuse.providers.cutedsl.rows import block
 
 
 class Places(NamedTuple):
@@ -27,12 +28,12 @@ class Slots:
 
     def __init__(self, graph: Graph, division: Division, fragment: Fragment, *, down_first: bool) -> None:
         self.division, self.fragment = division, fragment
-        span = segments.span(graph)
-        self.finest = segments.widths(graph)[0] if span else 0
+        span = block(graph)
+        self.finest = next(iter(segments.widths(graph)), 0)
         self.across = span // SUBTILE[1] if span else division.across
         self.down = 1 if span and not down_first else division.down
         self.subtiles = self.across * self.down
-        self.of_row = span // self.finest if span else 1
+        self.of_row = span // self.finest if self.finest else 1
 
     @property
     def count(self) -> int:

@@ -16,18 +16,25 @@ class DirectLoads(Loads):
 
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
         """Lanes outside the result read its edge: a branch around each load would wait for one before the next."""
-        return self._values(i, (spot.rows, spot.columns), team.shape, tile, team)
+        pieces = self.scene.pieces(self.scene.loads[i], spot, tile.place, team)
+        return self._values(i, (spot.rows, spot.columns, pieces), team.shape, tile, team)
 
     def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
-        return self._values(i, (places.rows, places.columns), (len(places.rows),), tile, team)
+        inner, count = self.scene.loads[i].inner[1], len(places.rows)
+        pieces = [self.scene.division.pieces(inner, column, 0, tile.place) for column in places.right]
+        return self._values(i, (places.rows, places.columns, pieces), (count,), tile, team)
 
-    def _values(self, i: int, at: tuple[Sequence[Any], Sequence[Any]], shape: Any, tile: Tile, team: Team) -> Any:
+    def _values(self, i: int, at: tuple[Any, Any, Any], shape: Any, tile: Tile, team: Team) -> Any:
         access, tensor, extents = self.scene.loads[i], team.given.tensors[i], team.given.shape
-        step, count = 2 if access.pairs else 1, len(at[0])
+        rows, columns, pieces = at
+        step, count = 2 if access.pairs else 1, len(rows)
         raw = cute.make_rmem_tensor((step, count // step), tensor.element_type)
         for v in range(0, count, step):
-            row = cutlass.min(at[0][v], extents[0] - 1)
-            column = cutlass.min(at[1][v], extents[1] - step)
+            row = cutlass.min(rows[v], extents[0] - 1)
+            if pieces[v] is None:
+                column = cutlass.min(columns[v], extents[1] - step)
+            else:
+                column = *pieces[v][:-1], cutlass.min(pieces[v][-1], tensor.shape[1][-1] - 1)
             cute.autovec_copy(element(tensor, access, row, column, tile.place.l), raw[None, v // step])
         return under(raw, shape).load().to(self.scene.held(i))
 
@@ -43,6 +50,7 @@ class DirectStores(Stores):
             parts = under(results[i], (step, team.count // step))
             # What does not vary over an axis is written once.
             limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", given.shape, strict=True)]
+            pieces = self.scene.pieces(access, spot, tile.place, team)
             for v in range(0, team.count, step):
-                to = element(given.outputs[i], access, spot.rows[v], spot.columns[v], batch)
+                to = element(given.outputs[i], access, spot.rows[v], pieces[v] or spot.columns[v], batch)
                 store_inside(parts[None, v // step], to, (spot.rows[v], spot.columns[v], batch), limits)

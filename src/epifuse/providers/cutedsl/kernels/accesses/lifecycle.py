@@ -23,6 +23,7 @@ from epifuse.providers.cutedsl.kernels.slots import Places, Slots
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import walks
+from epifuse.providers.cutedsl.ways import Access
 
 Fragments = Mapping[int, Any]
 """Values of operands, by their number among the program's tensors."""
@@ -53,6 +54,11 @@ class Scene:
         """
         down, across = self.division.down, self.division.across
         return (s % down, s // down) if self._down_first else (s // across, s % across)
+
+    def pieces(self, access: Access, spot: Spot, place: Place, team: Team) -> list[Any]:
+        """Of each register the pieces of its column, or None; see `Division.pieces`."""
+        columns = [spot.right * SUBTILE[1] + column for _, column in self.fragment.registers]
+        return [self.division.pieces(access.inner[1], column, team.columns[0], place) for column in columns]
 
     def begins(self, s: int) -> bool:
         """Whether subtile `s` of the last walk is computed behind other walks, and so not read ahead."""
