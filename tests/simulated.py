@@ -22,6 +22,7 @@ from epifuse.providers.cutedsl.kernel_text import read
 from epifuse.providers.cutedsl.kernels import epilogue, modes, reduce
 from epifuse.providers.cutedsl.kernels.accesses import direct, lifecycle, line, scalar, vector
 from epifuse.providers.cutedsl.kernels.fragment import Fragment as Places
+from epifuse.providers.cutedsl.kernels.parts import Parts
 from epifuse.providers.cutedsl.kernels.place import Place
 
 T = WARP_GROUP
@@ -351,8 +352,9 @@ def function(places: tuple[Places, list[Any]]) -> Any:
         assert source.design.exchanged == 0, "rows of several CTAs"
 
         def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
-            (product,) = _products(a, b, program.order)
-            made = epilogue.Epilogue(design, program, places[0])
+            products = _products(a, b, program.order)
+            product, parts = products[0], _parts(len(places[0].registers), design) if program.order else None
+            made = epilogue.Epilogue(design, program, places[0], parts)
             read_, written = made.whole(tensors, outputs)
             for memory in written:
                 memory.values[...] = np.nan
@@ -361,7 +363,7 @@ def function(places: tuple[Places, list[Any]]) -> Any:
                 -(-size // step) for size, step in zip(product.shape, (design.tile[0], design.columns, 1), strict=True)
             )
             for m, n, l, within in itertools.product(*map(range, (*tiles, design.sharing))):
-                _tile(made, places, given, product, Place(Int32(m), Int32(n), Int32(l), Int32(within)))
+                _tile(made, places, given, products, Place(Int32(m), Int32(n), Int32(l), Int32(within)))
             for memory, access in zip(written, program.stores, strict=True):
                 if not access.travels.merged:
                     memory.write_back()
@@ -375,7 +377,13 @@ def _in_place(access: Any) -> Any:
     return replace(access, way="direct") if access.travels.staged else access
 
 
-def _tile(made: Any, places: Any, given: Any, product: torch.Tensor, place: Place) -> None:
+def _parts(count: int, design: Any) -> Parts:
+    """The registers of one part behind those of the other, subtile by subtile."""
+    across = design.columns // SUBTILE[1]
+    return Parts((tuple(range(count)), tuple(range(count, 2 * count))), 2 * count * across, 2 * count)
+
+
+def _tile(made: Any, places: Any, given: Any, products: list[torch.Tensor], place: Place) -> None:
     """As `Sm90Gemm.multiply` does it, of what is there already."""
     fragment, lanes = places
     thread = Int32(np.arange(T))
@@ -388,8 +396,9 @@ def _tile(made: Any, places: Any, given: Any, product: torch.Tensor, place: Plac
     )  # fmt: skip
     values = Fragment([], Float32)
     values.iterator = _Registers(values)  # type: ignore[attr-defined]
-    padded = np.pad(product.numpy(), ((0, 512), (0, 512), (0, 0)))
-    for down, right in itertools.product(range(made.division.down), range(made.division.across)):
+    every = [np.pad(product.numpy(), ((0, 512), (0, 512), (0, 0))) for product in products]
+    subtiles = itertools.product(range(made.division.down), range(made.division.across), every)
+    for down, right, padded in subtiles:
         for register in range(len(fragment.registers)):
             row, column = (Int32([lane[register][i] for lane in lanes]) for i in (0, 1))
             at = made.division.row(down, row, place).v, made.division.column(right, column, place).v, place.l.v

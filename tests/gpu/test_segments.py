@@ -100,6 +100,18 @@ CASES = {
         "x = (accum - amax(accum, dim=-1, keepdim=True)).unflatten(-1, (-1, 64)); a, b = x.chunk(2, dim=-1); "
         "D = cat((b, a), dim=-1).flatten(-2, -1)"
     ),
+    "blocks of a gate": (
+        "g, u = (accum + C).chunk(2, dim=-1); D = relu(g) * u; P = absmax(D.unflatten(-1, (-1, 32)), dim=-1)"
+    ),
+    "blocks of a gate scaled": (
+        "g, u = accum.chunk(2, dim=-1); x = (relu(g) * u).unflatten(-1, (-1, 32)); "
+        "a = absmax(x, dim=-1, keepdim=True); s = where(a > 0, a * 0.001953125, 1.0); "
+        "D = (x / s).flatten(-2, -1); P = s"
+    ),
+    "pairs less their largest": (
+        "x = accum[:, 0::2] * (accum[:, 1::2] + 1); y = x.unflatten(-1, (-1, 32)); "
+        "D = (y - amax(y, dim=-1, keepdim=True)).flatten(-2, -1); P = x"
+    ),
     "row sums beside": "D = absmax(accum.unflatten(-1, (-1, 64)), dim=-1); P = sum(accum, dim=-1)",
 }
 

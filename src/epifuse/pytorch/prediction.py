@@ -17,6 +17,7 @@ from epifuse.base.processors import Processor
 from epifuse.base.target import Target
 from epifuse.frontend import activation_body
 from epifuse.ir import Node
+from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Plan
 from epifuse.providers.cutedsl import costs, tuned
 from epifuse.pytorch.cone import Cone, tensors_of
@@ -78,7 +79,7 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
     sizes, allocation = plan.problem.extents, plan.allocation
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * a.element_size() / 2, allocation.tile)
-    waits = "row" in plan.stages and sizes["n"] > allocation.tile[1]
+    waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
     return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), allocation.cost, waits)
 
 

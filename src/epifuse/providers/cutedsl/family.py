@@ -221,7 +221,10 @@ class Family:
     def arrange(self, design: Design) -> Arranged | str:
         """Program and design with its stages, or why there are none."""
         work, problem = self.work, self.problem
-        reason = refusals.not_asked_for(design, problem) or rows.refused(design, work.walked, problem)
+        own = replace(design, parts=weave.PARTS if work.order else 1)
+        reason = refusals.not_asked_for(design, problem)
+        if work.shares_rows or work.span:
+            reason = reason or rows.refused(own, work.walked, problem)
         if reason is not None:
             return reason
         if design in ROW_DESIGNS and not work.shares_rows:
@@ -234,7 +237,7 @@ class Family:
         program, design = found
         refused = refusals.not_by_tma(program, problem)
         crowded = budget.crowded(program, design, short=is_short(problem))
-        if rows.is_held_by_one_width(program.graph):
+        if rows.is_held_by_one_width(work.span, design.parts):
             spills = crowded is not None and budget.go_direct(program)
         else:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))

@@ -118,6 +118,11 @@ class Lowered:
         return shares_rows(self.walked)
 
     @cached_property
+    def span(self) -> int:
+        """Columns that a tile must hold a multiple of, for segments and what meets; 0 where there is neither."""
+        return segments.span(self.walked)
+
+    @cached_property
     def typed_shares_rows(self) -> bool:
         """The same before the graph was lowered."""
         return shares_rows(self.typed)

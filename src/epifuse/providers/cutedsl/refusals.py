@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 
 from epifuse.ir import Load
-from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, partials
 from epifuse.providers.cutedsl.accesses import Sides
@@ -31,7 +30,7 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     graph = work.walked
     if work.refused is not None:
         return work.refused
-    if work.order and has_row_stage(graph):
+    if work.order and work.shares_rows:
         node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
         why = "it takes parts of a row where no value needs whole rows"
         return Reason(why, graph.loc(node))

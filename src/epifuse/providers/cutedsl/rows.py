@@ -191,7 +191,7 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
         return _not_divided(design, graph)
     if is_shared and segments.widths(graph):
         return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
-    if len(walks(graph)) == 1:
+    if not is_shared and (not span or len(walks(graph)) == 1):
         return None
     if problem.accumulator != torch.float32:
         return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
@@ -207,10 +207,14 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     return Reason(why, graph.loc(needing))
 
 
-def is_held_by_one_width(graph: Graph) -> bool:
-    """Whether tiles of one width alone hold whole segments, so that no other can be better."""
-    span = segments.span(graph)
-    return span > 0 and len({design.tile[1] for design in DESIGNS if design.tile[1] % span == 0}) == 1
+def is_held_by_one_width(span: int, parts: int) -> bool:
+    """Whether tiles of one width alone hold whole blocks of so many columns, so that no other can be better."""
+    return span > 0 and sum(columns % span == 0 for columns in _widths(parts)) == 1
+
+
+def _widths(parts: int) -> list[int]:
+    """Columns of the result that tiles have."""
+    return sorted({design.tile[1] // parts for design in DESIGNS})
 
 
 def _not_divided(design: Design, graph: Graph) -> Reason:
@@ -222,8 +226,8 @@ def _not_divided(design: Design, graph: Graph) -> Reason:
         return Reason(f"its {design.columns} columns are no multiple of {span}, of which parts meet", graph.loc(pick))
     widest = max(reductions, key=segments.width)
     name = f"{written(widest, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
-    if all(one.tile[1] % span for one in DESIGNS):
-        known = sorted({one.tile[1] for one in DESIGNS})
+    known = _widths(design.parts)
+    if all(columns % span for columns in known):
         why = f"{name} takes tiles of a multiple of {span} columns, and there are {', '.join(map(str, known))}"
         return Reason(f"{why}: store its argument, and reduce that in PyTorch", graph.loc(widest))
     return Reason(f"its {design.columns} columns are no multiple of the {span} that {name} takes", graph.loc(widest))

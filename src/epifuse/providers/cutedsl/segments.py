@@ -29,6 +29,8 @@ def width(node: Node) -> int:
 
 def widths(graph: Graph) -> tuple[int, ...]:
     """Of all reductions of segments, the finest first."""
+    if "reduce" not in graph.ops:
+        return ()
     return tuple(sorted({width(node) for node in graph.nodes if node.op == "reduce"} - {0}))
 
 
@@ -56,6 +58,8 @@ def span(graph: Graph) -> int:
 
 def picked(graph: Graph) -> frozenset[Factor]:
     """Factors of which a place is picked, to be combined with others."""
+    if "pick" not in graph.ops:
+        return frozenset()
     return frozenset(factor for node in graph.nodes if node.op == "pick" for factor, _ in node.attr)
 
 

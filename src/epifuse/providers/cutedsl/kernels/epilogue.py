@@ -205,21 +205,29 @@ class Epilogue:
         if self.parts is None:
             own = cute.make_tensor(values.iterator + first, cute.make_layout(team.shape))
             return own.load().to(Float32)
-        registers = self.parts.registers[0 if node is None else node.attr]
-        own = [values[first + register] for register in registers]
+        own = [values[first + register] for register in self._registers(node, self.parts)]
         return dm.fragment(own, team.shape, values.element_type).to(Float32)
 
+    def _registers(self, node, parts):
+        """Which registers of a subtile hold a part of a row, or what took the place of the first part to be held."""
+        part = node if node is not None and node.op == "accum" else self.walks[0].held
+        return parts.registers[0 if part is None else part.attr]
+
     def _replace(self, values, spot, fragment, team):
-        for i, value in enumerate(dm.numbers(fragment)):
-            values[self._first(spot, team) + i] = value
+        registers = range(team.count) if self.parts is None else self._registers(None, self.parts)
+        for register, value in zip(registers, dm.numbers(fragment), strict=True):
+            values[self._first(spot, team) + register] = value
+
+    def _own(self, number, node, values, spot, team):
+        """The same, as a walk computes with it."""
+        x = self._held(node, values, spot, team)
+        # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
+        return x if number == 0 else dm.each(lambda value: dm.disguised(value, number), x)
 
     def _compute(self, number, spot, values, arrived, tile, team, nodes=None):
         """Walk the graph over one subtile: all nodes of a walk, or these."""
         walk_ = self.walks[number]
-        x = self._held(walk_.held, values, spot, team)
-        # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
-        if number > 0:
-            x = dm.each(lambda value: dm.disguised(value, number), x)
+        x = self._own(number, walk_.held, values, spot, team)
         known = {
             node: self._spread_rows(tile.lines[node], spot, team) for node in self.read_lines if node in tile.lines
         }
@@ -235,7 +243,7 @@ class Epilogue:
 
         def leaf(node):
             if node.op == "accum":
-                return self._held(node, values, spot, team)
+                return self._own(number, node, values, spot, team)
             if node.op == "pick":
                 return self._picked(node, spot, x, beside)
             if node.op == "index" and self.picked.issuperset(node.attr):
