@@ -295,7 +295,7 @@ def test_ties_are_shared_as_torch_shares_them() -> None:
 def test_an_output_nobody_uses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = random(M, K), random(K, N)
     linear, _ = ef.gemm(a, b, epilogue="def epi(accum): D = accum * 2; Z = exp(accum); return D, Z", save="recompute")
-    monkeypatch.setattr(backward, "run", None)  # no product is launched
+    monkeypatch.setattr(backward.Place, "run", None)  # no product is launched
     linear.sum().backward()
     torch.testing.assert_close(a.grad, 2 * torch.ones(M, N, dtype=DOUBLE) @ b.detach().mT)
 
@@ -306,7 +306,7 @@ def test_a_linear_epilogue_needs_no_product(save: str, monkeypatch: pytest.Monke
     y = ef.linear(x, weight, bias, epilogue=lambda accum, C: 0.5 * accum + C, C=residual, save=save)
     saved = [value for value in y.grad_fn.saved_tensors if value is not None]
     assert sorted(tuple(value.shape) for value in saved) == [(K, N), (5, K)]
-    monkeypatch.setattr(backward, "run", None)
+    monkeypatch.setattr(backward.Place, "run", None)
     gradient = torch.ones_like(y)
     y.backward(gradient)
     assert residual.grad is gradient or torch.equal(residual.grad, gradient)
@@ -509,14 +509,14 @@ def test_a_derivative_no_kernel_carries_is_run_by_pytorch_and_said(monkeypatch: 
     a, b = random(M, K), random(K, N)
     y = ef.gemm(a, b, epilogue=lambda accum: ef.tanh(accum) * 3.0, save="recompute")
 
-    launched = backward.run
+    launched = backward.Place.run
 
-    def refuse(request: Request) -> Any:
-        if request.given:
+    def refuse(place: backward.Place, a: Tensor, b: Tensor, tensors: Any, numbers: Any) -> Any:
+        if tensors:
             raise fail("no_kernel", None, reasons="no kernel today", hint="")
-        return launched(request)
+        return launched(place, a, b, tensors, numbers)
 
-    monkeypatch.setattr(backward, "run", refuse)
+    monkeypatch.setattr(backward.Place, "run", refuse)
     with pytest.warns(UserWarning, match=r"(?s)unfused, one operation at a time: .*no kernel today"):
         y.sum().backward()
     torch.testing.assert_close(a.grad, torch.autograd.grad((torch.tanh(a @ b) * 3.0).sum(), a)[0])

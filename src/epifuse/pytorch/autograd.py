@@ -14,7 +14,7 @@ prepared calls too.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -34,22 +34,12 @@ from epifuse.pytorch.evaluate import ACCUM
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
-from epifuse.request.signature import Call, Request, describe, looked_at, new
-from epifuse.runtime.launch import Allocated, find, remember, require_data, scalars
-from epifuse.runtime.run import execute, planned
+from epifuse.request.signature import Call, Request, describe, looked_at
+from epifuse.runtime.launch import Allocated, Prepared, final, remember, require_data, scalars
+from epifuse.runtime.run import execute
 
 Tensors = dict[str, torch.Tensor]
-
-
-def run(request: Request) -> Tensors:
-    """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
-
-    Raises `UnsupportedError` where no kernel can run it, before anything is written.
-    """
-    call = describe(request)
-    if (ready := find(call)) is not None:
-        return ready.launch(call)
-    return differentiated(call) if call.recorded else planned(call)
+_NONE: Mapping[str, Any] = {}
 
 
 def differentiated(call: Call) -> Tensors:
@@ -101,8 +91,9 @@ class _Epilogue(torch.autograd.Function):
     """A fused product. Grad mode is off in both directions, but where a graph of the backward is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, recorded: Recorded, call: Call, *tensors: torch.Tensor) -> Any:
-        accum, outputs = recorded.forward(call)
+    def forward(ctx: Any, recorded: Recorded, call: Call | None, *tensors: torch.Tensor) -> Any:
+        outputs = recorded.forward(call, tensors)
+        accum = outputs.pop(ACCUM, None)
         ctx.recorded, ctx.numbers = recorded, recorded.numbers(call)
         ctx.save_for_backward(accum, *recorded.kept(tensors, accum))
         if recorded.without_gradient:
@@ -159,6 +150,8 @@ class Recorded:
     keeps: tuple[bool, ...] = ()
     keeps_beside_accum: tuple[bool, ...] = ()
     backwards: dict[tuple[bool, ...], Backward] = field(default_factory=dict)
+    prepared: Prepared | None = None
+    """What the forward launches, once no better kernel is being compiled."""
     outputs: tuple[Allocated, ...] = ()
     """None of what a call hands over is written."""
 
@@ -175,6 +168,10 @@ class Recorded:
         made = Recorded(Recording(settled, parsed, request.options, tensors, wanted, needs), fixed)
         made._choose()
         return made
+
+    def turned(self) -> Recorded:
+        """The same for calls that hand over the weight in place of B, its transpose: autograd records no transpose."""
+        return replace(self, recording=self.recording._replace(turned=True), backwards={})
 
     def _choose(self) -> None:
         """What to save."""
@@ -201,7 +198,7 @@ class Recorded:
 
     def _refuse(self, reason: str) -> None:
         """From now on PyTorch runs the derivative; said once."""
-        self.refused = reason
+        self.refused, self.prepared = reason, None
         self.stores = self.stores or self.recording.options.save == "auto"
         _tell(self.recording.parsed, reason)
 
@@ -209,24 +206,38 @@ class Recorded:
         """Run, recorded by autograd; the outputs by name."""
         request = call.request
         try:
-            outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
+            return self.apply(request.a, request.b, *call.tensors.values(), call=call)
         except RuntimeError:
             _refuse_inference(call)
             raise
-        return dict(zip(self.recording.parsed.output_names, outputs, strict=True))
 
-    def forward(self, call: Call) -> tuple[torch.Tensor | None, Tensors]:
-        """Accum, where it is stored, and the outputs by name."""
-        request, signature, tensors, numbers, addresses, kinds, infos, _ = call
-        if not self.stores:
-            plain = request, signature[:-1], tensors, numbers, addresses, kinds, infos, ()
-            return None, execute(new(Call, plain))
-        parsed, options = self._storing
-        request = request._replace(parsed=parsed, options=options)
-        asked = () if options is USUAL else options.key
-        signature = (parsed.key, asked, *signature[2:-1])
-        outputs = execute(new(Call, (request, signature, tensors, numbers, addresses, kinds, infos, ())))
-        return outputs.pop(ACCUM), outputs
+    def apply(self, *tensors: torch.Tensor, call: Call | None = None) -> Tensors:
+        """Run, recorded by autograd, where `call` or one like it was described; the outputs by name."""
+        return dict(zip(self.recording.parsed.output_names, _apply(self, call, *tensors), strict=True))
+
+    def forward(self, call: Call | None, tensors: Sequence[torch.Tensor]) -> Tensors:
+        """The outputs by name, among them accum where it is stored."""
+        a, b, *operands = tensors
+        if self.recording.turned:
+            b = b.t()
+        given = dict(zip(self.recording.tensors, operands, strict=True))
+        if self.prepared is not None:
+            return self.prepared.run(a, b, given, call.numbers if call else _NONE)
+        return self._prepare(call or describe(Request(a, b, self.recording.parsed, given, self.recording.options)))
+
+    def _prepare(self, call: Call) -> Tensors:
+        """Run as a call that nothing records."""
+        request, signature, options = call.request, call.signature, call.request.options
+        if call.recorded:
+            signature = signature[:-1]
+        if self.stores:
+            parsed, options = self._storing
+            request = request._replace(parsed=parsed, options=options)
+            signature = (parsed.key, () if options is USUAL else options.key, *signature[2:])
+        call = call._replace(request=request, signature=signature, recorded=())
+        outputs = execute(call)
+        self.prepared = final(call)
+        return outputs
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:
         """The inputs, and None in place of those that the backward does not read."""
@@ -247,19 +258,19 @@ class Recorded:
         names = (*parsed.output_names, ACCUM)
         return parsed.changed(graph=graph, dtypes=dtypes, key=key, output_names=names), options
 
-    def numbers(self, call: Call) -> dict[str, Any]:
+    def numbers(self, call: Call | None) -> Mapping[str, Any]:
         """Every number the epilogue reads, as it is now."""
         problem, structure = self.recording.settled
-        graph = structure.graph
-        return scalars(graph, problem, call.numbers) if call.numbers or graph.hosts else {}
+        given, graph = call.numbers if call else _NONE, structure.graph
+        return scalars(graph, problem, given) if given or graph.hosts else _NONE
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
         """Of A, B and each operand, None where none is asked for."""
         arrive = tuple([gradient is not None for gradient in arriving])
         if True not in arrive:
             return [None] * (2 + len(self.recording.tensors))
-        backward = self._backward(arrive)
-        if self.refused is None and backward.fuses(saved):
+        backward = self.backwards.get(arrive) or self._backward(arrive)
+        if saved[0] is None and self.refused is None and backward.fused is not None:
             try:
                 return backward.gradients(saved, numbers, arriving, fused=True)
             except (UnsupportedError, EpilogueTypeError, ArgumentError) as error:
@@ -268,12 +279,9 @@ class Recorded:
 
     def _backward(self, arrive: tuple[bool, ...]) -> Backward:
         """Where the gradients of the outputs that `arrive` marks arrive."""
-        found = self.backwards.get(arrive)
-        if found is None:
-            names = self.recording.parsed.output_names
-            arriving = tuple(name for name, arrives in zip(names, arrive, strict=True) if arrives)
-            found = self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
-        return found
+        names = self.recording.parsed.output_names
+        arriving = tuple(name for name, arrives in zip(names, arrive, strict=True) if arrives)
+        return self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
 
 
 def _with_accum(graph: Graph) -> Graph:

@@ -15,9 +15,8 @@ from epifuse.pytorch.evaluate import ACCUM, coordinate
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem, TensorInfo
-from epifuse.request.signature import Request, new
 from epifuse.runtime.arguments import plain
-from epifuse.runtime.run import run
+from epifuse.runtime.run import Place
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What has a gradient."""
@@ -25,6 +24,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Saved = Sequence[Any]
 """Accum, A, B and the operands that are tensors; None where the backward does not read one."""
 Gradients = list[torch.Tensor | None]
+_NONE: Mapping[str, Any] = {}
 Result = tuple[str, torch.dtype]
 """The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
 
@@ -33,7 +33,7 @@ class Recording(NamedTuple):
     """What autograd records of the calls of one signature.
 
     `tensors` are the names of the operands that are tensors, `wanted` those with gradients, and ACCUM for A and B, of
-    which `needs` says which have one.
+    which `needs` says which have one. Where it is `turned`, B is the transpose of what is handed over and saved.
     """
 
     settled: Settled
@@ -42,23 +42,23 @@ class Recording(NamedTuple):
     tensors: tuple[str, ...]
     wanted: tuple[str, ...]
     needs: tuple[bool, bool]
+    turned: bool = False
 
 
 class Backward(NamedTuple):
     """How the gradients of a recorded call are computed where those of certain outputs arrive.
 
-    `epilogue` is the derivative as that of the product, where it has such a form; `options` compute the same accum,
-    `product` gives it as it was computed. `inputs` are the arguments of the derivative. `reads` says where its tensors
-    stand among what was saved, followed by the gradients that arrive; it reads `numbers` and `coordinates` too, and as
-    an epilogue `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
-    from which come those of A and B that `needs` asks for.
+    `fused` is the derivative as the epilogue of the product, where it has such a form, and `product` gives accum alone.
+    `inputs` are the arguments of the derivative. `reads` says where its tensors stand among what was saved, followed by
+    the gradients that arrive; it reads `numbers` and `coordinates` too, and as an epilogue `counts`. `results` are
+    gradients of operands by position among the inputs, `above` is that of accum, from which come those of A and B that
+    `needs` asks for; which of the two are stored by columns `upright` says.
     """
 
     problem: Problem
     derivative: Derivative
-    epilogue: Parsed | None
-    options: Options
-    product: Options
+    fused: Place | None
+    product: Place
     inputs: tuple[Input, ...]
     reads: tuple[tuple[str, int], ...]
     numbers: tuple[str, ...]
@@ -67,11 +67,13 @@ class Backward(NamedTuple):
     results: tuple[tuple[int, Result], ...]
     above: Result | None
     needs: tuple[bool, bool]
+    upright: tuple[bool, bool]
+    turned: bool
 
     @staticmethod
     def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
         """Where the gradients of the outputs `arriving` arrive."""
-        settled, _, options, tensors, wanted, needs = recording
+        settled, _, options, tensors, wanted, needs, turned = recording
         problem, graph = settled.problem, settled.structure.graph
         derivative = derivative_of(settled, wanted, arriving)
         outputs = [gradient_of(output.name) for output in graph.outputs]
@@ -87,12 +89,15 @@ class Backward(NamedTuple):
         asked = options.constraints
         alike = Options(options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute)
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
+        fused = None
+        if derivative.parsed is not None:
+            stored = _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])])
+            fused = Place(stored, USUAL if alike == USUAL else alike)
         return Backward(
             problem,
             derivative,
-            derivative.parsed and _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])]),
-            USUAL if alike == USUAL else alike,
-            alike._replace(out_dtypes=wide, fallback=options.fallback),
+            fused,
+            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback)),
             tuple(known[name] for name in derivative.inputs),
             tuple((name, places[name]) for name in names if name in places),
             tuple(name for name in names if name not in places and name not in indices),
@@ -101,26 +106,23 @@ class Backward(NamedTuple):
             tuple((places[name] - 1, result) for name, result in found.items()),
             above,
             needs,
+            (_is_upright(problem.a), _is_upright(problem.b)),
+            turned,
         )
-
-    def fuses(self, saved: Saved) -> bool:
-        """Whether the product can be computed again, with the derivative as its epilogue."""
-        return self.epilogue is not None and saved[0] is None
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
         """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
         values = (*saved, *[None if gradient is None else _dense(gradient) for gradient in arriving])
         given = {name: values[place] for name, place in self.reads}
-        for name in self.numbers:
-            given[name] = numbers[name]
         for name, (count,), dtype in self.coordinates:
             given[name] = torch.arange(count, dtype=dtype, device=self.problem.a.device)
+        read = {name: numbers[name] for name in self.numbers} if self.numbers else _NONE
         made: Mapping[str, torch.Tensor] = {}
-        if fused:
-            given.update(self.counts)
-            made = run(new(Request, (saved[1], saved[2], self.epilogue, given, self.options, ("A", "B"))))
+        if fused and self.fused is not None:
+            read = {**read, **self.counts} if self.counts else read
+            made = self.fused.run(saved[1], saved[2].t() if self.turned else saved[2], given, read)
         elif self.derivative.computed:
-            made = self._by_pytorch(saved, given)
+            made = self._by_pytorch(saved, {**given, **read})
         found: Gradients = [None] * (len(saved) - 1)
         for position, (name, dtype) in self.results:
             value = made[name] if name in made else given[name]
@@ -136,21 +138,23 @@ class Backward(NamedTuple):
         derivative, problem = self.derivative, self.problem
         accum = saved[0]
         if accum is None and derivative.needs_product:
-            (accum,) = run(Request(saved[1], saved[2], plain(), {}, self.product)).values()
+            (accum,) = self.product.run(saved[1], saved[2].t() if self.turned else saved[2], {}, _NONE).values()
         values = [_as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in self.inputs]
         return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
 
     def _of_product(self, above: torch.Tensor, saved: Saved) -> Gradients:
         """The gradients of A and B from accum's, which lie as A and B do, so that nobody copies them to match."""
-        (needs_a, needs_b), (_, a, b, *_), problem = self.needs, saved, self.problem
+        (needs_a, needs_b), (a_upright, b_upright), (a, b), problem = self.needs, self.upright, saved[1:3], self.problem
         if problem.batched:
             of_a = _times(above, b.mT, problem.a.shape) if needs_a else None
             return [of_a, _times(a.mT, above, problem.b.shape) if needs_b else None]
         of_a = of_b = None
         if needs_a:
-            of_a = b.mm(above.t()).t() if _is_upright(problem.a) else above.mm(b.t())
+            weight = b if self.turned else b.t()
+            of_a = weight.t().mm(above.t()).t() if a_upright else above.mm(weight)
         if needs_b:
-            of_b = above.t().mm(a).t() if _is_upright(problem.b) else a.t().mm(above)
+            of_b = above.t().mm(a) if b_upright else a.t().mm(above)
+            of_b = of_b if b_upright is self.turned else of_b.t()
         return [of_a, of_b]
 
 

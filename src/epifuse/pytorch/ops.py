@@ -16,8 +16,8 @@ from epifuse.base.autocast import followed
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.base.results import Results
 from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
+from epifuse.pytorch.again import run
 from epifuse.pytorch.aten import Reduced, dtypes_of, is_traced, traced
-from epifuse.pytorch.autograd import run
 from epifuse.pytorch.distributed import distributed, is_distributed
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.checks import host_number

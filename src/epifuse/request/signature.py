@@ -66,7 +66,7 @@ def describe(request: Request) -> Call:
     a, b, parsed, given, options, _ = request
     if parsed.defaults or parsed.readers:
         given = everything_given(request)
-    if type(a) not in PLAIN or type(b) not in PLAIN or _needs_care():
+    if type(a) not in PLAIN or type(b) not in PLAIN or needs_care():
         return _with_care_or_grad(request, given)
     outputs, grad, written = parsed.output_names, is_grad_enabled(), False
     tensors: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def looked_at(call: Call) -> Call:
     return new(Call, (request, signature, tensors, numbers, addresses, kinds, tuple(infos), recorded))
 
 
-def _needs_care() -> bool:
+def needs_care() -> bool:
     """Whether tensors may not be what their type says: inside vmap, grad, forward-mode, and where modes trace."""
     return (
         peek_interpreter_stack() is not None

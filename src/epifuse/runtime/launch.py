@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from epifuse.plan import Plan
 from epifuse.plan.destinations import reach
 from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.providers import WORKSPACE, Runner, Step
+from epifuse.request.alike import Guard
 from epifuse.request.problem import HostNumber, Problem, dense
 from epifuse.request.signature import Call
 
@@ -223,13 +224,13 @@ def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
 def destinations(outputs: Iterable[Allocated], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The outputs by name: those given, and new ones for the others."""
     found = {}
-    for new in outputs:
-        tensor = given.get(new.name)
+    for name, shape, strides, dtype, device in outputs:
+        tensor = given.get(name)
         if tensor is None:
-            tensor = empty(new.shape, new.strides, new.dtype, new.device)
+            tensor = empty(shape, strides, dtype, device)
             if type(tensor) is not torch.Tensor:  # in a mode of torch whose tensors only describe
-                raise fail("no_data", None, name=new.name)
-        found[new.name] = tensor
+                raise fail("no_data", None, name=name)
+        found[name] = tensor
     return found
 
 
@@ -267,22 +268,45 @@ class Ready(Protocol):
 
 
 _Entry = tuple[Ready, tuple[int, ...], tuple[int, ...]]
-_PREPARED: LRU[Hashable, _Entry] = LRU(1024)
+_PREPARED: LRU[Hashable, Any] = LRU(1024)
 """By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
 
 Where an output given and another tensor lie within each other's reach, their distances are part of the key.
+By how a call was written, see `pytorch.again`: what its tensors looked like, and what launches it.
 """
+
+
+Again = tuple[Guard, Callable[..., dict[str, torch.Tensor]]]
+
+
+def find_again(key: Hashable) -> Again | None:
+    """What `remember_again` kept."""
+    try:
+        return _PREPARED.get(key)
+    except TypeError:  # an option of a type that cannot be right
+        return None
+
+
+def remember_again(key: Hashable, known: Again) -> None:
+    """Keep what launches a call that is written so, where its tensors are alike."""
+    _PREPARED.put(key, known)
 
 
 def find(call: Call) -> Ready | None:
     """What was prepared for an earlier one that was checked and planned, and that this one equals."""
     try:
-        known = _PREPARED.get(call.signature)
+        known: _Entry | None = _PREPARED.get(call.signature)
     except TypeError:  # an option of a type that cannot be right
         return None
     if known is not None and known[1] and (near := _distances(known[1], known[2], call.addresses)):
         known = _PREPARED.get((call.signature, near))
     return None if known is None else known[0]
+
+
+def final(call: Call) -> Prepared | None:
+    """The prepared call that serves every call like this one from now on, if no better kernel is being compiled."""
+    known = find(call)
+    return known if isinstance(known, Prepared) and known.is_final else None
 
 
 def remember(call: Call, prepared: Ready, until: Future[Any] | None = None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -29,28 +31,36 @@ from epifuse.request.problem import Problem, TensorInfo
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
-    `same` where these are the tensor's own as well: a view costs the host a microsecond.
+    `same` where these are the tensor's own as well: a view costs the host a microsecond. A mask is seen as the bytes 0
+    and 1 that the kernel reads and writes.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     same: bool = False
     start: int = 0
+    mask: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor so; a mask as the bytes 0 and 1 that the kernel reads and writes."""
+        """The tensor so."""
         if self.same:  # whether it wants a gradient, tvm-ffi does not ask
             return tensor
-        whole = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
-        if self.start:
-            return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
-        return whole.as_strided(self.shape, self.strides)
+        whole = tensor.view(torch.uint8) if self.mask else tensor
+        return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+
+    @property
+    def make(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What makes it, mostly without a frame of Python; None where the tensor is handed over itself."""
+        if self.same:
+            return None
+        return self.of if self.start or self.mask else methodcaller("as_strided", self.shape, self.strides)
 
     @staticmethod
     def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> View:
         """The view of a tensor, which knows whether it is the tensor itself."""
-        same = shape == own.shape and strides == own.strides and own.dtype is not torch.bool and not start
-        return View(shape, strides, same, start)
+        mask = own.dtype is torch.bool
+        same = shape == own.shape and strides == own.strides and not mask and not start
+        return View(shape, strides, same, start, mask)
 
 
 class GpuKernel:
@@ -69,14 +79,17 @@ class GpuKernel:
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
         self.views = _views(plan, program)
+        # K = 0: as many zeros as the larger of A and B needs.
+        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
+        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
+        self.operands = [(name, view.make) for name, view in self.views.operands]
+        self.outputs = [(name, view.make) for name, view in self.views.outputs]
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters = 0
-        # K = 0: as many zeros as the larger of A and B needs.
-        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
@@ -84,23 +97,27 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
-        views, none = self.views, self.none
+        none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
-            printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in views.printed}
+            printed = {
+                name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in self.views.printed
+            }
             outputs = {**outputs, **printed}
-        further = (
-            _seen(views.operands, operands) if views.operands else none,
+        step = partial(
+            self._launch,
+            a if self.of_a is None else self.of_a(a),
+            b if self.of_b is None else self.of_b(b),
+            _seen(self.operands, operands) if self.operands else none,
             [operands[name] for name in self.numbers] if self.numbers else none,
-            _seen(views.outputs, outputs),
+            _seen(self.outputs, outputs),
+            self._workspaces(operands.get(WORKSPACE)) if self.workspace_bytes else none,
         )
-        clusters = self.clusters or self._count_clusters()
-        if self.zeros or self.workspace_bytes:
-            step = self._with_memory(a, b, further, clusters, operands.get(WORKSPACE))
-        else:
-            product = (a, b) if views.a.same and views.b.same else (views.a.of(a), views.b.of(b))
-            step = self._launch((*product, *further, none, clusters, self.band, self.kept))
         return _printing(step, self.prints, printed) if self.prints else step
+
+    def _workspaces(self, given: torch.Tensor | None) -> list[torch.Tensor] | None:
+        """The caller's workspace; None where each launch makes its own."""
+        return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
 
     def _count_clusters(self) -> int:
         """How many run at once; asked of the GPU by the first call, for a kernel may be built without one."""
@@ -108,45 +125,21 @@ class GpuKernel:
         self.clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
         return self.clusters
 
-    def _launch(self, arguments: tuple[Any, ...]) -> Step:
-        """A step of the function with these arguments."""
-        function, index = self.function, self.index
-
-        def step() -> None:
-            # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
-            # CUDA is initialised, which torch.cuda.current_device() would ask.
-            if torch._C._cuda_getDevice() == index:
-                function(*arguments)
-            else:
-                with torch.cuda.device(index):
-                    function(*arguments)
-
-        return step
-
-    def _with_memory(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        further: tuple[Any, ...],
-        clusters: int,
-        workspace: torch.Tensor | None,
-    ) -> Step:
-        """A step each launch of which makes zeros where K = 0, and a workspace where the caller has none.
-
-        Two streams may run the same step at once, and a captured graph keeps its own.
-        """
-        product = None if self.zeros else (self.views.a.of(a), self.views.b.of(b))
-        device, elements, given = a.device, self.workspace_bytes // 4, self.none
-        if elements and workspace is not None:
-            given = [workspace.view(-1).view(torch.uint8)[: 4 * elements].view(torch.float32)]
-
-        def step() -> None:
-            matrices = product or self._nothing(a)
-            makes = elements and workspace is None
-            workspaces = [torch.empty(elements, dtype=torch.float32, device=device)] if makes else given
-            self._launch((*matrices, *further, workspaces, clusters, self.band, self.kept))()
-
-        return step
+    def _launch(self, a: Any, b: Any, operands: Any, numbers: Any, outputs: Any, workspaces: Any) -> None:
+        """The function with these arguments. Two streams may run one step at once, and a captured graph keeps its own
+        memory."""
+        if workspaces is None:
+            workspaces = [torch.empty_strided((self.workspace_bytes // 4,), (1,), dtype=torch.float32, device=a.device)]
+        if self.zeros:
+            a, b = self._nothing(a)
+        clusters = self.clusters or self._count_clusters()
+        # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
+        # CUDA is initialised, which torch.cuda.current_device() would ask.
+        if torch._C._cuda_getDevice() == self.index:
+            self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept)
+        else:
+            with torch.cuda.device(self.index):
+                self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept)
 
     def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
@@ -154,12 +147,12 @@ class GpuKernel:
         return self.views.a.of(zeros), self.views.b.of(zeros)
 
 
-def _seen(views: Iterable[tuple[str, View]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Tensors by name as the kernel sees them."""
     found = []
-    for name, view in views:
+    for name, make in makers:
         tensor = tensors[name]
-        found.append(tensor if view.same else view.of(tensor))
+        found.append(tensor if make is None else make(tensor))
     return found
 
 

@@ -1,0 +1,94 @@
+"""A call that is written as an earlier one, at tensors that look alike: launched without being described.
+
+What a description depends on is in the key, or the guard asks it of the tensors. Calls with numbers, which may change,
+and with destinations, which may overlap other tensors, are always described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import float32, is_grad_enabled
+
+from epifuse.frontend import Parsed
+from epifuse.pytorch.autograd import Recorded, differentiated
+from epifuse.request.alike import are_alike, guard_of
+from epifuse.request.checks import PLAIN
+from epifuse.request.options import USUAL, Options
+from epifuse.request.problem import tf32_allowed
+from epifuse.request.signature import Call, Request, describe, new
+from epifuse.runtime.launch import Prepared, Ready, find, find_again, remember_again
+from epifuse.runtime.run import planned
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Written(NamedTuple):
+    """A call as it was written: what it is found by, A and B (or the weight) and what was handed over by name."""
+
+    key: Hashable
+    handed: tuple[Any, ...]
+    turned: bool
+    """Whether B is the weight's transpose."""
+
+
+def written(
+    a: Any, b: Any, parsed: Parsed, options: Options, by_name: Mapping[str, Any], *, turned: bool
+) -> Written | None:
+    """None for a call that is always described."""
+    if type(a) not in PLAIN or type(b) not in PLAIN:
+        return None
+    asked = () if options is USUAL else options.key
+    tf32 = a.dtype is float32 and tf32_allowed()
+    try:
+        key = (parsed.key, asked, turned, is_grad_enabled(), tf32, a.shape, b.shape, *by_name)
+    except RuntimeError:  # a nested tensor has no shape
+        return None
+    return new(Written, (key, (a, b, *by_name.values()), turned))
+
+
+def run(request: Request, call: Written | None = None) -> Tensors:
+    """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
+
+    `call` is how it was written. Raises `UnsupportedError` where no kernel can run it, before anything is written.
+    """
+    described = describe(request)
+    if (ready := find(described)) is None:
+        return differentiated(described) if described.recorded else planned(described)
+    if call is not None:
+        keep(call, described, ready)
+    return ready.launch(described)
+
+
+def again(call: Written) -> Tensors | None:
+    """The outputs by name, of a call like one that was kept."""
+    known = find_again(call.key)
+    return known[1](*call.handed) if known is not None and are_alike(known[0], call.handed) else None
+
+
+def keep(call: Written, described: Call, ready: Ready) -> None:
+    """Have the next call like this one launched by what was found for its description."""
+    _, handed, turned = call
+    operands, outputs = described.tensors, described.request.parsed.output_names
+    same = len(handed) == 2 + len(operands) and all(x is y for x, y in zip(handed[2:], operands.values(), strict=True))
+    if not same or described.numbers or described.infos or not operands.keys().isdisjoint(outputs):
+        return
+    if find_again(call.key) is not None:
+        return
+    if (guard := guard_of(handed)) is not None and (launch := _launch(ready, tuple(operands), turned)) is not None:
+        remember_again(call.key, (guard, launch))
+
+
+def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Callable[..., Tensors] | None:
+    if isinstance(ready, Recorded):
+        return ready.turned().apply if turned else ready.apply
+    if not (isinstance(ready, Prepared) and ready.is_final):
+        return None
+    run = ready.run
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *operands: torch.Tensor) -> Tensors:
+        return run(a, b.t() if turned else b, dict(zip(names, operands, strict=True)))
+
+    return launch
