@@ -264,18 +264,16 @@ def linear(
     options = Options.of(
         accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     )
-    call, casts = None, _is_any_autocast_enabled()
-    if out is operands is None and not casts:
-        call = written(x, weight, parsed, options, by_name, turned=True)
-        if call is not None and (outputs := again(call)) is not None:
-            return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
-    shape, matrix = shape_of("x", x), shape_of("weight", weight)
-    if len(matrix) != 2 or not shape or shape[-1] != matrix[1]:
-        raise fail("linear_shapes", None, x=tuple(shape), weight=tuple(matrix))
-    if casts:
+    if _is_any_autocast_enabled():
         x, weight = followed(x, weight)
         if bias is not None and "bias" not in parsed.parameters:
             (by_name["bias"],) = followed(bias)
+    call = written(x, weight, parsed, options, by_name, turned=True) if out is operands is None else None
+    if call is not None and (outputs := again(call)) is not None:
+        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+    shape, matrix = shape_of("x", x), shape_of("weight", weight)
+    if len(matrix) != 2 or not shape or shape[-1] != matrix[1]:
+        raise fail("linear_shapes", None, x=tuple(shape), weight=tuple(matrix))
     if bias is not None:
         if "bias" not in parsed.parameters:
             if isinstance(bias, torch.Tensor) and bias.dim() == 1 and len(bias) not in (1, matrix[0]):
