@@ -3,7 +3,7 @@ gives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,8 +51,8 @@ class Backward(NamedTuple):
     `fused` is the derivative as the epilogue of the product, where it has such a form, and `product` gives accum alone.
     `inputs` are the arguments of the derivative. `reads` says where its tensors stand among what was saved, followed by
     the gradients that arrive; it reads `numbers` and `coordinates` too, and as an epilogue `counts`. `results` are
-    gradients of operands by position among the inputs, `above` is that of accum, from which come those of A and B that
-    `needs` asks for; which of the two are stored by columns `upright` says.
+    gradients of operands by position among the inputs, `above` is that of accum, from which `of_a` and `of_b` compute
+    those of A and B that are asked for.
     """
 
     problem: Problem
@@ -66,8 +66,8 @@ class Backward(NamedTuple):
     counts: Mapping[str, float]
     results: tuple[tuple[int, Result], ...]
     above: Result | None
-    needs: tuple[bool, bool]
-    upright: tuple[bool, bool]
+    of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     turned: bool
 
     @staticmethod
@@ -105,14 +105,14 @@ class Backward(NamedTuple):
             counts,
             tuple((places[name] - 1, result) for name, result in found.items()),
             above,
-            needs,
-            (_is_upright(problem.a), _is_upright(problem.b)),
+            _of_a(problem, turned=turned) if needs[0] else None,
+            _of_b(problem, turned=turned) if needs[1] else None,
             turned,
         )
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
         """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
-        values = (*saved, *[None if gradient is None else _dense(gradient) for gradient in arriving])
+        values = (*saved, *[_dense(gradient) for gradient in arriving])
         given = {name: values[place] for name, place in self.reads}
         for name, (count,), dtype in self.coordinates:
             given[name] = torch.arange(count, dtype=dtype, device=self.problem.a.device)
@@ -130,7 +130,11 @@ class Backward(NamedTuple):
         if self.above is not None:
             name, dtype = self.above
             above = made[name] if name in made else given[name]
-            found[:2] = self._of_product(above if above.dtype is dtype else above.to(dtype), saved)
+            above = above if above.dtype is dtype else above.to(dtype)
+            if self.of_a is not None:
+                found[0] = self.of_a(above, saved[2])
+            if self.of_b is not None:
+                found[1] = self.of_b(above, saved[1])
         return found
 
     def _by_pytorch(self, saved: Saved, given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
@@ -142,20 +146,28 @@ class Backward(NamedTuple):
         values = [_as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in self.inputs]
         return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
 
-    def _of_product(self, above: torch.Tensor, saved: Saved) -> Gradients:
-        """The gradients of A and B from accum's, which lie as A and B do, so that nobody copies them to match."""
-        (needs_a, needs_b), (a_upright, b_upright), (a, b), problem = self.needs, self.upright, saved[1:3], self.problem
-        if problem.batched:
-            of_a = _times(above, b.mT, problem.a.shape) if needs_a else None
-            return [of_a, _times(a.mT, above, problem.b.shape) if needs_b else None]
-        of_a = of_b = None
-        if needs_a:
-            weight = b if self.turned else b.t()
-            of_a = weight.t().mm(above.t()).t() if a_upright else above.mm(weight)
-        if needs_b:
-            of_b = above.t().mm(a) if b_upright else a.t().mm(above)
-            of_b = of_b if b_upright is self.turned else of_b.t()
-        return [of_a, of_b]
+
+def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match."""
+
+    def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if upright:
+            return (b.t() if turned else b).mm(above.t()).t()
+        return above.mm(b if turned else b.t())
+
+    upright = _is_upright(problem.a)
+    return (lambda above, b: _times(above, b.mT, problem.a.shape)) if problem.batched else of_a
+
+
+def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The gradient of B, or of the weight that it is the transpose of, from accum's and A."""
+
+    def of_b(above: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        found = above.t().mm(a) if upright else a.t().mm(above)
+        return found if upright is turned else found.t()
+
+    upright = _is_upright(problem.b)
+    return (lambda above, a: _times(a.mT, above, problem.b.shape)) if problem.batched else of_b
 
 
 def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Result]]:
@@ -180,8 +192,10 @@ def _is_upright(info: TensorInfo) -> bool:
     return info.strides[0] == 1 and info.strides[1] == info.shape[0]
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
     """A gradient as kernels read it: that of a sum is one number in the shape of many."""
+    if gradient is None:
+        return None
     strides = gradient.stride()
     return gradient if 1 in strides and 0 not in strides else gradient.contiguous()
 
