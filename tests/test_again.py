@@ -76,6 +76,28 @@ def test_a_call_like_an_earlier_one_is_not_described(call: Any, save: str, undes
     torch.testing.assert_close(gradients(y, *others), gradients(expected(*others), *others))
 
 
+@pytest.mark.parametrize("lead", [(M,), (2, 4), (2, 2, 2)])
+def test_nor_is_one_of_more_dims(lead: tuple[int, ...], undescribed: Callable[[], None]) -> None:
+    def call(x: Tensor, weight: Tensor, bias: Tensor, C: Tensor) -> Any:
+        text = "def epi(accum, C): D = gelu(accum) + C; Z = accum * 2; return D, Z"
+        return ef.linear(x, weight, bias, epilogue=text, C=C)
+
+    def given() -> list[Tensor]:
+        _, weight, bias = layer()
+        return [torch.randn(*lead, K, requires_grad=True), weight, bias, torch.randn(*lead, N, requires_grad=True)]
+
+    first = given()
+    for _ in range(3):
+        gradients(call(*first)[0], *first)
+    undescribed()
+    others = given()
+    mine, doubled = call(*others)
+    theirs = expected(*others[:3]) + others[3]
+    torch.testing.assert_close(doubled, 2 * F.linear(*others[:3]))
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(gradients(mine, *others), gradients(theirs, *others))
+
+
 @pytest.mark.parametrize("call", [linear, gemm])
 def test_nor_is_one_that_nothing_records(call: Any, undescribed: Callable[[], None]) -> None:
     with torch.no_grad():

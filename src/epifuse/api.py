@@ -223,7 +223,7 @@ def gemm(
     if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
         request, fold = fold_gemm(request)
     try:
-        outputs = computed(request, "gemm") if elsewhere else run(request, call)
+        outputs = computed(request, "gemm") if elsewhere else run(request, call, fold)
     except EpifuseError:
         if elsewhere:
             raise
@@ -288,7 +288,7 @@ def linear(
     if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
     try:
-        outputs = computed(request, "linear") if elsewhere else run(request, call if fold is None else None)
+        outputs = computed(request, "linear") if elsewhere else run(request, call, fold)
     except EpifuseError:
         if elsewhere:
             raise

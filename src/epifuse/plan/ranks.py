@@ -15,6 +15,7 @@ import torch
 
 from epifuse.base.errors import fail
 from epifuse.frontend import Parsed
+from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Graph, Node
 from epifuse.ir.graph import topological
@@ -37,6 +38,10 @@ class Fold(NamedTuple):
     parsed: Parsed
     given: Mapping[str, Any]
     forms: Mapping[str, Form]
+
+    def of_any(self) -> Fold:
+        """Without what one call handed over, which would be kept alive."""
+        return self._replace(parsed=self.parsed.bound(NOTHING, {}), given={})
 
     def restored(self, outputs: Mapping[str, torch.Tensor], handed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The outputs in eager's shapes: destinations as they were `handed`, and views of what was allocated."""

@@ -6,13 +6,14 @@ and with destinations, which may overlap other tensors, are always described.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import float32, is_grad_enabled
 
 from epifuse.frontend import Parsed
+from epifuse.plan.ranks import Fold
 from epifuse.pytorch.autograd import Recorded, differentiated
 from epifuse.request.alike import are_alike, guard_of
 from epifuse.request.checks import PLAIN
@@ -23,6 +24,7 @@ from epifuse.runtime.launch import Prepared, Ready, find, find_again, remember_a
 from epifuse.runtime.run import planned
 
 Tensors = dict[str, torch.Tensor]
+Launch = Callable[..., Tensors]
 
 
 class Written(NamedTuple):
@@ -49,16 +51,17 @@ def written(
     return new(Written, (key, (a, b, *by_name.values()), turned))
 
 
-def run(request: Request, call: Written | None = None) -> Tensors:
+def run(request: Request, call: Written | None = None, fold: Fold | None = None) -> Tensors:
     """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
 
-    `call` is how it was written. Raises `UnsupportedError` where no kernel can run it, before anything is written.
+    `call` is how it was written, `fold` what made the request of it. Raises `UnsupportedError` where no kernel can run
+    it, before anything is written.
     """
     described = describe(request)
     if (ready := find(described)) is None:
         return differentiated(described) if described.recorded else planned(described)
     if call is not None:
-        keep(call, described, ready)
+        keep(call, described, ready, fold)
     return ready.launch(described)
 
 
@@ -68,20 +71,34 @@ def again(call: Written) -> Tensors | None:
     return known[1](*call.handed) if known is not None and are_alike(known[0], call.handed) else None
 
 
-def keep(call: Written, described: Call, ready: Ready) -> None:
+def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> None:
     """Have the next call like this one launched by what was found for its description."""
-    _, handed, turned = call
-    operands, outputs = described.tensors, described.request.parsed.output_names
-    same = len(handed) == 2 + len(operands) and all(x is y for x, y in zip(handed[2:], operands.values(), strict=True))
-    if not same or described.numbers or described.infos or not operands.keys().isdisjoint(outputs):
+    (key, handed, turned), request, operands = call, described.request, described.tensors
+    taken = (request.a, handed[1] if turned else request.b, *operands.values())
+    if described.numbers or described.infos or not operands.keys().isdisjoint(request.parsed.output_names):
         return
-    if find_again(call.key) is not None:
+    if len(taken) != len(handed) or find_again(key) is not None:
         return
-    if (guard := guard_of(handed)) is not None and (launch := _launch(ready, tuple(operands), turned)) is not None:
-        remember_again(call.key, (guard, launch))
+    views = [_view(*pair, folded=fold is not None) for pair in zip(handed, taken, strict=True)]
+    launch = None if None in views else _launch(ready, tuple(operands), turned)
+    if launch is not None and (guard := guard_of(handed)) is not None:
+        remember_again(key, (guard, launch if fold is None else _folded(launch, views, fold.of_any())))
 
 
-def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Callable[..., Tensors] | None:
+_Shape = tuple[int, ...]
+
+
+def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape | None:
+    """The shape in which a tensor that was handed over was taken, none if as it is; None where it was not."""
+    if handed is taken:
+        return ()
+    same = (
+        folded and type(handed) in PLAIN and handed.data_ptr() == taken.data_ptr() and handed.numel() == taken.numel()
+    )
+    return tuple(taken.shape) if same and handed.view(taken.shape).stride() == taken.stride() else None
+
+
+def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None:
     if isinstance(ready, Recorded):
         return ready.turned().apply if turned else ready.apply
     if not (isinstance(ready, Prepared) and ready.is_final):
@@ -92,3 +109,13 @@ def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Callable[...,
         return run(a, b.t() if turned else b, dict(zip(names, operands, strict=True)))
 
     return launch
+
+
+def _folded(launch: Launch, views: Sequence[_Shape | None], fold: Fold) -> Launch:
+    """The launch with leading dims seen as one."""
+
+    def folded(*handed: torch.Tensor) -> Tensors:
+        taken = [tensor.view(shape) if shape else tensor for tensor, shape in zip(handed, views, strict=True)]
+        return fold.restored(launch(*taken), {})
+
+    return folded
