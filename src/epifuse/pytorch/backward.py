@@ -143,7 +143,8 @@ class Backward(NamedTuple):
         accum = saved[0]
         if accum is None and derivative.needs_product:
             (accum,) = self.product.run(saved[1], saved[2].t() if self.turned else saved[2], {}, _NONE).values()
-        values = [_as_tensor(accum if each.name == ACCUM else given[each.name], each, problem) for each in self.inputs]
+        given, keeps = {**given, ACCUM: accum}, derivative.widens
+        values = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
         return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
 
 
@@ -200,11 +201,12 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return gradient if 1 in strides and 0 not in strides else gradient.contiguous()
 
 
-def _as_tensor(value: Any, each: Input, problem: Problem) -> torch.Tensor:
-    """An argument of the module: numbers are tensors there, and a stored accum is as wide as it was computed."""
+def _as_tensor(value: Any, each: Input, problem: Problem, *, keeps: bool) -> torch.Tensor:
+    """An argument of the module: numbers are tensors there, and accum is as wide as it was computed or `keeps` its
+    dtype."""
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=each.dtype, device=problem.a.device)
-    return value.to(each.dtype) if each.name == ACCUM else value
+    return value if keeps or each.name != ACCUM else value.to(each.dtype)
 
 
 def _times(x: torch.Tensor, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

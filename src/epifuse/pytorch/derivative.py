@@ -27,6 +27,7 @@ from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
+from epifuse.pytorch.unfused import call_directly, leave_out_casts
 from epifuse.request.problem import TensorInfo
 
 aten = torch.ops.aten
@@ -67,6 +68,8 @@ class Derivative:
     exact: Mapping[str, int] | None
     decides: bool
     """Whether values that came of accum and of others are compared: of a rounded accum that may turn out otherwise."""
+    widens: bool
+    """Whether `module` takes accum as it was stored, too."""
     bytes_by_operations: Size
     """What `module` reads and writes, each operation by itself."""
     bytes_fused: Size
@@ -108,6 +111,11 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     read = tuple(holders[node] for node in _placeholders(module))
     names = tuple(each.name for each in read)
     parsed, refused, counts, exact = _as_epilogue(at, module, read, tuple(computed.values()))
+    decides = _decides(module, names)
+    accum = dict(zip(names, _placeholders(module), strict=True)).get(ACCUM)
+    widens = leave_out_casts(module, accum, settled.problem.a.device)
+    moved = _bytes_by_operations(module)
+    call_directly(module)
     return Derivative(
         module,
         names,
@@ -119,8 +127,9 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         refused,
         counts,
         settled.problem.extents if exact else None,
-        _decides(module, names),
-        _bytes_by_operations(module),
+        decides,
+        widens,
+        moved,
         _bytes_fused(module, names),
     )
 

@@ -1,0 +1,83 @@
+"""The derivative as PyTorch runs it, one operation at a time: without copies that its operations do without, and by
+calls that cost the host least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from epifuse.frontend.fx import value_of
+from epifuse.pytorch.symbols import is_tensor
+
+aten = torch.ops.aten
+
+_PROMOTING = frozenset(
+    (
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+        *(aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default),
+        *(aten.tanh_backward.default, aten.threshold_backward.default),
+    )
+)
+"""What widens its operands itself, as it reads them, to the widest dtype of those that have dims."""
+
+_CALLS: Mapping[Any, Callable[..., Any]] = {
+    aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.mul.Tensor: torch.mul,
+    aten.div.Tensor: torch.div,
+    aten.sum.dim_IntList: torch.sum,
+}
+"""An overload of ATen costs the host a microsecond more."""
+
+
+_BY_ONEDNN = frozenset((aten.gelu_backward.default,))
+"""Slower on a CPU by a quarter where dtypes differ, since then PyTorch's own loop runs."""
+
+
+def leave_out_casts(module: GraphModule, accum: FxNode | None, device: str) -> bool:
+    """Have the graph widen nothing that its operations widen themselves; whether `accum` may come narrower too."""
+    promoting = _PROMOTING - _BY_ONEDNN if device == "cpu" else _PROMOTING
+    narrow: set[FxNode] = set()
+    for node in list(module.graph.nodes):
+        if node.target not in promoting:
+            continue
+        operands = list(dict.fromkeys(arg for arg in node.args if _has_dims(arg)))
+        wide = [arg for arg in operands if value_of(arg).dtype == value_of(node).dtype]
+        cast = [arg for arg in wide if arg is accum or _widens(arg)]
+        if len(cast) == len(wide):  # the smallest one widens the others
+            cast.sort(key=lambda arg: value_of(arg).numel())
+            del cast[:1]
+        for arg in cast:
+            if arg is accum:
+                narrow.add(node)
+            else:
+                node.replace_input_with(arg, arg.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return accum is not None and narrow.issuperset(accum.users)
+
+
+def _has_dims(arg: Any) -> bool:
+    return isinstance(arg, FxNode) and is_tensor(arg) and value_of(arg).dim() > 0
+
+
+def _widens(node: FxNode) -> bool:
+    if node.target is not aten._to_copy.default:
+        return False
+    (x,) = node.all_input_nodes
+    return value_of(x).is_floating_point() and value_of(x).dtype.itemsize < value_of(node).dtype.itemsize
+
+
+def call_directly(module: GraphModule) -> None:
+    """Have the graph call functions and methods of PyTorch in place of overloads."""
+    for node in module.graph.nodes:
+        if node.target is aten._to_copy.default and node.kwargs.get("dtype") is not None:
+            node.op, node.target = "call_method", "to"
+            node.args, node.kwargs = (node.args[0], node.kwargs["dtype"]), {}
+        elif node.target in _CALLS:
+            node.target = _CALLS[node.target]
+    module.recompile()
