@@ -215,8 +215,8 @@ def gemm(
         accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
     )
     call = written(a, b, parsed, options, by_name, turned=False) if out is operands is None else None
-    if call is not None and (outputs := again(call)) is not None:
-        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+    if call is not None and (made := again(call, parsed.output_names)) is not None:
+        return made
     given = given_by_name(parsed, by_name, operands, out)
     request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"))), None
     elsewhere = type(a) not in PLAIN and is_distributed(a, b)
@@ -269,8 +269,8 @@ def linear(
         if bias is not None and "bias" not in parsed.parameters:
             (by_name["bias"],) = followed(bias)
     call = written(x, weight, parsed, options, by_name, turned=True) if out is operands is None else None
-    if call is not None and (outputs := again(call)) is not None:
-        return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+    if call is not None and (made := again(call, parsed.output_names)) is not None:
+        return made
     shape, matrix = shape_of("x", x), shape_of("weight", weight)
     if len(matrix) != 2 or not shape or shape[-1] != matrix[1]:
         raise fail("linear_shapes", None, x=tuple(shape), weight=tuple(matrix))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import float32, is_grad_enabled
 
+from epifuse.base.results import Results
 from epifuse.frontend import Parsed
 from epifuse.plan.ranks import Fold
 from epifuse.pytorch.autograd import Recorded, differentiated
@@ -24,7 +25,7 @@ from epifuse.runtime.launch import Prepared, Ready, find, find_again, remember_a
 from epifuse.runtime.run import planned
 
 Tensors = dict[str, torch.Tensor]
-Launch = Callable[..., Tensors]
+Launch = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class Written(NamedTuple):
@@ -65,10 +66,13 @@ def run(request: Request, call: Written | None = None, fold: Fold | None = None)
     return ready.launch(described)
 
 
-def again(call: Written) -> Tensors | None:
-    """The outputs by name, of a call like one that was kept."""
+def again(call: Written, names: tuple[str, ...]) -> Any:
+    """What a call returns whose outputs have these names, if it is like one that was kept."""
     known = find_again(call.key)
-    return known[1](*call.handed) if known is not None and are_alike(known[0], call.handed) else None
+    if known is None or not are_alike(known[0], call.handed):
+        return None
+    outputs = known[1](call.handed)
+    return outputs[0] if len(outputs) == 1 else Results(dict(zip(names, outputs, strict=True)))
 
 
 def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> None:
@@ -82,7 +86,8 @@ def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> Non
     views = [_view(*pair, folded=fold is not None) for pair in zip(handed, taken, strict=True)]
     launch = None if None in views else _launch(ready, tuple(operands), turned)
     if launch is not None and (guard := guard_of(handed)) is not None:
-        remember_again(key, (guard, launch if fold is None else _folded(launch, views, fold.of_any())))
+        names = request.parsed.output_names
+        remember_again(key, (guard, launch if fold is None else _folded(launch, views, names, fold.of_any())))
 
 
 _Shape = tuple[int, ...]
@@ -100,22 +105,18 @@ def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape 
 
 def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None:
     if isinstance(ready, Recorded):
-        return ready.turned().apply if turned else ready.apply
+        return ready.turned().again if turned else ready.again
     if not (isinstance(ready, Prepared) and ready.is_final):
         return None
-    run = ready.run
-
-    def launch(a: torch.Tensor, b: torch.Tensor, *operands: torch.Tensor) -> Tensors:
-        return run(a, b.t() if turned else b, dict(zip(names, operands, strict=True)))
-
-    return launch
+    repeat = ready.repeated(names)
+    return (lambda tensors: repeat((tensors[0], tensors[1].t(), *tensors[2:]))) if turned else repeat
 
 
-def _folded(launch: Launch, views: Sequence[_Shape | None], fold: Fold) -> Launch:
+def _folded(launch: Launch, views: Sequence[_Shape | None], names: tuple[str, ...], fold: Fold) -> Launch:
     """The launch with leading dims seen as one."""
 
-    def folded(*handed: torch.Tensor) -> Tensors:
+    def folded(handed: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         taken = [tensor.view(shape) if shape else tensor for tensor, shape in zip(handed, views, strict=True)]
-        return fold.restored(launch(*taken), {})
+        return [*fold.restored(dict(zip(names, launch(taken), strict=True)), {}).values()]
 
     return folded

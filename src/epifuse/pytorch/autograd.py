@@ -35,7 +35,7 @@ from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
 from epifuse.request.signature import Call, Request, describe, looked_at
-from epifuse.runtime.launch import Allocated, Prepared, final, remember, require_data, scalars
+from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data, scalars
 from epifuse.runtime.run import execute
 
 Tensors = dict[str, torch.Tensor]
@@ -93,13 +93,14 @@ class _Epilogue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recorded: Recorded, call: Call | None, *tensors: torch.Tensor) -> Any:
         outputs = recorded.forward(call, tensors)
-        accum = outputs.pop(ACCUM, None)
+        names = recorded.recording.parsed.output_names
+        accum = outputs.pop() if len(outputs) > len(names) else None
         ctx.recorded, ctx.numbers = recorded, recorded.numbers(call)
         ctx.save_for_backward(accum, *recorded.kept(tensors, accum))
-        if recorded.without_gradient:
-            ctx.mark_non_differentiable(*[outputs[name] for name in recorded.without_gradient])
+        if (fixed := recorded.without_gradient) != ():
+            ctx.mark_non_differentiable(*[one for name, one in zip(names, outputs, strict=True) if name in fixed])
         ctx.set_materialize_grads(False)
-        return tuple(outputs.values())
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
@@ -150,7 +151,7 @@ class Recorded:
     keeps: tuple[bool, ...] = ()
     keeps_beside_accum: tuple[bool, ...] = ()
     backwards: dict[tuple[bool, ...], Backward] = field(default_factory=dict)
-    prepared: Prepared | None = None
+    repeat: Repeat | None = None
     """What the forward launches, once no better kernel is being compiled."""
     outputs: tuple[Allocated, ...] = ()
     """None of what a call hands over is written."""
@@ -198,7 +199,7 @@ class Recorded:
 
     def _refuse(self, reason: str) -> None:
         """From now on PyTorch runs the derivative; said once."""
-        self.refused, self.prepared = reason, None
+        self.refused, self.repeat = reason, None
         self.stores = self.stores or self.recording.options.save == "auto"
         _tell(self.recording.parsed, reason)
 
@@ -206,26 +207,29 @@ class Recorded:
         """Run, recorded by autograd; the outputs by name."""
         request = call.request
         try:
-            return self.apply(request.a, request.b, *call.tensors.values(), call=call)
+            outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
         except RuntimeError:
             _refuse_inference(call)
             raise
+        return dict(zip(self.recording.parsed.output_names, outputs, strict=True))
 
-    def apply(self, *tensors: torch.Tensor, call: Call | None = None) -> Tensors:
-        """Run, recorded by autograd, where `call` or one like it was described; the outputs by name."""
-        return dict(zip(self.recording.parsed.output_names, _apply(self, call, *tensors), strict=True))
+    def again(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run, recorded by autograd, for tensors that look as those of a call did; the outputs in order."""
+        return _apply(self, None, *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
 
-    def forward(self, call: Call | None, tensors: Sequence[torch.Tensor]) -> Tensors:
-        """The outputs by name, among them accum where it is stored."""
-        a, b, *operands = tensors
+    def forward(self, call: Call | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs in order, then accum where it is stored."""
         if self.recording.turned:
-            b = b.t()
-        given = dict(zip(self.recording.tensors, operands, strict=True))
-        if self.prepared is not None:
-            return self.prepared.run(a, b, given, call.numbers if call else _NONE)
-        return self._prepare(call or describe(Request(a, b, self.recording.parsed, given, self.recording.options)))
+            tensors = (tensors[0], tensors[1].t(), *tensors[2:])
+        if self.repeat is not None:
+            return self.repeat(tensors, call.numbers if call else _NONE)
+        if call is None:
+            _, parsed, options, names, *_ = self.recording
+            a, b, *operands = tensors
+            call = describe(Request(a, b, parsed, dict(zip(names, operands, strict=True)), options))
+        return self._prepare(call)
 
-    def _prepare(self, call: Call) -> Tensors:
+    def _prepare(self, call: Call) -> list[torch.Tensor]:
         """Run as a call that nothing records."""
         request, signature, options = call.request, call.signature, call.request.options
         if call.recorded:
@@ -236,8 +240,9 @@ class Recorded:
             signature = (parsed.key, () if options is USUAL else options.key, *signature[2:])
         call = call._replace(request=request, signature=signature, recorded=())
         outputs = execute(call)
-        self.prepared = final(call)
-        return outputs
+        if (prepared := final(call)) is not None:
+            self.repeat = prepared.repeated(self.recording.tensors)
+        return [*outputs.values()]
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:
         """The inputs, and None in place of those that the backward does not read."""

@@ -27,6 +27,8 @@ Gradients = list[torch.Tensor | None]
 _NONE: Mapping[str, Any] = {}
 Result = tuple[str, torch.dtype]
 """The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
+Found = tuple[bool, int, torch.dtype]
+"""Whether a gradient is computed, else it arrives; where it stands among those; and its dtype."""
 
 
 class Recording(NamedTuple):
@@ -48,24 +50,27 @@ class Recording(NamedTuple):
 class Backward(NamedTuple):
     """How the gradients of a recorded call are computed where those of certain outputs arrive.
 
-    `fused` is the derivative as the epilogue of the product, where it has such a form, and `product` gives accum alone.
-    `inputs` are the arguments of the derivative. `reads` says where its tensors stand among what was saved, followed by
-    the gradients that arrive; it reads `numbers` and `coordinates` too, and as an epilogue `counts`. `results` are
-    gradients of operands by position among the inputs, `above` is that of accum, from which `of_a` and `of_b` compute
-    those of A and B that are asked for.
+    `fused` is the derivative as the epilogue of the product, where it has such a form, and `repeats` is it where it
+    reads nothing but what was saved and what arrives; `product` gives accum alone.
+    `inputs` are the arguments of the derivative. Its tensors have `names`, and `order` says where A, B and they stand
+    among what was saved, followed by the gradients that arrive; then come `coordinates`. It reads `numbers` too, and as
+    an epilogue `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
+    from which `of_a` and `of_b` compute those of A and B that are asked for.
     """
 
     problem: Problem
     derivative: Derivative
     fused: Place | None
+    repeats: Place | None
     product: Place
     inputs: tuple[Input, ...]
-    reads: tuple[tuple[str, int], ...]
+    names: tuple[str, ...]
+    order: tuple[int, ...]
     numbers: tuple[str, ...]
     coordinates: tuple[Input, ...]
     counts: Mapping[str, float]
-    results: tuple[tuple[int, Result], ...]
-    above: Result | None
+    results: tuple[tuple[int, Found], ...]
+    above: Found | None
     of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     turned: bool
@@ -89,22 +94,34 @@ class Backward(NamedTuple):
         asked = options.constraints
         alike = Options(options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute)
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
-        fused = None
+        reads = [name for name in names if name in places]
+        counted = tuple(known[name] for name in names if name in indices)
+        tensors, fused = (*reads, *(each.name for each in counted)), None
         if derivative.parsed is not None:
             stored = _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])])
-            fused = Place(stored, USUAL if alike == USUAL else alike)
+            fused = Place(stored, USUAL if alike == USUAL else alike, tensors)
+
+        numbers = tuple(name for name in names if name not in places and name not in indices)
+
+        def where(result: Result) -> Found:
+            name, dtype = result
+            computed = name in derivative.computed
+            return computed, derivative.computed.index(name) if computed else places[name], dtype
+
         return Backward(
             problem,
             derivative,
             fused,
+            None if numbers or counted or counts else fused,
             Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback)),
             tuple(known[name] for name in derivative.inputs),
-            tuple((name, places[name]) for name in names if name in places),
-            tuple(name for name in names if name not in places and name not in indices),
-            tuple(known[name] for name in names if name in indices),
+            tensors,
+            (1, 2, *(places[name] for name in reads)),
+            numbers,
+            counted,
             counts,
-            tuple((places[name] - 1, result) for name, result in found.items()),
-            above,
+            tuple((places[name] - 1, where(result)) for name, result in found.items()),
+            above and where(above),
             _of_a(problem, turned=turned) if needs[0] else None,
             _of_b(problem, turned=turned) if needs[1] else None,
             turned,
@@ -112,24 +129,23 @@ class Backward(NamedTuple):
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
         """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
-        values = (*saved, *[_dense(gradient) for gradient in arriving])
-        given = {name: values[place] for name, place in self.reads}
-        for name, (count,), dtype in self.coordinates:
-            given[name] = torch.arange(count, dtype=dtype, device=self.problem.a.device)
-        read = {name: numbers[name] for name in self.numbers} if self.numbers else _NONE
-        made: Mapping[str, torch.Tensor] = {}
-        if fused and self.fused is not None:
-            read = {**read, **self.counts} if self.counts else read
-            made = self.fused.run(saved[1], saved[2].t() if self.turned else saved[2], given, read)
-        elif self.derivative.computed:
-            made = self._by_pytorch(saved, {**given, **read})
+        values = (*saved, *arriving)
+        made: Sequence[torch.Tensor] | None = None
+        if fused and self.repeats is not None:
+            tensors = [values[index] for index in self.order]
+            if self.turned:
+                tensors[1] = tensors[1].t()
+            made = self.repeats.again(tensors, _NONE)
+        if made is None:
+            values = (*saved, *map(_dense, arriving))
+            made = self._computed(values, numbers, fused=fused)
         found: Gradients = [None] * (len(saved) - 1)
-        for position, (name, dtype) in self.results:
-            value = made[name] if name in made else given[name]
+        for position, (computed, place, dtype) in self.results:
+            value = made[place] if computed else values[place]
             found[position] = value if value.dtype is dtype else value.to(dtype)
         if self.above is not None:
-            name, dtype = self.above
-            above = made[name] if name in made else given[name]
+            computed, place, dtype = self.above
+            above = made[place] if computed else values[place]
             above = above if above.dtype is dtype else above.to(dtype)
             if self.of_a is not None:
                 found[0] = self.of_a(above, saved[2])
@@ -137,15 +153,25 @@ class Backward(NamedTuple):
                 found[1] = self.of_b(above, saved[1])
         return found
 
-    def _by_pytorch(self, saved: Saved, given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """What the derivative computes, one operation at a time."""
+    def _computed(self, values: Saved, numbers: Mapping[str, Any], *, fused: bool) -> Sequence[torch.Tensor]:
+        """What the derivative computes: in a launch, or one operation at a time."""
+        accum, a, b, *_ = values
+        b = b.t() if self.turned and b is not None else b
+        tensors = [values[index] for index in self.order[2:]]
+        for _, (count,), dtype in self.coordinates:
+            tensors.append(torch.arange(count, dtype=dtype, device=self.problem.a.device))
+        read = {name: numbers[name] for name in self.numbers}
+        if fused and self.fused is not None:
+            return self.fused.run((a, b, *tensors), {**read, **self.counts})
         derivative, problem = self.derivative, self.problem
-        accum = saved[0]
+        if not derivative.computed:
+            return ()
         if accum is None and derivative.needs_product:
-            (accum,) = self.product.run(saved[1], saved[2].t() if self.turned else saved[2], {}, _NONE).values()
-        given, keeps = {**given, ACCUM: accum}, derivative.widens
-        values = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
-        return dict(zip(derivative.computed, derivative.module.forward(*values), strict=True))
+            (accum,) = self.product.run((a, b), _NONE)
+        given, keeps = {**dict(zip(self.names, tensors, strict=True)), **read, ACCUM: accum}, derivative.widens
+        arguments = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
+        made: Sequence[torch.Tensor] = derivative.module.forward(*arguments)
+        return made
 
 
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -112,6 +112,8 @@ class Allocated(NamedTuple):
 
 
 _NONE: Mapping[str, Any] = {}
+Repeat = Callable[..., list[torch.Tensor]]
+"""Runs for A, B and operands in a sequence, and numbers by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +215,25 @@ class Prepared:
             raise _explained(error, self.plan) from error
         return outputs
 
+    def repeated(self, names: tuple[str, ...]) -> Repeat:
+        """What runs again for A, B and operands of these names: the outputs in order, none of which is handed over."""
+        quick = None
+        if not (self.kinds or self.accumulates) and hasattr(self.runner, "quick"):
+            quick = self.runner.quick(names, self.outputs)
+
+        def run(tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any] = _NONE) -> list[torch.Tensor]:
+            if quick is None or profiler._is_profiler_enabled:
+                a, b, *operands = tensors
+                return [*self.run(a, b, dict(zip(names, operands, strict=True)), numbers).values()]
+            try:
+                return quick(tensors)  # type: ignore[no-any-return]  # tensors
+            except _OURS:
+                raise
+            except Exception as error:
+                raise _explained(error, self.plan) from error
+
+        return run
+
 
 def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
     """What each output is, in the order of the return statement."""
@@ -276,7 +297,7 @@ By how a call was written, see `pytorch.again`: what its tensors looked like, an
 """
 
 
-Again = tuple[Guard, Callable[..., dict[str, torch.Tensor]]]
+Again = tuple[Guard, Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
 
 def find_again(key: Hashable) -> Again | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.background import choose
 from epifuse.runtime.launch import (
     Prepared,
+    Repeat,
     destinations,
     final,
     find,
@@ -47,25 +48,34 @@ def execute(call: Call) -> dict[str, torch.Tensor]:
 
 
 class Place:
-    """Where one epilogue runs again and again: what was launched serves the next tensors that look alike."""
+    """Where one epilogue runs again and again, for operands of these names: what was launched serves the next tensors
+    that look alike."""
 
-    def __init__(self, parsed: Parsed, options: Options) -> None:
-        self.parsed, self.options = parsed, options
-        self.known: tuple[Guard, bool, Prepared] | None = None
+    def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = ()) -> None:
+        self.parsed, self.options, self.names = parsed, options, names
+        self.known: tuple[Guard, bool, Repeat] | None = None
 
-    def run(
-        self, a: torch.Tensor, b: torch.Tensor, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        """The outputs by name, for numbers of the same types each time. Raises as `run` does."""
-        known, handed, tf32 = self.known, (a, b, *tensors.values()), a.dtype is float32 and tf32_allowed()
-        if known is not None and known[1] is tf32 and are_alike(known[0], handed):
-            return known[2].run(a, b, tensors, numbers)
-        call = describe(Request(a, b, self.parsed, {**tensors, **numbers}, self.options))
+    def again(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        """The outputs in order, for A, B and the operands, if they look as they did last."""
+        if (known := self.known) is None or not are_alike(known[0], tensors):
+            return None
+        if known[1] is not (tensors[0].dtype is float32 and tf32_allowed()):
+            return None
+        return known[2](tensors, numbers)
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The outputs in order, for numbers of the same types each time. Raises as `run` does."""
+        if (made := self.again(tensors, numbers)) is not None:
+            return made
+        a, b, *operands = tensors
+        given = {**dict(zip(self.names, operands, strict=True)), **numbers}
+        call = describe(Request(a, b, self.parsed, given, self.options))
         outputs = execute(call)
-        if not call.infos and len(call.tensors) == len(tensors) and (prepared := final(call)) is not None:
-            guard = guard_of(handed)
-            self.known = None if guard is None else (guard, tf32, prepared)
-        return outputs
+        if not call.infos and len(call.tensors) == len(operands) and (prepared := final(call)) is not None:
+            guard = guard_of(tensors)
+            tf32 = a.dtype is float32 and tf32_allowed()
+            self.known = None if guard is None else (guard, tf32, prepared.repeated(self.names))
+        return [*outputs.values()]
 
 
 def planned(call: Call) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -118,6 +118,39 @@ class GpuKernel:
     def _workspaces(self, given: torch.Tensor | None) -> list[torch.Tensor] | None:
         """The caller's workspace; None where each launch makes its own."""
         return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
+
+    def quick(self, names: tuple[str, ...], outputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Makes the outputs and launches, for A, B and operands of these names; None where a launch does more.
+
+        `outputs` are the name, shape, strides, dtype and device of each. What a bound step looks up is at hand: this
+        is all that Python does.
+        """
+        if self.empty or self.prints or self.zeros or self.numbers:
+            return None
+        none, index, function, of_a, of_b = self.none, self.index, self.function, self.of_a, self.of_b
+        reads = [(names.index(name) + 2, make) for name, make in self.operands]
+        making = [each[1:] for each in outputs]
+        order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
+        writes = [(order.index(name), make) for name, make in self.outputs]
+        tail = (self.clusters or self._count_clusters(), self.band, self.kept)
+
+        def launch(tensors: Sequence[Any]) -> list[Any]:
+            made = [torch.empty_strided(shape, strides, dtype=dtype, device=at) for shape, strides, dtype, at in making]
+            a = tensors[0] if of_a is None else of_a(tensors[0])
+            b = tensors[1] if of_b is None else of_b(tensors[1])
+            read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
+            written = [made[place] if make is None else make(made[place]) for place, make in writes]
+            memory = (
+                [torch.empty_strided((elements,), (1,), dtype=torch.float32, device=a.device)] if elements else none
+            )
+            if torch._C._cuda_getDevice() == index:
+                function(a, b, read, none, written, memory, *tail)
+            else:
+                with torch.cuda.device(index):
+                    function(a, b, read, none, written, memory, *tail)
+            return made
+
+        return launch
 
     def _count_clusters(self) -> int:
         """How many run at once; asked of the GPU by the first call, for a kernel may be built without one."""
