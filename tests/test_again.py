@@ -261,3 +261,21 @@ def test_second_derivatives_are_refused() -> None:
     (first,) = torch.autograd.grad(linear(*given).sum(), given[:1], create_graph=True)
     with pytest.raises(UnsupportedError, match="differentiated again"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["silu", "tanh", "sigmoid", "relu"])
+def test_a_stored_derivative_widens_nothing_that_its_operations_widen(name: str) -> None:
+    made: list[tuple[torch.Size, torch.dtype]] = []
+
+    class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            value = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten._to_copy.default:
+                made.append((value.shape, value.dtype))
+            return value
+
+    x, weight, bias = (value.detach().bfloat16().requires_grad_() for value in layer())
+    y = ef.linear(x, weight, bias, epilogue=getattr(ef, name), save="preactivation")
+    with Copies():
+        y.backward(torch.ones_like(y))
+    assert (y.shape, torch.float32) not in made

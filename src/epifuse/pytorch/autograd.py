@@ -93,12 +93,12 @@ class _Epilogue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recorded: Recorded, call: Call | None, *tensors: torch.Tensor) -> Any:
         outputs = recorded.forward(call, tensors)
-        names = recorded.recording.parsed.output_names
-        accum = outputs.pop() if len(outputs) > len(names) else None
+        accum = outputs.pop() if len(outputs) > len(recorded.names) else None
         ctx.recorded, ctx.numbers = recorded, recorded.numbers(call)
         ctx.save_for_backward(accum, *recorded.kept(tensors, accum))
-        if (fixed := recorded.without_gradient) != ():
-            ctx.mark_non_differentiable(*[one for name, one in zip(names, outputs, strict=True) if name in fixed])
+        if fixed := recorded.without_gradient:
+            named = zip(recorded.names, outputs, strict=True)
+            ctx.mark_non_differentiable(*[output for name, output in named if name in fixed])
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
@@ -176,7 +176,7 @@ class Recorded:
 
     def _choose(self) -> None:
         """What to save."""
-        all_arrive = tuple(name not in self.without_gradient for name in self.recording.parsed.output_names)
+        all_arrive = tuple(name not in self.without_gradient for name in self.names)
         derivative, save = self._backward(all_arrive).derivative, self.recording.options.save
         again = derivative.needs_product
         if derivative.refused is not None:
@@ -191,6 +191,16 @@ class Recorded:
         needs_a, needs_b = self.recording.needs
         self.keeps_beside_accum = (needs_b, needs_a, *operands)
         self.keeps = (needs_b or again, needs_a or again, *operands)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the outputs."""
+        return self.recording.parsed.output_names
+
+    @cached_property
+    def computes(self) -> bool:
+        """Whether the host computes numbers, which may be those of extents alone."""
+        return bool(self.recording.settled.structure.graph.hosts)
 
     @property
     def device(self) -> str:
@@ -211,7 +221,7 @@ class Recorded:
         except RuntimeError:
             _refuse_inference(call)
             raise
-        return dict(zip(self.recording.parsed.output_names, outputs, strict=True))
+        return dict(zip(self.names, outputs, strict=True))
 
     def again(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run, recorded by autograd, for tensors that look as those of a call did; the outputs in order."""
@@ -265,9 +275,11 @@ class Recorded:
 
     def numbers(self, call: Call | None) -> Mapping[str, Any]:
         """Every number the epilogue reads, as it is now."""
+        given = _NONE if call is None else call.numbers
+        if not given and not self.computes:
+            return _NONE
         problem, structure = self.recording.settled
-        given, graph = call.numbers if call else _NONE, structure.graph
-        return scalars(graph, problem, given) if given or graph.hosts else _NONE
+        return scalars(structure.graph, problem, given)
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
         """Of A, B and each operand, None where none is asked for."""
@@ -284,8 +296,7 @@ class Recorded:
 
     def _backward(self, arrive: tuple[bool, ...]) -> Backward:
         """Where the gradients of the outputs that `arrive` marks arrive."""
-        names = self.recording.parsed.output_names
-        arriving = tuple(name for name, arrives in zip(names, arrive, strict=True) if arrives)
+        arriving = tuple(name for name, arrives in zip(self.names, arrive, strict=True) if arrives)
         return self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
 
 
