@@ -95,6 +95,30 @@ def test_each_launch_has_a_workspace_of_its_own_unless_the_caller_has_one(built:
     assert all(clusters <= MOST_CTAS for *_, clusters, _, _ in kernel.launched)
 
 
+@pytest.mark.parametrize(
+    "epilogue", ["def epi(accum, C, bias): D = relu(accum + bias) + C; s = sum(D, dim=0); return D, s"]
+)
+def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str) -> None:
+    bias, C = torch.randn(256), torch.randn(128, 256).to(BF16)
+    a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 256, dtype=BF16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, {"C": C, "bias": bias}))
+    kernel = built(args)
+    outputs = kernel.prepared.launch(args.call)
+    repeated = kernel.prepared.repeated(("bias", "C"))((a, b, bias, C))
+    assert [(x.shape, x.stride(), x.dtype) for x in repeated] == [
+        (x.shape, x.stride(), x.dtype) for x in outputs.values()
+    ]
+    first, second = kernel.launched
+    for mine, theirs in zip(first, second, strict=True):
+        if isinstance(mine, (int, torch.Tensor)):
+            assert mine is theirs or mine == theirs
+            continue
+        assert [(x.shape, x.stride(), x.dtype) for x in mine] == [(x.shape, x.stride(), x.dtype) for x in theirs]
+    assert [x.data_ptr() for x in first[2]] == [x.data_ptr() for x in second[2]]
+    assert {x.data_ptr() for x in second[4]} == {x.data_ptr() for x in repeated}
+    assert second[5][0].data_ptr() != first[5][0].data_ptr()
+
+
 def test_zeros_stand_in_where_there_is_nothing_to_multiply(built: Any) -> None:
     args = arguments("def plain(accum): D = accum; return D", k=0, D=torch.empty(128, 256))
     kernel = built(args)
