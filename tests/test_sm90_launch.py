@@ -1,5 +1,7 @@
 """What a launch hands to Hopper's kernel, on the CPU: a function stands in that records its arguments."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +119,27 @@ def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str) -
     assert [x.data_ptr() for x in first[2]] == [x.data_ptr() for x in second[2]]
     assert {x.data_ptr() for x in second[4]} == {x.data_ptr() for x in repeated}
     assert second[5][0].data_ptr() != first[5][0].data_ptr()
+
+
+def test_a_view_that_is_kept_is_of_the_memory_there_is_now(built: Any) -> None:
+    a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 256, dtype=BF16)
+    bias = torch.nn.Parameter(torch.randn(256))
+    with torch.no_grad():
+        epilogue = ef.EpilogueArguments.partial("def epi(accum, bias): D = accum + bias; return D", {"bias": bias})
+        kernel = built(ef.GemmArguments(a, b, epilogue=epilogue))
+    repeated, alive = kernel.prepared.repeated(("bias",)), weakref.ref(bias)
+    for change in (None, torch.randn(256), torch.randn(256)):
+        if change is not None:
+            bias.data = change
+        for _ in range(2):
+            repeated((a, b, bias))
+            (view,) = kernel.launched[-1][2]
+            assert (view.data_ptr(), view.shape[:2], view.stride()[:2]) == (bias.data_ptr(), (128, 256), (0, 1))
+    assert kernel.launched[-1][2][0] is kernel.launched[-2][2][0]
+    del bias, epilogue, kernel.prepared
+    kernel.launched.clear()
+    gc.collect()
+    assert alive() is None
 
 
 def test_zeros_stand_in_where_there_is_nothing_to_multiply(built: Any) -> None:

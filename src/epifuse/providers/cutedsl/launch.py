@@ -128,7 +128,7 @@ class GpuKernel:
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
         none, index, function, of_a, of_b = self.none, self.index, self.function, self.of_a, self.of_b
-        reads = [(names.index(name) + 2, make) for name, make in self.operands]
+        reads = [(names.index(name) + 2, make and _kept(make)) for name, make in self.operands]
         making = [each[1:] for each in outputs]
         order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
         writes = [(order.index(name), make) for name, make in self.outputs]
@@ -178,6 +178,25 @@ class GpuKernel:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
         return self.views.a.of(zeros), self.views.b.of(zeros)
+
+
+_MOST_KEPT = 1 << 16  # elements
+
+
+def _kept(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The view of a small tensor, kept for the next launch: a bias mostly lies where it lay, and a view costs a
+    microsecond. What is kept keeps its memory too, so that nothing else can lie at its address."""
+    kept: torch.Tensor | None = None
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        found = kept
+        if found is None or found.data_ptr() != tensor.data_ptr():
+            found = make(tensor.detach())  # a view of a parameter would keep the parameter
+            kept = found if tensor.numel() <= _MOST_KEPT else None
+        return found
+
+    return view
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
