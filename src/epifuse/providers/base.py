@@ -18,7 +18,11 @@ WORKSPACE = ""
 """The name, no identifier, of a caller's workspace among the operands; without it a launch makes its own."""
 
 Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
-"""Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet."""
+"""Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet.
+
+One may have `quick(names, outputs)` too. It makes a function of a sequence of A, B and the operands of these names,
+which allocates the outputs, launches and returns them; it makes none where a launch does more.
+"""
 
 
 class Provider(Protocol):
