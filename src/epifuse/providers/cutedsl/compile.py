@@ -28,11 +28,7 @@ def export(text: str, options: str, name: str, path: Path) -> None:
 
 
 def warm(options: str) -> None:
-    """Compile a kernel that does nothing: what the compiler loads for its first one, the next and forked children have.
-
-    On the host of an H100 a process's first kernel took 6 to 7 s, 4.8 of them in the operating system, side by side
-    with others up to 15 s; a child of a process that had compiled one before took 1.0 to 1.6 s.
-    """
+    """Compile a kernel that does nothing: what the compiler loads for its first one, forked children then have."""
     with _one_at_a_time, tempfile.TemporaryDirectory() as folder:
         tensor = make_fake_tensor(Float32, (cute.sym_int(),), (1,))  # of whose device the stream is
         stream = make_fake_stream(use_tvm_ffi_env_stream=True)
