@@ -120,7 +120,7 @@ def test_a_wrong_command_line_of_a_layer(
         ("--cluster_shape_mn 2,1", "no cluster to choose"),
         ("--iterations -1", "'-1' is no whole number from 0"),
         ("--device cuda:99", "device must be a device that this machine has"),
-        ("--mnkl 99999999,99999999,8,1", "allocate"),
+        ("--mnkl 7000000,7000000,1,1", "allocate"),
         ("--acc_dtype float64", "accumulator_type torch.float64 does not go with inputs"),
     ],
 )

@@ -141,7 +141,7 @@ print(why)
 """
 
 
-@pytest.mark.parametrize("closing", ["", "<&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize("closing", ["", "<&- 2>&-"])
 def test_a_worker_serves_where_its_parent_was_made_unkind(tmp_path: Path, closing: str) -> None:
     """SIGCHLD ignored, its folder removed, variables changed after the import, `encodings.py` beside the script, a
     `sitecustomize` that prints, closed standard files: the worker tells of the text, which is none, and leaves nothing.

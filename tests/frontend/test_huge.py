@@ -11,7 +11,7 @@ import epifuse as ef
 from epifuse.base.errors import EpifuseError
 from tests.frontend.sources import check, function_from
 
-SECONDS = 60
+SECONDS = 30
 """Ten times what a quiet machine needs: what grows with the square of the source takes minutes."""
 
 
@@ -25,10 +25,10 @@ def chain(step: str, count: int, joined: str = "\n    ") -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        chain("{new} = {old} * 0.5 + C", 10_000),
-        chain("{new} = {old} * 0.5 + C", 10_000, "; "),
-        chain("{new} = {old} * 0.5 + ñ", 10_000, "; ").replace("C, ", "C, ñ, "),
-        chain("{new} = torch.relu({old}) - {i}.0", 5_000),
+        chain("{new} = {old} * 0.5 + C", 5_000),
+        chain("{new} = {old} * 0.5 + C", 3_000, "; "),
+        chain("{new} = {old} * 0.5 + ñ", 3_000, "; ").replace("C, ", "C, ñ, "),
+        chain("{new} = torch.relu({old}) - {i}.0", 2_000),
         chain("a{i} = alpha / {i}.5; {new} = {old} + a{i}", 2_000),
         "def epi(accum, C, alpha):\n    x0 = alpha\n"
         + "".join(f"    x{i + 1} = x{i} / 1.5 + alpha\n" for i in range(5_000))
@@ -63,7 +63,7 @@ DEEP: dict[str, Callable[[int], str]] = {
 }
 
 
-@pytest.mark.parametrize("depth", [20, 90, 150, 900, 3000, 30_000])
+@pytest.mark.parametrize("depth", [20, 90, 150, 900, 3000, 10_000])
 @pytest.mark.parametrize("shape", DEEP)
 def test_deep_expressions(shape: str, depth: int) -> None:
     text = f"def epi(accum):\n    D = {DEEP[shape](depth)}\n    return D\n"

@@ -32,7 +32,7 @@ def source_of(operands: Any) -> str:
 @pytest.mark.parametrize("design", PINNED, ids=str)
 @pytest.mark.parametrize("case", OPERANDS)
 def test_operands_of_the_last_tile(case: str, design, machine: Machine) -> None:
-    for m, n in SHAPES:
+    for m, n in SHAPES if machine.gpu else SHAPES[:1]:  # 8 s a case on a CPU, where tiles are the CPU's
         a, b = machine.whole(m, K, most=1), machine.whole(K, n, most=1)
         operands = {
             name: machine.laid_out(torch.randint(0, 100, (m, n)).to(dtype), layout)
