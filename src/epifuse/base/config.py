@@ -29,6 +29,8 @@ class Config:
     """Raise an error where a kernel is not compiled yet, rather than compile it."""
     background: bool = True
     """Where a better kernel is not compiled yet, run on one that gives the same bits while a worker compiles it."""
+    batch_invariant: bool = False
+    """Choose kernels that give a row of a result the same bits whatever the other rows are, or refuse."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:

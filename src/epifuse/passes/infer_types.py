@@ -223,13 +223,13 @@ class _Inference(Sizes):
             raise self.fail("dim_twice", dim=next(d for d in chosen if chosen.count(d) > 1))
         shown, gone = factors_of(x.dims), factors_of([x.dims[d] for d in chosen])
         cut = {factor.axis for factor in gone} & {factor.axis for factor in shown if factor not in gone}
-        if not cut:
-            # Extents of one that a reshape dropped go along: what is left has no dim to show them in. Where a part of
-            # an axis is left, the result exists tile by tile, as any value does that varies over them.
+        kept = [(d if i not in chosen else ()) for i, d in enumerate(x.dims) if keepdim or i not in chosen]
+        if not cut and not kept:
+            # Extents of one that a reshape dropped go along: what is left has no dim to show them in (`whole`). Where
+            # a part of an axis is left, the result exists tile by tile, as any value does that varies over them.
             gone = canonical([*gone, *(f for f in self.ones_of(x.node) if f not in shown)])
         if not REDUCTIONS[name].has_identity and any(dim_size(x.dims[d], self.extents) == 0 for d in chosen):
             raise self.fail("max_of_nothing", name=name)
-        kept = [(d if i not in chosen else ()) for i, d in enumerate(x.dims) if keepdim or i not in chosen]
         dims: Dims = tuple(kept)
         made = self.reduced(name, x, gone, kind, dims)
         narrow = x.narrow if kind == "float" else None

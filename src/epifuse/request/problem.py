@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import Kind, short
 from epifuse.base.errors import fail
 from epifuse.base.target import Target
@@ -81,7 +82,8 @@ class Constraints:
     """What the caller asks of the kernel. `select` honours or refuses every field.
 
     `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; None leaves the
-    choice to us. Raises `ArgumentError` for values of any other type.
+    choice to us. With `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands.
+    Raises `ArgumentError` for values of any other type.
     """
 
     tile: tuple[int, int] | None = None
@@ -90,12 +92,14 @@ class Constraints:
     fast_math: bool = False
     precision: str | None = None
     allow_recompute: bool = False
+    batch_invariant: bool = CONFIG.batch_invariant
 
     def __post_init__(self) -> None:
         for name, value in ("tile", self.tile), ("cluster", self.cluster):
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name, flag in ("fast_math", self.fast_math), ("allow_recompute", self.allow_recompute):
+        for name in ("fast_math", "allow_recompute", "batch_invariant"):
+            flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise fail("option", None, name=name, want="True or False", value=flag)
         if not isinstance(self.schedule, (str, type(None))):

@@ -43,6 +43,9 @@ class CpuProvider:
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1)):  # a cluster of one is none
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
+        if problem.constraints.batch_invariant:
+            reason = "its products are PyTorch's, where the bits of a row depend on M"
+            return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if (moved := work.moved(problem)) is not None:
             return Answers.of([(spec, Refusal(spec.name, moved)) for spec in specs])
         return Answers.of([(spec, (_native if spec is _NATIVE else _panel)(work, problem)) for spec in specs])

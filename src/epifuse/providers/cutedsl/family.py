@@ -17,7 +17,7 @@ from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, inputs, refusals, rows, tuned, weave
+from epifuse.providers.cutedsl import budget, inputs, invariance, refusals, rows, tuned, weave
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
@@ -222,7 +222,7 @@ class Family:
         """Program and design with its stages, or why there are none."""
         work, problem = self.work, self.problem
         own = replace(design, parts=weave.PARTS if work.order else 1)
-        reason = refusals.not_asked_for(design, problem)
+        reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
         if reason is not None:

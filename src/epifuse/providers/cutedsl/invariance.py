@@ -1,0 +1,39 @@
+"""Which designs give a row the same bits, whatever the other rows are and how many. Imports no cutlass.
+
+Every design adds the products of an element in ascending order of K, so elementwise epilogues have the same bits in
+all of them. A reduction along a row is merged within a thread over a tile's columns, over the four lanes that share
+the row, and then tile by tile, or CTA by CTA where a cluster shares rows: its bits follow from how many columns a tile
+has, and from how many CTAs share a row. Neighbouring columns (`segments`) never leave a tile, and are merged alike in
+all designs.
+"""
+
+from __future__ import annotations
+
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.request.problem import Problem
+
+_WIDTHS = (128, 256, 192, 64)
+"""Columns of tiles, the preferred first: with 128 there are tiles for few rows and for many."""
+_HOLDING = ((128, 1), (256, 1), (256, 2), (128, 8), (256, 8))
+"""Columns of a tile and CTAs of a cluster that holds whole rows: by how many they hold, of each the faster
+(docs/tuning.md)."""
+
+
+def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
+    """Why a design is not the one that was asked for: it follows from N and the epilogue, whatever M is."""
+    if not (problem.constraints.batch_invariant and work.reduces_axes):
+        return None
+    if work.shares_rows:
+        wanted = next((tree for tree in _HOLDING if tree[0] * tree[1] >= problem.extents["n"]), None)
+    else:
+        wanted = next(((width, 1) for width in _WIDTHS if width // design.parts % (work.span or 1) == 0), None)
+    if wanted in (None, _tree(design, work)):
+        return None  # what no tile or cluster holds is refused for that
+    shared = f", {wanted[1]} of which share a row" if wanted[1] > 1 else ""
+    return f"what is asked for are the bits of tiles of {wanted[0]} columns{shared}, whatever M is"
+
+
+def _tree(design: Design, work: Lowered) -> tuple[int, int]:
+    """Columns of a tile and CTAs that share a row: how a row is merged."""
+    return design.tile[1], design.cluster[1] if work.shares_rows else 1

@@ -1,0 +1,132 @@
+"""Designs that are chosen where rows are to have the same bits whatever M is."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hopper import BF16, hopper_kernel, layer_norm
+
+import epifuse as ef
+
+ROWS = (1, 2, 3, 8, 16, 33, 64, 100, 128, 256, 512, 1000, 4096, 8192)
+K = 512
+
+
+def plain(accum):
+    return accum
+
+
+def residual(accum, C):
+    D = ef.gelu(accum) + C
+    return D
+
+
+def norms(accum, C):
+    x = accum + C
+    squares, largest = ef.sum_of_squares(x, dim=-1), ef.absmax(x, dim=-1)
+    return x, squares, largest
+
+
+def logsumexp(accum):
+    rows = ef.logsumexp(accum, dim=-1)
+    return rows
+
+
+def softmax(accum):
+    D = torch.softmax(accum, dim=-1)
+    return D
+
+
+def swiglu(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    D = ef.silu(gate) * up
+    return D
+
+
+def swiglu_norms(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    D = ef.silu(gate) * up
+    squares = ef.sum_of_squares(D, dim=-1)
+    return D, squares
+
+
+def head_norms(accum):
+    heads = accum.unflatten(-1, (-1, 64))
+    normed = heads * torch.rsqrt(ef.mean(heads * heads, dim=-1, keepdim=True) + 1e-6)
+    squares = ef.sum_of_squares(accum, dim=-1)
+    D = normed.flatten(-2)
+    return D, squares
+
+
+def normalised(accum, C, weight, bias):
+    D, Aux = layer_norm(accum, C, weight, bias)
+    return D, Aux
+
+
+CASES = {
+    "plain": (plain, (4096,)),
+    "residual": (residual, (4096,)),
+    "norms": (norms, (1000, 4096)),
+    "logsumexp": (logsumexp, (4096, 32000)),
+    "softmax": (softmax, (100, 256, 512, 1000, 2048)),
+    "layer norm": (normalised, (128, 384, 512, 1024, 1536)),
+    "swiglu": (swiglu, (4096,)),
+    "swiglu and norms": (swiglu_norms, (4096,)),
+    "head norms": (head_norms, (4096,)),
+}
+
+
+def operands_of(function, m, n):
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    return {name: torch.empty((m, n) if name == "C" else (n,), dtype=BF16, device="meta") for name in names}
+
+
+def problem(function, m, n, asked):
+    a, b = torch.empty(m, K, dtype=BF16, device="meta"), torch.empty(n, K, dtype=BF16, device="meta").t()
+    operands = ef.EpilogueArguments.partial(function, operands_of(function, m, n))
+    return ef.GemmArguments(a, b, epilogue=operands, constraints=asked)
+
+
+def chosen(function, m, n, asked):
+    return hopper_kernel(problem(function, m, n, asked)).plan
+
+
+ELEMENTWISE = ("plain", "residual", "swiglu")
+REDUCING = [(name, n) for name, (_, extents) in CASES.items() for n in extents if name not in ELEMENTWISE]
+
+
+@pytest.mark.parametrize(("name", "n"), REDUCING)
+def test_every_number_of_rows_is_merged_alike(name, n):
+    asked = ef.Constraints(batch_invariant=True)
+    plans = [chosen(CASES[name][0], m, n, asked) for m in ROWS]
+    designs = [plan.allocation.program.design for plan in plans]
+    assert len({(design.tile[1], design.exchanged and design.cluster[1]) for design in designs}) == 1
+
+
+@pytest.mark.parametrize("name", ["norms", "softmax"])
+def test_designs_with_other_bits_are_refused_by_name(name):
+    function, (n, *_) = CASES[name]
+    args = problem(function, 512, n, ef.Constraints(batch_invariant=True))
+    said = [one.reason for one in ef.explain(args, cc=90).refusals if "whatever M is" in one.reason]
+    assert said
+    assert all("the bits of tiles of" in reason for reason in said)
+
+
+def test_the_cpu_refuses_by_name():
+    a, b = torch.randn(4, 8), torch.randn(8, 4)
+    args = ef.GemmArguments(
+        a,
+        b,
+        epilogue=ef.EpilogueArguments.partial(plain, {}),
+        constraints=ef.Constraints(batch_invariant=True),
+    )
+    assert not ef.get_kernels(args)
+    assert "the bits of a row depend on M" in str(ef.explain(args))
+
+
+def test_the_environment_asks_for_every_call():
+    program = "import epifuse as ef; assert ef.Constraints().batch_invariant"
+    environment = {**os.environ, "EPIFUSE_BATCH_INVARIANT": "1"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
