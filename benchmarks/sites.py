@@ -45,7 +45,7 @@ from epifuse.frontend.fx import value_of
 from epifuse.plan import settle
 from epifuse.pytorch import measure, prediction, sites
 from epifuse.pytorch.region import region_of
-from epifuse.runtime.timing import interleaved
+from epifuse.runtime.timing import interleaved, random_like
 
 _ALIKE = 0.01
 
@@ -98,8 +98,8 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
 
 def product_alone(product: Node) -> Callable[[], Any]:
     """By PyTorch's library, onto memory that is there."""
-    inputs = [measure.random_like(value_of(node)) for node in product.all_input_nodes]
-    out = measure.random_like(value_of(product))
+    inputs = [random_like(value_of(node)) for node in product.all_input_nodes]
+    out = random_like(value_of(product))
     function = getattr(torch, str(product.target).split(".")[1])
     return lambda: function(*inputs, out=out)
 

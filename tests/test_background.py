@@ -83,7 +83,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiling]:
     monkeypatch.setattr(providers, "NAMES", ("cpu",))
     monkeypatch.setattr(providers, "load", lambda name: made)
     monkeypatch.setattr(background, "WORKERS", made)
-    monkeypatch.setattr(background, "_is_capturing", lambda plan: made.capturing)
+    monkeypatch.setattr(background, "is_capturing", lambda plan: made.capturing)
     forget()
     yield made
     forget()

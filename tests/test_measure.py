@@ -21,6 +21,7 @@ import epifuse as ef
 from epifuse.pytorch import measure, sites
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.region import Copied, region_of, text_of
+from epifuse.runtime.timing import random_like
 
 pytestmark = [pytest.mark.usefixtures("compiled_anew"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -164,7 +165,7 @@ def test_a_text_depends_on_what_is_computed_and_not_on_names() -> None:
 
 def test_random_values_look_like_the_others() -> None:
     for value in (X.t(), X.bool(), X.long(), X[:1].expand(4, 32), X[0, 0], X.to(torch.bfloat16)[:, ::2]):
-        made = measure.random_like(value)
+        made = random_like(value)
         assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), value.dtype)
         assert bool(made.isfinite().all())
 

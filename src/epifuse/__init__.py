@@ -3,7 +3,7 @@
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear, precompile
+from epifuse.api import Explanation, epilogue, explain, gemm, get_kernels, linear, precompile, tune
 from epifuse.base import errors
 from epifuse.base.aliases import install as _install
 from epifuse.base.results import Results
@@ -16,6 +16,7 @@ from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.runtime.precompile import Precompiled
 from epifuse.runtime.reference import reference
+from epifuse.runtime.tuning import Fastest, Tuned
 from epifuse.tools import utils
 
 __version__ = "0.1.0"
@@ -78,6 +79,7 @@ __all__ = [
     "DenseGemm",
     "EpilogueArguments",
     "Explanation",
+    "Fastest",
     "Gemm",
     "GemmArguments",
     "Kernel",
@@ -89,6 +91,7 @@ __all__ = [
     "Status",
     "Store",
     "TileDescription",
+    "Tuned",
     "compile",
     "epilogue",
     "errors",
@@ -102,6 +105,7 @@ __all__ = [
     "report",
     "thread",
     "trace",
+    "tune",
     "utils",
     *_VOCABULARY,
 ]

@@ -1,4 +1,4 @@
-"""The command line: `python -m epifuse demo | docs | version`."""
+"""The command line: `python -m epifuse demo | docs | tune | version`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from epifuse import __version__
 from epifuse.base.errors import EpifuseError
+from epifuse.tools import tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,13 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
     demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
     commands.add_parser("docs", help="the language on one page, in Markdown")
+    tune.add_options(commands.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
     commands.add_parser("version", help="the version")
     options = parser.parse_args(arguments)
     try:
-        _run(options)
+        return _run(options)
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
-    return 0
 
 
 def _above_zero(text: str) -> int:
@@ -33,7 +34,7 @@ def _above_zero(text: str) -> int:
     return int(text)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     if options.command == "demo":
         from epifuse.tools.demo import run  # the other commands do not need it
 
@@ -42,8 +43,11 @@ def _run(options: argparse.Namespace) -> None:
         from epifuse.tools.language import page
 
         print(page(), end="")
+    elif options.command == "tune":
+        return tune.run(options)
     else:
         print(__version__)
+    return 0
 
 
 if __name__ == "__main__":

@@ -30,9 +30,12 @@ from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
 from epifuse.request.options import Options, given_by_name
 from epifuse.request.signature import Request, new
+from epifuse.runtime import tuning
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import note
+from epifuse.runtime.launch import require_data
 from epifuse.runtime.precompile import Precompiled, compile_ahead
+from epifuse.runtime.tuning import Tuned
 
 EpilogueFunction = Callable[..., Any] | str | FrontEnd
 
@@ -90,7 +93,7 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
     for name in wanted:
         if name not in providers.NAMES:
             raise fail("option", None, name="providers", want=f"among {', '.join(providers.NAMES)}", value=name)
-    return select(args.structure, problem, providers.candidates(wanted))
+    return tuning.known(select(args.structure, problem, providers.candidates(wanted)))
 
 
 def _target(cc: int, own: Target) -> Target:
@@ -116,10 +119,7 @@ def precompile(
     """
     several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
     targets = cc if isinstance(cc, Sequence) and not isinstance(cc, str) else [cc]
-    if not isinstance(progress, bool):
-        raise fail("option", None, name="progress", want="True or False", value=progress)
-    if workers is not None and (type(workers) is not int or workers < 1):
-        raise fail("option", None, name="workers", want="a whole number above 0, or None", value=workers)
+    _check_work(progress, workers)
     plans: list[Plan] = []
     refused: list[tuple[str, str]] = []
     for one, target in product(several, targets):
@@ -133,6 +133,45 @@ def precompile(
     return replace(done, failed=(*refused, *done.failed))
 
 
+@outside_graph
+def tune(
+    args: GemmArguments | Sequence[GemmArguments] | Iterator[GemmArguments],
+    *,
+    anew: bool = False,
+    progress: bool = True,
+    workers: int | None = None,
+) -> Tuned:
+    """Time every kernel that can run each of `args`, and keep on disk which is the fastest, for `gemm(tune=True)`.
+
+    Kernels are compiled in `workers` processes first. They run on random values: tensors give shapes alone, and nothing
+    is written to them. What was measured before, on such a GPU by this version, is found, unless it is to be measured
+    `anew`. `progress` is told where standard error is a terminal. Raises `ArgumentError` for options.
+    """
+    several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
+    _check_work(progress, workers)
+    if not isinstance(anew, bool):
+        raise fail("option", None, name="anew", want="True or False", value=anew)
+    asked, refused = [], []
+    for one in several:
+        check_arguments("tune", one)
+        require_data(one.call)
+        selection = _selection(one)
+        if selection.best is None:
+            refused.append((selection.problem.describe(), "; ".join(selection.reasons)))
+        else:
+            asked.append((one.call, selection))
+    with torch.no_grad():
+        results, failed = tuning.tune_all(asked, workers, anew=anew, progress=progress)
+    return Tuned(tuple(results), (*refused, *failed))
+
+
+def _check_work(progress: object, workers: object) -> None:
+    if not isinstance(progress, bool):
+        raise fail("option", None, name="progress", want="True or False", value=progress)
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise fail("option", None, name="workers", want="a whole number above 0, or None", value=workers)
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The graph, the plans and the refusals for one set of arguments; `print` it."""
@@ -141,6 +180,8 @@ class Explanation:
     selection: Selection
     meanwhile: str | None = None
     """Which kernel runs while the plan's is compiled in the background."""
+    tuned: tuple[str, ...] = ()
+    """Where it is to be tuned: what was measured, and what is ignored of it."""
 
     @property
     def plan(self) -> Plan | None:
@@ -154,7 +195,7 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
-        notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []))
+        notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []), *self.tuned)
         parts += [f"note     {note}" for note in notes]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
         parts += [str(self.selection.loc)] if self.selection.loc else []
@@ -169,7 +210,7 @@ def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
     """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is none."""
     check_arguments("explain", args)
     selection = _selection(args, cc)
-    return Explanation(args, selection, note(selection.best, selection))
+    return Explanation(args, selection, note(selection.best, selection), tuning.note(selection))
 
 
 # --- one call ----------------------------------------------------------------------------------------------------
@@ -192,6 +233,7 @@ def gemm(
     allow_recompute: bool = False,
     fallback: str | None = None,
     save: str = "auto",
+    tune: bool = False,
     **by_name: Any,
 ) -> Any:
     """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
@@ -203,6 +245,8 @@ def gemm(
     is returned as it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their
     destinations hold: in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
+    `tune` runs the kernel that was measured to be the fastest, and measures that now where it was not before: once for
+    a GPU, a structure and a class of shapes, for seconds.
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. It is differentiable in A, B and all
     floating operands; for the backward `save` stores the product ("preactivation"), has it computed again
     ("recompute"), or chooses what takes less time ("auto"). Raises `EpilogueSyntaxError`, `EpilogueTypeError`,
@@ -212,7 +256,7 @@ def gemm(
         a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
-        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
     )
     call = written(a, b, parsed, options, by_name, turned=False) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
@@ -250,6 +294,7 @@ def linear(
     allow_recompute: bool = False,
     fallback: str | None = None,
     save: str = "auto",
+    tune: bool = False,
     **by_name: Any,
 ) -> Any:
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
@@ -262,7 +307,7 @@ def linear(
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
-        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
     )
     if _is_any_autocast_enabled():
         x, weight = followed(x, weight)

@@ -24,6 +24,7 @@ from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
 from epifuse.providers.cutedsl.load import _version
 from epifuse.runtime.run import launch
+from epifuse.runtime.tuned import merge
 from epifuse.runtime.workers import Workers
 from epifuse.tools import debug
 from tests.errors.facade_triggers import FACADES
@@ -446,6 +447,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no_compile": _compiling_forbidden,
     "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
+    "tuned_file": lambda: merge(Path("no_such.json")),
     "operator_spec": lambda: torch.ops.epifuse.gemm(torch.ones(M, K), torch.ones(K, N), [], [], "NOSPEC"),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
     "kernel_text": lambda: _plain(object),

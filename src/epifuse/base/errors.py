@@ -126,6 +126,7 @@ CATALOGUE: dict[str, Sentence] = {
         "torch.jit.trace and make_fx cannot record this call: they would keep its memory and not its computation",
         "call ef.gemm or ef.linear, which they record, or call it outside what is traced",
     ),
+    "tuned_file": Sentence(_A, "{path} holds no results of ef.tune: {why}"),
     "operator_spec": Sentence(
         _A, "this text is no call of epifuse::gemm: {detail}", "let ef.gemm write it, while PyTorch traces it"
     ),

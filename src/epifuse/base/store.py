@@ -124,6 +124,26 @@ def fetch(key: str, suffix: str, make: Callable[[Path], None], kernel: str = "a 
             return _keep(_private_folder(), key, suffix, content)
 
 
+def notes(kind: str, key: str) -> list[Path]:
+    """The files `<kind>/<key>.json` of all folders, that of `rewrite` last: readable text, with no checksum."""
+    folders = [_read_only_folder(), _user_folder(), _existing_private_folder()]
+    found = [folder / kind / f"{key}.json" for folder in folders if folder is not None]
+    return [path for path in found if os.path.isfile(path)]  # False too where it may not be looked at
+
+
+def rewrite(kind: str, key: str, change: Callable[[Path], str]) -> Path:
+    """Have `<kind>/<key>.json` hold the text that `change(path)` makes of what it holds, if there is such a file yet.
+
+    No other process changes it meanwhile, and a reader meets the old text or the new one.
+    """
+    with _locked_folder(key) as folder:
+        try:
+            return _rewritten(folder / kind / f"{key}.json", change)
+        except OSError as error:
+            _warn_once(folder, str(error))
+            return _rewritten(_private_folder() / kind / f"{key}.json", change)
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +196,20 @@ def _keep(folder: Path, key: str, suffix: str, content: bytes) -> Path:
     shard = _shard(folder, key)
     shard.mkdir(mode=0o755, exist_ok=True)  # the folder around it is private, or was opened to readers on purpose
     path = shard / f"{key}.{hashlib.sha256(content).hexdigest()}{suffix}"
-    part = shard / f"{secrets.token_hex(8)}.part"
+    _write(path, content)
+    _evict(folder)
+    return path
+
+
+def _rewritten(path: Path, change: Callable[[Path], str]) -> Path:
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    _write(path, change(path).encode())
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f"{secrets.token_hex(8)}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(content)
@@ -187,8 +220,6 @@ def _keep(folder: Path, key: str, suffix: str, content: bytes) -> Path:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-    _evict(folder)
-    return path
 
 
 def _evict(folder: Path) -> None:

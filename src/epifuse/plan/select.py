@@ -36,6 +36,8 @@ class Selection:
     structure: Structure = field(repr=False)
     problem: Problem
     answers: tuple[Answers, ...] = field(repr=False)
+    preferred: str | None = None
+    """The kernel that is best whatever the others are estimated to cost, where it can."""
 
     @cached_property
     def best(self) -> Plan | None:
@@ -43,8 +45,18 @@ class Selection:
         able = [answers for answers in self.answers if answers.specs]
         if not able:
             return None
+        if self.preferred is not None and (plan := self.named(self.preferred)) is not None:
+            return plan
         answers = able[0] if len(able) == 1 else min(able, key=_least)
         return self._plan(answers, answers.costs.index(_least(answers)))
+
+    def named(self, kernel: str) -> Plan | None:
+        """The plan of the kernel of this name, if it can."""
+        for answers in self.answers:
+            for index, spec in enumerate(answers.specs):
+                if spec.name == kernel:
+                    return self._plan(answers, index)
+        return None
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
@@ -60,7 +72,8 @@ class Selection:
         """All but the best, best first."""
         ranked = [(cost, answers, index) for answers in self.answers for index, cost in enumerate(answers.costs)]
         ranked.sort(key=itemgetter(0))
-        return (self._plan(answers, index) for _, answers, index in ranked[1:])
+        best = self.best.spec if self.best else None
+        return (self._plan(answers, index) for _, answers, index in ranked if answers.specs[index] is not best)
 
     def _plan(self, answers: Answers, index: int) -> Plan:
         structure, spec = self.structure, answers.specs[index]

@@ -92,7 +92,9 @@ class Backward(NamedTuple):
         found = dict(_results(derivative, problem))
         above = found.pop(ACCUM, None)
         asked = options.constraints
-        alike = Options(options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute)
+        alike = Options(
+            options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute, tune=asked.tune
+        )
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
         reads = [name for name in names if name in places]
         counted = tuple(known[name] for name in names if name in indices)

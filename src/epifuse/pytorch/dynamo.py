@@ -45,10 +45,11 @@ def gemm(
     allow_recompute: Any = False,
     fallback: Any = None,
     save: Any = "auto",
+    tune: Any = False,
     **by_name: Any,
 ) -> Any:
     """See `epifuse.gemm`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
     return _traced("gemm", a, b, epilogue, out, operands or {}, by_name, options)
 
 
@@ -68,10 +69,11 @@ def linear(
     allow_recompute: Any = False,
     fallback: Any = None,
     save: Any = "auto",
+    tune: Any = False,
     **by_name: Any,
 ) -> Any:
     """See `epifuse.linear`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save
+    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
     if bias is not None:
         by_name["bias"] = bias
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:

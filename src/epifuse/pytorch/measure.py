@@ -29,7 +29,7 @@ from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.region import Copied, Region, region_of, text_of
 from epifuse.pytorch.report import Times
 from epifuse.runtime.precompile import compile_ahead
-from epifuse.runtime.timing import interleaved
+from epifuse.runtime.timing import interleaved, random_like
 
 _NOTHING = nullcontext()
 
@@ -151,20 +151,6 @@ def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
     }
     with config.patch(changes), tracing(TracingContext(fake_mode)):
         yield
-
-
-def random_like(value: torch.Tensor) -> torch.Tensor:
-    """Normal values of the same shape, strides, dtype and device; 0 for integers, which may be indices."""
-    extents = zip(value.shape, value.stride(), strict=True)
-    size = 1 + sum((extent - 1) * stride for extent, stride in extents) if value.numel() else 0
-    drawn = torch.Generator(value.device).manual_seed(0)  # the person's own generators stay as they are
-    if value.is_floating_point():
-        flat = torch.empty(size, dtype=value.dtype, device=value.device).normal_(generator=drawn)
-    elif value.dtype == torch.bool:
-        flat = torch.empty(size, dtype=value.dtype, device=value.device).bernoulli_(0.9, generator=drawn)
-    else:
-        flat = torch.zeros(size, dtype=value.dtype, device=value.device)
-    return flat.as_strided(value.shape, value.stride())
 
 
 def _described(region: Region, found: Sequence[sites.Fused]) -> Iterator[str]:

@@ -26,6 +26,7 @@ class Options(NamedTuple):
     out_dtypes: Mapping[str, torch.dtype] | torch.dtype | None = None
     accumulate: str | Iterable[str] = ()
     save: str = "auto"
+    tune: bool = False
     by_tma: tuple[str, ...] = ()
     pinned: Constraints | None = None
     hint: str = "fallback='torch' runs it unfused in PyTorch"
@@ -40,12 +41,15 @@ class Options(NamedTuple):
         out_dtypes: Any,
         accumulate: Any,
         save: Any,
+        tune: Any,
     ) -> Options:
         """What a call asks for; mostly that is nothing, and to make options takes 0.3 us."""
         nothing = accumulator_type is precision is fallback is out_dtypes is None
-        if nothing and fast_math is allow_recompute is False and accumulate == () and save == "auto":
+        if nothing and fast_math is allow_recompute is tune is False and accumulate == () and save == "auto":
             return USUAL
-        return Options(accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save)
+        return Options(
+            accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+        )
 
     def check(self) -> None:
         if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
@@ -82,6 +86,7 @@ class Options(NamedTuple):
             fast_math=self.fast_math,
             precision=self.precision,
             allow_recompute=self.allow_recompute,
+            tune=self.tune,
         )
 
 

@@ -83,6 +83,7 @@ class Constraints:
 
     `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; None leaves the
     choice to us. With `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands.
+    With `tune` the kernel is the one that was measured to be the fastest of those that meet the rest, if that was.
     Raises `ArgumentError` for values of any other type.
     """
 
@@ -93,12 +94,13 @@ class Constraints:
     precision: str | None = None
     allow_recompute: bool = False
     batch_invariant: bool = CONFIG.batch_invariant
+    tune: bool = False
 
     def __post_init__(self) -> None:
         for name, value in ("tile", self.tile), ("cluster", self.cluster):
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name in ("fast_math", "allow_recompute", "batch_invariant"):
+        for name in ("fast_math", "allow_recompute", "batch_invariant", "tune"):
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise fail("option", None, name=name, want="True or False", value=flag)

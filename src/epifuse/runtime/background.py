@@ -59,7 +59,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
             outcome.result()
     if best.allocation.bits is None:
         return Choice(best)
-    is_ready = _is_loaded if _is_capturing(best) else _is_loaded_or_stored
+    is_ready = _is_loaded if is_capturing(best) else _is_loaded_or_stored
     # What a worker compiles just now is not looked for on disk, which costs as much as all of planning.
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
     if not missing:
@@ -130,7 +130,7 @@ def _first(plans: Iterable[Plan], is_ready: Callable[[Plan, str], bool]) -> Plan
     return next((plan for plan in plans if all(is_ready(plan, text) for text in _kernels(plan))), None)
 
 
-def _is_capturing(plan: Plan) -> bool:
+def is_capturing(plan: Plan) -> bool:
     """Whether what is launched goes into a CUDA graph: loading a kernel then may break the capture."""
     if plan.problem.target.device != "cuda":
         return False

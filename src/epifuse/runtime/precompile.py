@@ -52,7 +52,7 @@ def compile_ahead(plans: Iterable[Plan], workers: int | None, *, progress: bool)
             names.setdefault((plan.spec.provider, text), f"{plan.spec.name}, {plan.problem.describe()}")
     found = [kernel for kernel in names if _is_stored(kernel)]
     missing = [kernel for kernel in names if kernel not in found]
-    failures = _compiled(missing, workers, progress=progress and _is_watched())
+    failures = _compiled(missing, workers, progress=progress and is_watched())
     return Precompiled(
         tuple(names[kernel] for kernel in missing if failures[kernel] is None),
         tuple(names[kernel] for kernel in found),
@@ -65,7 +65,8 @@ def _is_stored(kernel: _Kernel) -> bool:
     return providers.load(provider).is_stored(text)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
+    """Whether somebody sees what is told on standard error."""
     return sys.stderr is not None and sys.stderr.isatty()  # a daemon has closed it
 
 

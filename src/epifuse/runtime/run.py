@@ -31,6 +31,7 @@ from epifuse.runtime.launch import (
     require_unrecorded,
 )
 from epifuse.runtime.reference import unfused
+from epifuse.runtime.tuning import chosen
 
 
 def run(request: Request) -> dict[str, torch.Tensor]:
@@ -90,7 +91,7 @@ def planned(call: Call) -> dict[str, torch.Tensor]:
 def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
     """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
     problem, structure = settled
-    selection = select(structure, problem, providers.candidates())
+    selection = chosen(call, select(structure, problem, providers.candidates()))
     if selection.best is None:
         return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)

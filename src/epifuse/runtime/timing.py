@@ -1,14 +1,17 @@
 """How long calls take: interleaved, in an order drawn anew each round, so that clocks and heat are the same for all.
 
-On a GPU by events, and with an L2 cache that holds nothing of the last call.
+On a GPU by events, and with an L2 cache that holds nothing that a call reads: it is emptied before each call, or calls
+are for several sets of operands in turn.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,3 +89,100 @@ def _on_gpu(device: torch.device) -> Callable[[Call, float], float]:
         return float(start.elapsed_time(stop)) / 1e3
 
     return measure
+
+
+# --- several calls in a row -------------------------------------------------------------------------------------------
+
+_SAMPLE = 1.5e-3
+"""Seconds of work in one sample: events resolve half a microsecond, and clocks settle as in a model that goes on."""
+_ROUNDS, _FIRST, _CLOSE, _LONGEST = 12, 3, 1.2, 2.0
+"""Rounds; after the first of them only calls go on that take at most so many times as long as the fastest, and only for
+so many seconds."""
+
+
+def in_turn(
+    variants: Sequence[Sequence[Call]], device: torch.device, rounds: int = _ROUNDS, close: float = _CLOSE
+) -> list[list[float]]:
+    """Seconds of a call of each variant in each round. A variant is a call for each set of operands.
+
+    A sample is many calls in a row, on a GPU replayed from a CUDA graph; the first round is not counted. Variants that
+    are far from the fastest have three rounds, as all have where a round takes long.
+    """
+    sampled = _looped
+    if device.type == "cuda":  # one stream for all captures: cuBLAS keeps a workspace for each
+        sampled = partial(_replayed, device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    samples = [sampled(calls) for calls in variants]
+    taken: list[list[float]] = [[] for _ in variants]
+    drawn, going = random.Random(0), [*range(len(variants))]
+    begun = time.perf_counter()
+    for round_ in range(rounds + 1):
+        if round_ > _FIRST and time.perf_counter() - begun > _LONGEST:
+            break
+        for index in drawn.sample(going, len(going)):
+            seconds = samples[index]()
+            if round_:
+                taken[index].append(seconds)
+        if round_ == _FIRST:
+            middle = [statistics.median(each) for each in taken]
+            going = [index for index in going if middle[index] <= close * min(middle)]
+    return taken
+
+
+def _looped(calls: Sequence[Call]) -> Callable[[], float]:
+    """What takes a sample, in seconds a call."""
+
+    def sample(turns: int = 1) -> float:
+        start = time.perf_counter()
+        for _ in range(turns):
+            for call in calls:
+                call()
+        return (time.perf_counter() - start) / turns / len(calls)
+
+    sample()
+    turns = _turns(sample() * len(calls))
+    return lambda: sample(turns)
+
+
+def _replayed(device: torch.device, stream: torch.cuda.Stream, calls: Sequence[Call]) -> Callable[[], float]:
+    """The same on a GPU."""
+    with torch.cuda.device(device):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+        def sample(call: Call) -> float:
+            with torch.cuda.device(device):
+                start.record()
+                call()
+                stop.record()
+                stop.synchronize()
+            return float(start.elapsed_time(stop)) / 1e3
+
+        def once() -> None:
+            for call in calls:
+                call()
+
+        once()  # what is loaded lazily cannot be captured
+        turns = _turns(sample(once))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(turns):
+                once()
+    return lambda: sample(graph.replay) / turns / len(calls)
+
+
+def _turns(seconds: float) -> int:
+    return max(1, round(_SAMPLE / max(seconds, 1e-9)))
+
+
+def random_like(value: torch.Tensor) -> torch.Tensor:
+    """Normal values of the same shape, strides, dtype and device; 0 for integers, which may be indices."""
+    extents = zip(value.shape, value.stride(), strict=True)
+    size = 1 + sum((extent - 1) * stride for extent, stride in extents) if value.numel() else 0
+    drawn = torch.Generator(value.device).manual_seed(0)  # the person's own generators stay as they are
+    if value.is_floating_point():
+        wide = value.dtype if value.dtype.itemsize > 1 else torch.float32  # PyTorch draws no float8
+        flat = torch.empty(size, dtype=wide, device=value.device).normal_(generator=drawn).to(value.dtype)
+    elif value.dtype == torch.bool:
+        flat = torch.empty(size, dtype=value.dtype, device=value.device).bernoulli_(0.9, generator=drawn)
+    else:
+        flat = torch.zeros(size, dtype=value.dtype, device=value.device)
+    return flat.as_strided(value.shape, value.stride())

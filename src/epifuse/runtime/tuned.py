@@ -1,0 +1,199 @@
+"""What was measured of kernels, as readable text on disk: a file a structure, a result a shape class, GPU and version.
+
+Files may be copied to other machines, or into the folder of `EPIFUSE_CACHE_READONLY`, and merged. What was measured on
+another GPU or by another version is never used. Where an image brings a result and the user has another, the user's is.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.base import store
+from epifuse.base.dtypes import short
+from epifuse.base.errors import fail
+from epifuse.plan import Plan, Selection
+from epifuse.request.problem import Problem, TensorInfo
+
+_KIND = "tuned"
+_MOST = 512  # results in a file: the oldest go first
+_LINE = 128  # bytes that a GPU's memory moves at once
+
+
+@dataclass(frozen=True)
+class Result:
+    """The fastest kernel for a class of shapes; microseconds of each, for the `problem` that was measured."""
+
+    shape: str
+    gpu: str
+    version: str
+    problem: str
+    kernel: str
+    microseconds: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What there is one result for, in the file of a structure."""
+        return self.shape, self.gpu, self.version
+
+
+class Found(NamedTuple):
+    """The result that holds here, if there is one, and why others are ignored, a line each."""
+
+    result: Result | None
+    ignored: tuple[str, ...] = ()
+
+
+def find(selection: Selection) -> Found:
+    """What was measured for the problem of a selection that has a plan."""
+    plan = selection.best
+    assert plan is not None
+    mine = result_of(plan, {plan.spec.name: 0.0})
+    found, ignored = None, []
+    others: dict[str, None] = {}
+    for path in store.notes(_KIND, plan.digest):
+        results = _read(path)
+        if isinstance(results, str):
+            ignored.append(f"{path} is ignored: {results}")
+            continue
+        for result in results:
+            if result.key == mine.key and selection.named(result.kernel) is not None:
+                found = result
+            elif result.shape == mine.shape:
+                others[f"what was measured {_other(result, mine)} is ignored"] = None
+    return Found(found, (*ignored, *(() if found else others)))
+
+
+def _other(result: Result, mine: Result) -> str:
+    """Why a result for this class of shapes does not hold here."""
+    if result.gpu != mine.gpu:
+        return f"on {result.gpu}"
+    if result.version != mine.version:
+        return "by another version of epifuse"
+    return f"for {result.kernel}, which cannot run this,"
+
+
+def keep(plan: Plan, result: Result) -> Path:
+    """Store a result, in place of an earlier one. Returns the file."""
+    return _add(plan.digest, [result])
+
+
+def merge(path: Path) -> int:
+    """Add the results of a file, or of all files of a folder, to this user's; how many there were.
+
+    Raises `ArgumentError` for a file that holds no results.
+    """
+    count = 0
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        results = _read(file)
+        if isinstance(results, str):
+            raise fail("tuned_file", None, path=file, why=results)
+        _add(file.stem, results)
+        count += len(results)
+    return count
+
+
+def result_of(plan: Plan, microseconds: Mapping[str, float]) -> Result:
+    """The result of measuring kernels, on this machine, for the problem of a plan."""
+    fastest = min(microseconds, key=microseconds.__getitem__)
+    problem = plan.problem
+    return Result(shape_class(plan), gpu_of(problem), version(), problem.describe(), fastest, dict(microseconds))
+
+
+def gpu_of(problem: Problem) -> str:
+    """The model of GPU, or the CPU and as many threads as PyTorch uses."""
+    target = problem.target
+    if target.device == "cuda":
+        return target.processor.name
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def version() -> str:
+    """Of epifuse's source. Raises `UnsupportedError` where it cannot be read."""
+    return store.key_of()[:16]
+
+
+# --- classes of shapes ------------------------------------------------------------------------------------------------
+
+
+def shape_class(plan: Plan) -> str:
+    """In words, what problems of one structure share that are served by one result: all extents, but for rows within
+    the smallest tile, and how each tensor lies."""
+    problem, extents = plan.problem, plan.problem.extents
+    tensors: dict[str, Any] = {**dict(problem.operands), **dict(problem.outputs)}
+    dtypes = dict(problem.dtypes)
+    # Names are no part of a structure, and the order of its binding is.
+    lies = [_lies(tensors.get(name), dtypes.get(name)) for name in plan.binding]
+    asked = [
+        f"{field.name}={value}"
+        for field in fields(problem.constraints)
+        if (value := getattr(problem.constraints, field.name)) not in (None, False) and field.name != "tune"
+    ]
+    sizes = f"L={extents['l']} M<={_rows(extents['m'])} N={extents['n']} K={extents['k']}"
+    product = (f"A {_lies(problem.a)}", f"B {_lies(problem.b)}")
+    return "; ".join([sizes, *product, *lies, f"accumulator {short(problem.accumulator)}", *asked])
+
+
+def _rows(m: int) -> int:
+    """The last M of a class: tiles have 64 rows, or 8 columns where the product is transposed for few rows."""
+    step = 8 if m <= 64 else 64
+    return -(-m // step) * step
+
+
+def _lies(value: Any, dtype: torch.dtype | None = None) -> str:
+    """How a tensor lies, as far as kernels and their speed may depend on it."""
+    if not isinstance(value, TensorInfo):
+        return "allocated " + short(dtype) if dtype is not None else "number"
+    shape, strides = value.shape, value.strides
+    steps = [stride for extent, stride in zip(shape, strides, strict=True) if extent > 1]
+    contiguous = [index - len(shape) for index, stride in enumerate(strides) if stride == 1 and shape[index] > 1]
+    words = [short(value.dtype), f"dim {contiguous[-1]} contiguous" if contiguous else "strided"]
+    if any(step != 1 and step * value.dtype.itemsize % _LINE for step in steps):
+        words.append("partial lines")
+    return " ".join([*words, *(() if value.aligned else ("unaligned",))])
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> list[Result] | str:
+    """The results of a file, or why there are none."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+        results = [Result(**row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"it cannot be read ({type(error).__name__}: {error})"
+    return results if all(map(_is_sound, results)) else "its results are not of the right types"
+
+
+def _is_sound(result: Result) -> bool:
+    times = result.microseconds
+    words = (result.shape, result.gpu, result.version, result.problem, result.kernel)
+    if not all(isinstance(word, str) for word in words) or not isinstance(times, dict):
+        return False
+    return result.kernel in times and all(type(time) in (int, float) for time in times.values())
+
+
+def _add(structure: str, results: Iterable[Result]) -> Path:
+    return store.rewrite(_KIND, structure, partial(_with, tuple(results)))
+
+
+def _with(results: tuple[Result, ...], path: Path) -> str:
+    """The text of a file with further results; one that cannot be read is begun anew."""
+    before = _read(path) if path.is_file() else []
+    by_key = {result.key: result for result in _newest(() if isinstance(before, str) else before, results)}
+    kept = [asdict(result) for result in by_key.values()][-_MOST:]
+    return json.dumps({"results": kept}, indent=1) + "\n"
+
+
+def _newest(before: Iterable[Result], results: Iterable[Result]) -> Iterator[Result]:
+    keys = {result.key for result in results}
+    yield from (result for result in before if result.key not in keys)
+    yield from results

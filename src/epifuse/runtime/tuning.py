@@ -1,0 +1,220 @@
+"""Tuning: every kernel that can run a problem, compiled side by side, timed, and the fastest kept on disk.
+
+Kernels are timed on values of their own, so nothing that a caller handed over is written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from epifuse.base.config import CONFIG
+from epifuse.base.errors import EpifuseError
+from epifuse.plan import Plan, Selection
+from epifuse.request.signature import Call, looked_at
+from epifuse.runtime import tuned
+from epifuse.runtime.background import is_capturing
+from epifuse.runtime.launch import Prepared, destinations, outputs_of, require_data
+from epifuse.runtime.precompile import compile_ahead, is_watched
+from epifuse.runtime.timing import in_turn, random_like
+from epifuse.runtime.tuned import Found
+
+_MEASURING = threading.Lock()  # kernels that are timed at once would slow each other down
+
+
+def _renew_lock() -> None:
+    global _MEASURING
+    _MEASURING = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread may hold it while this one forks
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Of one problem: the fastest kernel, and microseconds of each; whether that was `found` on disk."""
+
+    problem: str
+    kernel: str
+    microseconds: Mapping[str, float]
+    found: bool = False
+
+    def __str__(self) -> str:
+        shown = f"{self.problem}: {self.kernel}, {self.microseconds[self.kernel]:.4g} us"
+        return f"{shown}, the fastest of {len(self.microseconds)}{', found on disk' if self.found else ''}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` did, each problem in order: true where nothing failed.
+
+    `failed` are problems that no kernel can run, and kernels that could not be timed, each with why.
+    """
+
+    results: tuple[Fastest, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.failed
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.results), *([f"{len(self.failed)} failed:"] if self.failed else [])]
+        return "\n".join([*lines, *(f"  {name}: {why}" for name, why in self.failed)])
+
+
+# --- choosing by what was measured ------------------------------------------------------------------------------------
+
+
+def known(selection: Selection) -> Selection:
+    """The selection whose best plan is the one that was measured to be, where the problem asks for it."""
+    if not _is_asked(selection) or (result := tuned.find(selection).result) is None:
+        return selection
+    return replace(selection, preferred=result.kernel)
+
+
+def chosen(call: Call, selection: Selection) -> Selection:
+    """The same, measured now where nothing is known, and there is something to choose. Nothing is where
+    EPIFUSE_NO_COMPILE is 1: no request is to wait.
+
+    Raises `ArgumentError` for tensors without data.
+    """
+    found = known(selection)
+    if found is not selection or not _is_asked(selection) or CONFIG.no_compile or not _is_choice(selection):
+        return found
+    require_data(call)
+    with _MEASURING:  # whoever waited may find the result
+        found = known(selection)
+        return _measured(call, selection) if found is selection else found
+
+
+def _is_choice(selection: Selection) -> bool:
+    """Whether there are kernels to time; what prints would print each time."""
+    best = selection.best
+    return best is not None and not best.graph.effects and len(selection.plans) > 1
+
+
+def _measured(call: Call, selection: Selection) -> Selection:
+    best = selection.best
+    assert best is not None
+    if is_capturing(best):
+        warnings.warn("kernels are not tuned while a CUDA graph is captured: call it once before", stacklevel=7)
+        return selection
+    compile_ahead(selection.plans, None, progress=True)
+    times, _ = _timed(call, selection)
+    return replace(selection, preferred=_kept(best, times).kernel) if times else selection
+
+
+def note(selection: Selection) -> tuple[str, ...]:
+    """What `explain` says of tuning, a line each."""
+    if not _is_asked(selection):
+        return ()
+    found = tuned.find(selection)
+    return (*found.ignored, _told(found))
+
+
+def _told(found: Found) -> str:
+    if (result := found.result) is None:
+        return "nothing was measured for it yet: the order is estimated"
+    return (
+        f"{result.kernel} is the fastest of {len(result.microseconds)} that were measured, "
+        f"with {result.microseconds[result.kernel]:.4g} us, for {result.problem}"
+    )
+
+
+def _is_asked(selection: Selection) -> bool:
+    return selection.problem.constraints.tune and selection.best is not None
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def tune_all(
+    asked: Sequence[tuple[Call, Selection]], workers: int | None, *, anew: bool, progress: bool
+) -> tuple[list[Fastest], list[tuple[str, str]]]:
+    """The fastest kernel for each of these, and what failed. All kernels are compiled before the first is timed."""
+    before = [None if anew else tuned.find(selection).result for _, selection in asked]
+    missing = [selection for (_, selection), result in zip(asked, before, strict=True) if result is None]
+    _compile([plan for selection in missing for plan in selection.plans], workers, progress=progress)
+    results, failed = [], []
+    for (call, selection), result in zip(asked, before, strict=True):
+        best = selection.best
+        assert best is not None
+        if result is None:
+            with _MEASURING:
+                times, why = _timed(call, selection)
+            failed += [(f"{name}, {best.problem.describe()}", text) for name, text in why.items()]
+            if not times:
+                continue
+            result = _kept(best, times)
+            results.append(Fastest(result.problem, result.kernel, result.microseconds))
+        else:
+            results.append(Fastest(best.problem.describe(), result.kernel, result.microseconds, found=True))
+        if progress and is_watched():
+            sys.stderr.write(f"tuned {len(results)} of {len(asked)}: {results[-1]}\n")
+    return results, failed
+
+
+def _compile(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> None:
+    """What fails here fails again where it is built, and is told there."""
+    if not CONFIG.no_compile:
+        compile_ahead(plans, workers, progress=progress)
+
+
+def _kept(best: Plan, seconds: Mapping[str, float]) -> tuned.Result:
+    result = tuned.result_of(best, {name: round(1e6 * each, 3) for name, each in seconds.items()})
+    tuned.keep(best, result)
+    return result
+
+
+def _timed(call: Call, selection: Selection) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of each kernel, and why others could not be timed. Called where grad mode is off."""
+    best = selection.best
+    assert best is not None
+    sets = _sets(call, best)
+    variants, failed = {}, {}
+    for plan in selection.plans:
+        try:
+            prepared = Prepared.of(plan)
+            steps = [prepared.bind(each, outputs) for each, outputs in sets]
+            steps[0]()
+            variants[plan.spec.name] = steps
+        except EpifuseError as error:
+            failed[plan.spec.name] = str(error)
+    if not variants:
+        return {}, failed
+    taken = in_turn([*variants.values()], torch.device(best.problem.a.device))
+    return {name: statistics.median(each) for name, each in zip(variants, taken, strict=True)}, failed
+
+
+_MOST_SETS = 64
+_EXCEEDED = 4
+"""How often all sets together are as large as the L2 cache."""
+
+
+def _sets(call: Call, plan: Plan) -> list[tuple[Call, Mapping[str, torch.Tensor]]]:
+    """Calls with random values, and their outputs: so many that none finds in the L2 cache what it reads."""
+    call = looked_at(call)
+    outputs = outputs_of(plan.graph, plan.problem)
+    names = {output.name for output in outputs}
+
+    def one() -> tuple[Call, Mapping[str, torch.Tensor]]:
+        a, b = random_like(call.request.a), random_like(call.request.b)
+        tensors = {name: random_like(tensor) for name, tensor in call.tensors.items()}
+        made = call._replace(request=call.request._replace(a=a, b=b), tensors=tensors)
+        given = {name: tensor for name, tensor in tensors.items() if name in names}
+        return made, destinations(outputs, given)
+
+    first = one()
+    held = (first[0].request.a, first[0].request.b, *{**first[0].tensors, **first[1]}.values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    count = math.ceil(_EXCEEDED * plan.problem.target.processor.l2 / max(size, 1))
+    return [first, *(one() for _ in range(min(count, _MOST_SETS) - 1))]
