@@ -346,13 +346,6 @@ def test_what_is_left_alone(function: Callable[..., Any], reason: str) -> None:
     assert function is strided or not report.fused
 
 
-def test_symbolic_sizes_are_left_alone() -> None:
-    module = make_fx(shifted, tracing_mode="symbolic")(A, B, X)
-    fuse = Fuse(sites="all")
-    fuse(module.graph)
-    assert [row.reason for row in fuse.report.rows] == ["its sizes are symbols"]
-
-
 def test_products_beside_collectives_are_left_alone() -> None:
     import torch.distributed._functional_collectives  # registers the operators
 

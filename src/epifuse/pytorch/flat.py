@@ -181,9 +181,9 @@ def _broadcast(shape: Shape, known: Sequence[Layout], axes: Axes) -> Layout | No
 def _place_inputs(node: FxNode, cone: Cone, found: dict[FxNode, Layout], axes: Axes) -> bool:
     """Give the operands of `node`, and what was pulled for it, their layouts; False where they have none."""
     for each in inputs_of(node):
-        if each in cone.inside or is_constant(each):
+        if each in cone.inside or (is_constant(each) and each in cone.pulled):
             continue
-        if node not in found or (node in cone.inside and (is_view(node) or is_reduction(node))):
+        if is_constant(each) or node not in found or (node in cone.inside and (is_view(node) or is_reduction(node))):
             return False
         shape, beside, of = _shape(each), found[node], _shape(node)
         if len(shape) > len(beside):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -24,6 +25,7 @@ from epifuse.pytorch.cone import PRODUCTS, name_of, tensors_of
 from epifuse.pytorch.prediction import predicted
 from epifuse.pytorch.report import Report, Row, Times
 from epifuse.pytorch.sites import Fused, Known, Left
+from epifuse.pytorch.sized import Sized
 from epifuse.runtime import background
 
 Sites = Literal["predicted", "all", "none"]
@@ -51,6 +53,12 @@ class Fuse(CustomGraphPass):
 
     def __call__(self, graph: FxGraph) -> None:
         """Fuse in place."""
+        sized = Sized.of(graph)
+        with sized.as_numbers(graph) as refusals:
+            self._fuse(graph, partial(Known.nothing, refusals, sized))
+        graph.lint()
+
+    def _fuse(self, graph: FxGraph, nothing: Callable[[], Known]) -> None:
         where = "backward" if any(_is_tangent(node) for node in graph.nodes) else "forward"
         products = [node for node in graph.nodes if node.op == "call_function" and node.target in PRODUCTS]
         mutation = _mutation(graph)
@@ -62,10 +70,9 @@ class Fuse(CustomGraphPass):
                 row = replace(row, reason=f"{name_of(mutation)} in its graph writes what other nodes may read")
             else:
                 beside = row.dtype == torch.float64, tensors_of(product)[0].device
-                row = self._visit(graph, product, row, known.setdefault(beside, Known.nothing()))
+                row = self._visit(graph, product, row, known.setdefault(beside, nothing()))
             rows.append(row)
         self.report.rows += reversed(rows)
-        graph.lint()
 
     def _visit(self, graph: FxGraph, product: FxNode, row: Row, known: Known) -> Row:
         if (reason := sites.cannot(product)) is not None:
@@ -86,7 +93,7 @@ class Fuse(CustomGraphPass):
             plan=found.plan.spec.name,
         )
         background.submit(found.plan)
-        if sites.replace(graph, found):
+        if sites.replace(graph, found, known.sized):
             stable_topological_sort(graph)
         return row
 

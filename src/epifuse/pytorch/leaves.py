@@ -79,10 +79,10 @@ def parsed_of(graph: Graph, values: Sequence[Value]) -> Parsed:
     return Parsed("fused", graph, graph.inputs, {}, {}, (), placed(_PLACE), dtypes=dtypes)
 
 
-def shape_of(value: Value, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
-    """The shape of an output for these operands of the product; sizes that are symbols stay so."""
+def shape_of(shape: Sequence[Extent], a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
+    """A shape as numbers for these operands of the product; sizes that are symbols stay so."""
     extents = {"l": a.shape[0], "m": a.shape[-2], "n": b.shape[-1]}
-    return tuple(extents[extent] if isinstance(extent, str) else extent for extent in value.shape)
+    return tuple(extents[extent] if isinstance(extent, str) else extent for extent in shape)
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], spec: str) -> Any:
@@ -113,7 +113,7 @@ def request(
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], spec: str) -> Any:
-    made = [a.new_empty(shape_of(value, a, b), dtype=value.dtype) for value in decoded(spec).values]
+    made = [a.new_empty(shape_of(value.shape, a, b), dtype=value.dtype) for value in decoded(spec).values]
     return tuple(made) if len(made) > 1 else made[0]
 
 

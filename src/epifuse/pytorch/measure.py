@@ -28,6 +28,7 @@ from epifuse.pytorch import sites
 from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.region import Copied, Region, region_of, text_of
 from epifuse.pytorch.report import Times
+from epifuse.pytorch.sized import Sized
 from epifuse.runtime.precompile import compile_ahead
 from epifuse.runtime.timing import interleaved, random_like
 
@@ -118,7 +119,7 @@ def _replaced(region: Region, fused: sites.Fused) -> GraphModule:
         operands=tuple(each._replace(node=made[each.node]) for each in form.operands),
         outputs=tuple(made[node] for node in form.outputs),
     )
-    if sites.replace(copied.graph, fused._replace(cone=copied.cone(fused.cone), form=form)):
+    if sites.replace(copied.graph, fused._replace(cone=copied.cone(fused.cone), form=form), Sized()):
         stable_topological_sort(copied.graph)
     copied.graph.eliminate_dead_code()
     return copied.module()

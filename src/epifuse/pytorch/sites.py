@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,8 @@ from epifuse.pytorch.flat import Layout, layouts
 from epifuse.pytorch.leaves import MOST_OUTPUTS, encoded, leaf_operator, parsed_of, shape_of
 from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
-from epifuse.pytorch.write import Written, alike, written
+from epifuse.pytorch.sized import Size, Sized
+from epifuse.pytorch.write import Operand, Written, alike, written
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.launch import outputs_of
 
@@ -68,15 +69,16 @@ Form = tuple[Written, Plan]
 
 
 class Known(NamedTuple):
-    """What was found out in one graph: of nodes, and of cones that are `alike`."""
+    """What was found out in one graph: of nodes, of cones that are `alike`, and of sizes that are symbols."""
 
     refusals: Refusals
     forms: dict[Hashable, Form | Left]
+    sized: Sized
 
     @staticmethod
-    def nothing() -> Known:
-        """Of a graph that was not looked at."""
-        return Known({}, {})
+    def nothing(refusals: Refusals | None = None, sized: Sized | None = None) -> Known:
+        """Of a graph that was not looked at, but for these."""
+        return Known({**(refusals or {})}, {}, sized or Sized())
 
 
 def cannot(product: FxNode) -> str | None:
@@ -173,7 +175,10 @@ def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fuse
             answer = known.forms[key] = _form(cone, numerics, flat)
         if not isinstance(answer, Left):
             form, plan = answer
-            return Fused(cone, form.of(cone), plan, site_of(cone, plan))
+            form = form.of(cone)
+            if known.sized.serves(cone, form, numerics, flat, order):
+                return Fused(cone, form, plan, site_of(cone, plan))
+            answer = Left("what is written of it serves one size alone, and its sizes are symbols")
         first = first or answer
     return first or Left("it has no form")
 
@@ -207,7 +212,7 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
     parsed = parsed_of(form.graph, form.values)
     try:
         with torch.no_grad():
-            given = {name: value_of(node).reshape(shape) for node, name, shape in form.operands}
+            given = {name: value_of(node).reshape(shape_of(shape, a, b)) for node, name, shape in form.operands}
             args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(parsed, given))
     except EpifuseError as error:
         return Left(str(error).partition("\n")[0])
@@ -220,7 +225,7 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
         return Left("parts of a row, one operation after the other, take longer than PyTorch's loops")
     shapes = {each.name: each.shape for each in outputs_of(args.graph, args.problem)}
     for value in form.values:
-        if shapes[value.name] != shape_of(value, a, b):
+        if shapes[value.name] != shape_of(value.shape, a, b):
             return Left(f"{value.name} would have the shape {shapes[value.name]}")
     return best
 
@@ -235,8 +240,8 @@ torch.compile (float32, 256 x 1024 x 256 and 512 x 5632 x 1024), and the vectori
 _TOLD = ("stack_trace", "original_aten", "from_node", "seq_nr", "nn_module_stack", "custom")
 
 
-def replace(graph: FxGraph, fused: Fused) -> bool:
-    """Put one node in the place of the cone; whether the graph is to be sorted then.
+def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
+    """Put one node in the place of the cone; whether the graph, whose sizes are `sized`, is to be sorted then.
 
     The node stands behind the last of its operands. What reads it may stand before that one.
     """
@@ -245,18 +250,19 @@ def replace(graph: FxGraph, fused: Fused) -> bool:
     kept = cone.kept
     readers = [user for old in form.outputs for user in old.users if user not in cone.inside or user in kept]
     place = cone.product if order[last] < order[cone.product] else last.next
+    views = [sized.view(sized.value(old).shape, cone.product, order) for old in form.outputs]
     with (
         graph.inserting_before(place),
         value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
     ):
-        given = [_handed(graph, node, shape, cone.product) for node, _, shape in form.operands]
+        given = [_handed(graph, operand, cone, sized, order) for operand in form.operands]
         target = leaf_operator(len(form.outputs))
         leaf = _node(graph, target, (*cone.factors, given, encoded(form.graph, form.values)), cone.product)
         several = len(form.outputs) > 1
         parts = [_node(graph, operator.getitem, (leaf, i), cone.product) for i in range(len(form.outputs) * several)]
         new = [
-            _reshaped(graph, part, tuple(value_of(old).shape), old)
-            for part, old in zip(parts or [leaf], form.outputs, strict=True)
+            _reshaped(graph, part, tuple(value_of(old).shape), sizes, old)
+            for part, old, sizes in zip(parts or [leaf], form.outputs, views, strict=True)
         ]
     for old, made in zip(form.outputs, new, strict=True):
         old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in cone.inside or user in kept)
@@ -266,17 +272,28 @@ def replace(graph: FxGraph, fused: Fused) -> bool:
     return any(order[user] < order[last] for user in readers)
 
 
-def _handed(graph: FxGraph, node: FxNode, shape: tuple[int, ...], like: FxNode) -> FxNode:
+def _handed(graph: FxGraph, operand: Operand, cone: Cone, sized: Sized, order: Order) -> FxNode:
     """An operand as the leaf takes it; one seed of many as a view, where the operation that looks it up is a kernel."""
+    node, product = operand.node, cone.product
     if name_of(node) == "inductor_lookup_seed":
-        return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), like)
-    return _reshaped(graph, node, shape, like)
+        return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), product)
+    shape = shape_of(operand.shape, *map(value_of, cone.factors))
+    extents = shape_of(operand.shape, *map(sized.value, cone.factors))
+    return _reshaped(graph, node, shape, sized.view(extents, product, order), product)
 
 
-def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], like: FxNode) -> FxNode:
+def _reshaped(
+    graph: FxGraph, node: FxNode, shape: tuple[int, ...], sizes: Sequence[int | Size] | None, like: FxNode
+) -> FxNode:
+    """A value in another `shape`, whose extents for every size of the graph are `sizes`."""
     if tuple(value_of(node).shape) == shape:
         return node
-    return _node(graph, aten.reshape.default, (node, list(shape)), like)
+    given = [size if isinstance(size, int) else _size(graph, size, like) for size in sizes or ()]
+    return _node(graph, aten.reshape.default, (node, given), like)
+
+
+def _size(graph: FxGraph, size: Size, like: FxNode) -> FxNode:
+    return size.node if size.dim is None else _node(graph, aten.sym_size.int, tuple(size), like)
 
 
 def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode) -> FxNode:

@@ -37,7 +37,7 @@ class Operand(NamedTuple):
 
     node: FxNode
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
 
 
 class Written(NamedTuple):
@@ -116,12 +116,12 @@ class _Writer:
         for index, node in enumerate(cone.operands):
             own = value_of(node)
             shape = tuple(own.shape) if flat is None or not own.shape else self.axes.flat(flat[node])
-            operand = Operand(node, f"x{index}", shape)
+            operand = Operand(node, f"x{index}", self.extents(node) if own.shape else ())
             self.made[node] = self._placed(self.graph.placeholder(operand.name), node, shape, own.dtype)
             self.operands.append(operand)
 
     def extents(self, node: FxNode) -> tuple[Extent, ...]:
-        """The shape of an output of the leaf."""
+        """The shape of an operand or an output of the leaf."""
         if self.flat is None:
             return tuple(value_of(node).shape)
         held = zip(self.axes.placed(self.flat[node]), self.axes.flat(self.flat[node]), strict=True)
