@@ -102,6 +102,17 @@ def test_what_serves_every_size_is_fused_and_adds_no_guard() -> None:
     assert len(env.guards) == guards
 
 
+def test_no_value_is_stored_for_its_size() -> None:
+    """Graphs of torch.export ask intermediate values for sizes."""
+    module = traced(lambda x, w, r: F.gelu(product(x, w)), *inputs(2, 6))
+    product_node = next(node for node in module.graph.nodes if node.target is torch.ops.aten.mm.default)
+    sizes = [node for node in module.graph.nodes if node.target is torch.ops.aten.sym_size.int]
+    sizes[-1].args = (product_node, 1)
+    fused(module)
+    assert any(node.target is torch.ops.epifuse.fused1.default for node in module.graph.nodes)
+    torch.testing.assert_close(module(*inputs(3, 7)), F.gelu(product(*inputs(3, 7)[:2])))
+
+
 def test_what_only_the_data_says_is_left_alone() -> None:
     def chosen(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
         return torch.relu(x[mask.nonzero().squeeze(1)] @ w)

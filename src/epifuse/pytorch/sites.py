@@ -170,24 +170,26 @@ def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fuse
         return Left("its memory is read by as_strided")
     first = None
     for flat in _forms(cone, known.refusals, order):
-        answer = known.forms.get(key := alike(cone, flat))
+        answer = known.forms.get(key := (alike(cone, flat), known.sized.extents(cone)))
         if answer is None:
-            answer = known.forms[key] = _form(cone, numerics, flat)
+            answer = known.forms[key] = _form(cone, numerics, flat, known.sized)
         if not isinstance(answer, Left):
             form, plan = answer
             form = form.of(cone)
-            if known.sized.serves(cone, form, numerics, flat, order):
+            if None not in _views(cone, form, known.sized, order):
                 return Fused(cone, form, plan, site_of(cone, plan))
-            answer = Left("what is written of it serves one size alone, and its sizes are symbols")
+            answer = Left("before it the graph lacks the sizes that its operands and outputs are shaped by")
         first = first or answer
     return first or Left("it has no form")
 
 
-def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> Form | Left:
+def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, sized: Sized) -> Form | Left:
     try:
         form = written(cone, numerics, flat)
     except Boundary as boundary:
         return Left(boundary.reason)
+    if not sized.serves(cone, form, numerics, flat):
+        return Left("what is written of it serves one size alone, and its sizes are symbols")
     plan = _plan(cone, form)
     return plan if isinstance(plan, Left) else (form, plan)
 
@@ -250,19 +252,19 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
     kept = cone.kept
     readers = [user for old in form.outputs for user in old.users if user not in cone.inside or user in kept]
     place = cone.product if order[last] < order[cone.product] else last.next
-    views = [sized.view(sized.value(old).shape, cone.product, order) for old in form.outputs]
+    views = [view or () for view in _views(cone, form, sized, order)]
     with (
         graph.inserting_before(place),
         value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
     ):
-        given = [_handed(graph, operand, cone, sized, order) for operand in form.operands]
+        given = [_handed(graph, *each, cone) for each in zip(form.operands, views, strict=False)]
         target = leaf_operator(len(form.outputs))
         leaf = _node(graph, target, (*cone.factors, given, encoded(form.graph, form.values)), cone.product)
         several = len(form.outputs) > 1
         parts = [_node(graph, operator.getitem, (leaf, i), cone.product) for i in range(len(form.outputs) * several)]
         new = [
             _reshaped(graph, part, tuple(value_of(old).shape), sizes, old)
-            for part, old, sizes in zip(parts or [leaf], form.outputs, views, strict=True)
+            for part, old, sizes in zip(parts or [leaf], form.outputs, views[len(given) :], strict=True)
         ]
     for old, made in zip(form.outputs, new, strict=True):
         old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in cone.inside or user in kept)
@@ -272,23 +274,28 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
     return any(order[user] < order[last] for user in readers)
 
 
-def _handed(graph: FxGraph, operand: Operand, cone: Cone, sized: Sized, order: Order) -> FxNode:
+def _views(cone: Cone, form: Written, sized: Sized, order: Order) -> list[Sequence[int | Size] | None]:
+    """The shapes of the operands as they are handed over, and of the outputs as the graph has them; None where it has
+    not the sizes for one."""
+    factors = [*map(sized.value, cone.factors)]
+    shapes = [shape_of(operand.shape, *factors) for operand in form.operands]
+    shapes += [sized.value(node).shape for node in form.outputs]
+    return [sized.view(shape, cone.product, order) for shape in shapes]
+
+
+def _handed(graph: FxGraph, operand: Operand, view: Sequence[int | Size], cone: Cone) -> FxNode:
     """An operand as the leaf takes it; one seed of many as a view, where the operation that looks it up is a kernel."""
     node, product = operand.node, cone.product
     if name_of(node) == "inductor_lookup_seed":
         return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), product)
-    shape = shape_of(operand.shape, *map(value_of, cone.factors))
-    extents = shape_of(operand.shape, *map(sized.value, cone.factors))
-    return _reshaped(graph, node, shape, sized.view(extents, product, order), product)
+    return _reshaped(graph, node, shape_of(operand.shape, *map(value_of, cone.factors)), view, product)
 
 
-def _reshaped(
-    graph: FxGraph, node: FxNode, shape: tuple[int, ...], sizes: Sequence[int | Size] | None, like: FxNode
-) -> FxNode:
-    """A value in another `shape`, whose extents for every size of the graph are `sizes`."""
+def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], view: Sequence[int | Size], like: FxNode) -> FxNode:
+    """A value in another `shape`, which is `view` at every size of the graph."""
     if tuple(value_of(node).shape) == shape:
         return node
-    given = [size if isinstance(size, int) else _size(graph, size, like) for size in sizes or ()]
+    given = [size if isinstance(size, int) else _size(graph, size, like) for size in view]
     return _node(graph, aten.reshape.default, (node, given), like)
 
 

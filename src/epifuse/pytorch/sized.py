@@ -9,7 +9,7 @@ Guards are neither asked for nor added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx import Boundary, Numerics
 from epifuse.frontend.fx.rows import arguments
-from epifuse.pytorch.cone import Cone, Order, is_constant, is_cut, is_view, tensors_of
+from epifuse.pytorch.cone import Cone, Order, is_constant, is_cut, is_view, name_of, tensors_of
 from epifuse.pytorch.flat import Axes, Layout
 from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.write import Written, written
@@ -53,6 +53,13 @@ class Sized:
         found = Sized()
         for node in graph.nodes:
             value = node.meta.get("val")
+            place = found.places.get(_expression(value)) if name_of(node) == "sym_size" else None
+            if place is not None:  # no value is to be stored for the sake of its size
+                if place.dim is None:
+                    node.replace_all_uses_with(place.node)
+                    graph.erase_node(node)
+                    continue
+                node.args = tuple(place)
             symbols = list(_symbols(value))
             if symbols or any(map(_is_size, node.all_input_nodes)):
                 found.kept[node] = value, node.args, node.kwargs
@@ -121,16 +128,17 @@ class Sized:
         """What a node looks like, with symbols for sizes."""
         return self.kept[node][0] if node in self.kept else node.meta["val"]
 
-    def serves(
-        self, cone: Cone, form: Written, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, order: Order
-    ) -> bool:
+    def extents(self, cone: Cone) -> Hashable:
+        """The shapes of a cone with symbols: what is known of it beside the sizes of now."""
+        kept = [self.value(node) for node in (*cone.body, *cone.operands) if node in self.kept]
+        return tuple([tuple(map(_expression, _first(value).shape)) for value in kept])
+
+    def serves(self, cone: Cone, form: Written, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> bool:
         """Whether `form`, which was written with these layouts, is that of the cone at every size."""
         looked_at = (*cone.body, *cone.operands)
         if not any(node in self.kept for node in looked_at):
             return True
         if flat is None or not self._regroups(cone.product, flat):
-            return False
-        if any(self.view(self.value(node).shape, cone.product, order) is None for node in cone.outputs):
             return False
         try:
             self._set(looked_at, self.elsewhere)
@@ -146,8 +154,7 @@ class Sized:
         """Whether the dims of each value are as many elements as the axes that they are on, whatever the sizes are."""
         axes = dict(zip(Axes(product).order, map(_expression, self.value(product).shape), strict=True))
         for node, layout in flat.items():
-            value = self.value(node)
-            shape = [*map(_expression, (value[0] if isinstance(value, (tuple, list)) else value).shape)]
+            shape = [*map(_expression, _first(self.value(node)).shape)]
             for label in set(layout):
                 axis, _, width = label.partition("/")
                 extents = [extent for extent, own in zip(shape, layout, strict=True) if own == label]
@@ -187,6 +194,12 @@ def _at(value: Any, sizes: Mapping[Any, int]) -> Any:
             return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
         size = start + 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
         return torch.empty(size, dtype=value.dtype, device=value.device).as_strided(shape, strides, start)
+
+
+def _first(value: Any) -> torch.Tensor:
+    """A tensor, or the first of several, which are equally large."""
+    found: torch.Tensor = value[0] if isinstance(value, (tuple, list)) else value
+    return found
 
 
 def _expression(extent: Any) -> Any:
