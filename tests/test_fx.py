@@ -105,6 +105,7 @@ CASES: dict[str, Case] = {
         ),
         (RESIDUAL,),
     ),
+    "prod": Case(lambda x: aten.prod(x, -1)),
     "any": Case(lambda x: aten.any(aten.gt(x, 8.0), -1)),
     "all": Case(lambda x: aten.all(aten.gt(x, -8.0), 0)),
     "pow": Case(lambda x: aten.pow(x, 3)),

@@ -96,7 +96,8 @@ def test_of_equal(name: str, count: int) -> None:
         how, number = row.of_equal[0], row.of_equal[1](count)
         one = row.meaning(VALUES, 1, False)
         want = row.meaning(VALUES.expand(len(VALUES), count), 1, False)
-        torch.testing.assert_close(one * number if how == "times" else one + number, want, equal_nan=True)
+        made = {"times": torch.mul, "plus": torch.add, "power": torch.pow}[how](one, number)
+        torch.testing.assert_close(made, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -111,6 +112,7 @@ def test_of_ones(name: str, count: int) -> None:
 
 JOINED = {
     "sum": torch.add,
+    "product": torch.mul,
     "largest": torch.maximum,
     "smallest": torch.minimum,
     "any": torch.logical_or,

@@ -168,3 +168,22 @@ def test_the_same_bits_every_run(name: str) -> None:
     runs = [fused(source, a, b) for _ in range(3)]
     for other in runs[1:]:
         assert all(torch.equal(other[key], value) for key, value in runs[0].items())
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
+def test_the_gradient_of_a_product_with_zeros(zeros: int) -> None:
+    def epilogue(accum: Any, x: Any) -> Any:
+        rows, total = torch.prod(accum + x, -1), ef.prod(x)
+        return rows, total
+
+    a, b = product((0, 4, 6, 3))
+    x = torch.rand(4, 6) + 0.5
+    a[1], x[1, :zeros] = 0.0, 0.0
+    found = []
+    for compute in (lambda a, b, x: ef.gemm(a, b, epilogue=epilogue, x=x), lambda a, b, x: epilogue(a @ b, x)):
+        leaves = [value.clone().requires_grad_() for value in (a, b, x)]
+        rows, total = compute(*leaves)
+        found.append(torch.autograd.grad(rows.sin().sum() + total, leaves))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)

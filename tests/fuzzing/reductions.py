@@ -52,6 +52,11 @@ def _reduced(writer: Writer, name: str, value: Val, count: int, kind: Kind) -> F
     facts = value.facts
     if name in SELECTING:
         return facts if kind != "mask" else Facts(1.0)
+    if name == "prod":
+        bound, step = facts.bound ** min(count, 64), facts.step ** min(count, 64)
+        if not writer.frame.exact:
+            return Facts(math.exp(count / 32), rounded=True) if count <= 1024 else None
+        return Facts(bound, step) if count <= 4 and bound / step <= exact_limit(kind) else None
     if name not in ("sum", "mean", "sum_of_squares", "norm"):
         return None if writer.frame.exact else Facts(facts.bound + math.log(count + 1.0), rounded=True)
     squares = name in ("sum_of_squares", "norm")
@@ -77,7 +82,8 @@ def _spell_reduction(writer: Writer, name: str, value: Val, chosen: tuple[int, .
         parts.append(f"keepdim={keepdim}")
     forms = [f"{name}({', '.join([value.text, *parts])})"]
     # torch takes keepdim only beside dim.
-    if name in METHOD_NAMES and name != "norm" and not writer.empty and (not parts or parts[0][:4] == "dim="):
+    is_method = name in METHOD_NAMES and name != "norm" and not (name == "prod" and parts and parts[0][:5] == "dim=(")
+    if is_method and not writer.empty and (not parts or parts[0][:4] == "dim="):
         forms.append(f"{tight(value.text)}.{name}({', '.join(parts)})")
     if name in ("amax", "amin"):
         forms.append(f"{name[1:]}({', '.join([value.text, *parts])})")

@@ -87,6 +87,7 @@ DOMAIN: Mapping[str, tuple[str, ...]] = {
     "atan2": ("{}", "abs({}) + 0.5"),
     "tanhshrink": ("abs({}) + 0.5",),
     "logsumexp": ("clip({}, -30.0, 30.0)",),
+    "prod": ("1.0 + clip({}, -1.0, 1.0) / 64.0",),
 }
 GUARDED_ALWAYS = frozenset({"floor_divide", "remainder", "bitwise_left_shift", "bitwise_right_shift"})
 

@@ -23,7 +23,7 @@ SHAPES = {
     "whole subtiles": (0, 320, 352, 64),
     "whole subtiles of rows": (2, 192, 280, 64),
 }
-KINDS = (("sum", "mean", "amax", "amin", "any"), ("absmax", "sum_of_squares", "norm", "all", "logsumexp"))
+KINDS = (("sum", "mean", "amax", "amin", "any", "prod"), ("absmax", "sum_of_squares", "norm", "all", "logsumexp"))
 DESTINATIONS: dict[str, tuple[str, Any]] = {
     "a number": ("batched", None),
     "per batch": ("batched", (1, 2)),
@@ -56,7 +56,9 @@ def inputs(machine: Machine, shape: str) -> tuple[torch.Tensor, torch.Tensor, di
 
 
 def reduced(name: str, value: str, dim: Any) -> str:
-    """As a float: masks become 0 and 1 once all tiles are done."""
+    """As a float: masks become 0 and 1 once all tiles are done, and so does the sign of a product of signs."""
+    if name == "prod":
+        return f"where(prod(where({value} > 3.0, -1.0, 1.0), dim={dim}, keepdim=True) > 0.0, 1.0, 0.0)"
     if REDUCTIONS[name].rule == "mask":
         return f"where({name}({value} > 0.5, dim={dim}, keepdim=True), 1.0, 0.0)"
     return f"{name}({value}, dim={dim}, keepdim=True)"

@@ -77,6 +77,7 @@ ASKS: dict[str, Asks] = {
     "threshold": _numbers(_FLOAT, "threshold", "value"),
     "prelu": Asks(((_TENSOR, ("x",)), (_TENSOR, ("weight",)), ("prelu weight", ("x", "weight")))),
     **dict.fromkeys(("sum", "mean"), Asks(_ANYTHING.rules, with_dim=True)),
+    "prod": Asks(_ANYTHING.rules, with_dim=True, one_dim=True),
     "logsumexp": Asks(_ANYTHING.rules, required=("dim",)),
     **dict.fromkeys(("softmax", "log_softmax"), Asks(_FLOATS.rules, required=("dim",), one_dim=True)),
 }

@@ -19,17 +19,17 @@ from epifuse.fusion.primitives import Function, Value, exp, log
 DimArgument = int | tuple[int, ...] | None
 KindRule = Literal["sum", "squares", "float", "ordered", "mask"]
 OfOne = Literal["itself", "square", "size", "truth"]
-OfEqual = tuple[Literal["times", "plus"], Callable[[int], float]]
+OfEqual = tuple[Literal["times", "plus", "power"], Callable[[int], float]]
 
 
 class Merge(NamedTuple):
     """How reductions of parts are joined (a mean and a norm as the sums they are made of), and what changes nothing."""
 
-    how: Literal["sum", "largest", "smallest", "any", "all", "exponentials"]
+    how: Literal["sum", "product", "largest", "smallest", "any", "all", "exponentials"]
     neutral: float
 
 
-_SUM, _EXPONENTIALS = Merge("sum", 0.0), Merge("exponentials", -math.inf)
+_SUM, _PRODUCT, _EXPONENTIALS = Merge("sum", 0.0), Merge("product", 1.0), Merge("exponentials", -math.inf)
 _LARGEST, _LARGEST_SIZE, _SMALLEST = Merge("largest", -math.inf), Merge("largest", 0.0), Merge("smallest", math.inf)
 _ANY, _ALL = Merge("any", 0.0), Merge("all", 1.0)
 
@@ -99,6 +99,14 @@ def _dims(x: torch.Tensor, dim: DimArgument) -> tuple[int, ...]:
 def sum(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # noqa: A001 - the field's name
     """The sum."""
     return torch.sum(x, _dims(x, dim), keepdim)
+
+
+@reduction("sum", _PRODUCT, has_identity=True, of_one="itself", of_equal=("power", float), of_ones=None)
+def prod(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
+    """The product; 1 of nothing. Of integers modulo 2^64."""
+    for d in sorted((d % x.dim() for d in _dims(x, dim) or range(x.dim())), reverse=True):
+        x = torch.prod(x, d, keepdim)
+    return x if x.is_floating_point() else x.to(torch.int64)
 
 
 @reduction("float", _SUM, has_identity=True, of_one="itself", of_equal=_none_is(math.nan), of_ones=None)

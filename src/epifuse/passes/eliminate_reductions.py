@@ -116,9 +116,13 @@ def _reduced(name: str, gone: tuple[Factor, ...], value: Node, builder: Builder)
 def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
     """The reduction of `count` equal values, given that of one."""
     how, number_of = REDUCTIONS[name].of_equal
-    op, nothing_changes = ("mul", 1.0) if how == "times" else ("add", 0.0)
+    op, nothing_changes = _REPEATS[how]
     number = number_of(count)
     return value if number == nothing_changes else typed(builder, op, (value, _const(number, builder)))
+
+
+_REPEATS = {"times": ("mul", 1.0), "plus": ("add", 0.0), "power": ("pow", 1.0)}
+"""The primitive, and the number that changes nothing."""
 
 
 def _varying(value: Node, factors: tuple[Factor, ...], builder: Builder) -> Node:

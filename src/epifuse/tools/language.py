@@ -244,8 +244,8 @@ def _kinds() -> Iterator[str]:
     yield ""
     heads = ("functions", *(left if left == right else f"{left}, {right}" for left, right in KIND_PAIRS))
     yield from _table(heads, (_kind_row(rule) for rule in get_args(KindRule)))
-    yield "`sum` and `sum_of_squares` of integers are int64, of floats float; `mean`, `norm`, `logsumexp` take floats;"
-    yield "`amax`, `amin`, `absmax` keep the kind; `any` and `all` give masks."
+    yield "`sum`, `prod` and `sum_of_squares` of integers are int64, of floats float; `mean`, `norm`, `logsumexp` take"
+    yield "floats; `amax`, `amin`, `absmax` keep the kind; `any` and `all` give masks."
     yield ""
 
 

@@ -202,6 +202,9 @@ def _rounding(name: str, plain: Any, value: torch.Tensor, bound: torch.Tensor, e
         if name in ("sum", "mean") and terms.is_floating_point():
             total = getattr(torch, name)(terms.abs(), *plain[0][1:], **plain[1])
         return total.to(torch.float64).nan_to_num(0.0, posinf=0.0) * (count + ULPS_PER_OPERATION) * eps
+    if name == "prod":
+        factors: int = plain[0][0].numel() // max(value.numel(), 1)
+        return size * (factors + ULPS_PER_OPERATION) * eps + flushed
     return size * (0.0 if name in _EXACT else eps * ULPS_PER_OPERATION) + flushed * (name not in _EXACT)
 
 

@@ -166,16 +166,15 @@ def _kept(shape: Shape, dims: tuple[int, ...] | None, *, keepdim: bool) -> Shape
     return tuple(1 if i in gone else extent for i, extent in enumerate(shape) if keepdim or i not in gone)
 
 
-def _reduction(name: str, *, keepdim: bool | None = None) -> Rule:
+def _reduction(name: str) -> Rule:
     def rule(reading: Reading, given: Arguments) -> Node:
         x = given["self"]
-        # The sum of masks and of integers is int64 here and there.
-        if value_of(x).dtype not in FLOATS and name not in ("any", "all", "sum"):
+        # The sum and the product of masks and of integers are int64 here and there.
+        if value_of(x).dtype not in FLOATS and name not in _OF_ANY:
             raise reading.boundary(f"{name} of what are no floats")
         if (dtype := given.get("dtype")) is not None and dtype not in FLOATS:
             raise reading.boundary(f"{name} as {str(dtype).removeprefix('torch.')}")
-        keeps = bool(given.get("keepdim", False)) if keepdim is None else keepdim
-        return _reduced(reading, name, x, _dims(given), keepdim=keeps)
+        return _reduced(reading, name, x, _dims(given), keepdim=bool(given.get("keepdim", False)))
 
     return rule
 
@@ -333,6 +332,7 @@ _OF_ONE = (
     *("neg", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p"),
     *("sin", "cos", "tan", "tanh", "erf"),
 )
+_OF_ANY = ("sum", "prod", "any", "all")
 _ACTIVATIONS = ("sigmoid", "silu", "relu", "mish", "hardswish", "hardsigmoid", "expm1")
 
 ROWS: dict[str, Rule] = {
@@ -377,7 +377,7 @@ ROWS: dict[str, Rule] = {
     "epifuse::philox_rand_cpp": _drawn("philox_rand_cpp"),
     "prims::inductor_random": _inductor_random,
     # reductions
-    **{f"aten::{name}": _reduction(name) for name in ("sum", "mean", "amax", "amin", "any", "all", "logsumexp")},
+    **{f"aten::{name}": _reduction(name) for name in (*_OF_ANY, "mean", "amax", "amin", "logsumexp")},
     "aten::var_mean": _variance(lambda variance, mean: (variance, mean)),
     "aten::var": _variance(lambda variance, mean: variance),
     "getitem": _getitem,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from epifuse.fusion.reduction import REDUCTIONS, Merge
+from epifuse.fusion.reduction import REDUCTIONS, Merge, prod
 
 
 def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ class Accumulator:
         self.name, self.merge = name, REDUCTIONS[name].merge
         self.dtypes: tuple[torch.dtype, ...]
         match self.merge.how:
-            case "sum":
+            case "sum" | "product":
                 self.dtypes = (torch.int64 if kind == "int64" else torch.float64,)
             case "any" | "all":
                 self.dtypes = (torch.bool,)
@@ -78,6 +78,10 @@ def _add_squares(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
     value += torch.sum(wide * wide, dims, keepdim=True)
 
 
+def _multiply(value: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
+    value *= prod(x.to(value.dtype), tuple(dims), True)
+
+
 def _merge_with(
     combine: Callable[..., torch.Tensor], reduce: Callable[..., torch.Tensor]
 ) -> Callable[[torch.Tensor, torch.Tensor, list[int]], None]:
@@ -96,6 +100,7 @@ _MERGE: dict[str, Callable[[torch.Tensor, torch.Tensor, list[int]], None]] = {
     "mean": _add_sum,
     "sum_of_squares": _add_squares,
     "norm": _add_squares,
+    "prod": _multiply,
     "amax": _merge_with(torch.maximum, torch.amax),
     "amin": _merge_with(torch.minimum, torch.amin),
     "absmax": _merge_with(torch.maximum, _absmax),

@@ -112,6 +112,7 @@ class Reduced(NamedTuple):
 REDUCTIONS: Mapping[str, Reduced] = {
     "sum": Reduced(1, "short"),
     "mean": Reduced(1, "short"),
+    "prod": Reduced(1, "short"),
     "sum_of_squares": Reduced(1, "short"),
     "norm": Reduced(1, "short"),
     "amax": Reduced(1, "short"),

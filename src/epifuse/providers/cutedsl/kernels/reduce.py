@@ -103,6 +103,7 @@ _LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM
 ROWS: dict[str, Row] = {
     "sum": Row(0.0, lambda x: (x,), _SUM),
     "mean": Row(0.0, lambda x: (x,), _SUM),
+    "prod": Row(1.0, lambda x: (x,), _by(lambda x, y: x * y)),
     "sum_of_squares": _SQUARES,
     "norm": _SQUARES,
     "amax": Row(-INFINITY, lambda x: (x,), _by(_largest)),
