@@ -115,6 +115,8 @@ PARTS = {
     "a column": "D = accum[..., :48] * col - accum[..., 48:] * alpha",
     "rotated": "x, y = accum.chunk(2, -1); D = accum * row + torch.cat([-y, x], -1) * C",
     "a mask": "D = torch.where(accum[..., :48] > 0, accum[..., 48:], C[..., :48])",
+    "of three widths": "a, b, c = (accum + row).split([48, 24, 24], -1); D = F.silu(b) * c; P = a * alpha",
+    "every other one": "D = F.silu(accum[..., 0::2] + row[0::2]) * accum[..., 1::2] * C[..., :48]",
     "of a dim": "x = accum.unflatten(-1, (2, 48)); D = x[..., 0, :] * x[..., 1, :]",
 }
 
@@ -146,7 +148,7 @@ def test_parts_of_a_row_are_computed_beside_each_other(name, dtype):
             lambda accum: accum[..., :2] * torch.cat([accum[..., 2:], accum[..., :2]], -1).sum(-1, keepdim=True),
             "no parts",
         ),
-        (lambda accum: accum[..., 0::2] * accum[..., 1::2], "has no parts of a row"),
+        (lambda accum: torch.stack([accum[..., 0::2] + 1.0, accum[..., 1::2]], -1).flatten(-2), "not stored by rows"),
         (lambda accum: ef.sum(accum), "has no sum"),
         (lambda accum: accum * ef.index_n(accum), "has no index"),
         (lambda accum: accum * ef.philox_rand(ef.index_m(accum), 3), "has no philox_rand"),

@@ -20,7 +20,7 @@ from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, Inputs, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
-from epifuse.providers.cpu.unfold import Unfolded, unfolded
+from epifuse.providers.cpu.unfold import Places, Unfolded, unfolded
 from epifuse.request.problem import Problem, TensorInfo, dense
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
@@ -139,33 +139,35 @@ def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
             return f"it stores float32 and bfloat16, and '{output.name}' is {dtypes[output.name]}"
         info = dict(problem.outputs).get(output.name)
         dims = output.dims or ()
-        if not _has_rows(dense(shape_of(dims, problem.extents)) if info is None else info.strides, dims):
+        columns = Factor("n") if loop.parts is None else loop.parts.columns
+        if not _has_rows(dense(shape_of(dims, problem.extents)) if info is None else info.strides, dims, columns):
             return f"'{output.name}' is not stored by rows"
     for node in graph.loads():
         operand = problem.by_name.get(node.attr.name)
         if not isinstance(operand, TensorInfo) or graph.types[node].factors == ():
             continue
-        if operand.dtype not in NAMES or not all(_is_range(view, loop) for view in node.attr.views):
+        along = graph.types[node].axes
+        if operand.dtype not in NAMES or not all(_is_range(view, loop, along) for view in node.attr.views):
             return f"it loads float32 and bfloat16 as they are, and '{node.attr.name}' is {operand}"
-        if "n" in graph.types[node].axes and _row_stride(operand, node.attr.dims) is None:
+        if "n" in along and _row_stride(operand, node.attr.dims) is None:
             return f"'{node.attr.name}' is not stored by rows"
     return None
 
 
-def _has_rows(strides: Sequence[int], dims: Dims) -> bool:
-    """Whether an output's columns lie one behind the other."""
-    columns = [(dim[-1], stride) for dim, stride in zip(dims, strides, strict=False) if any(map(_is_column, dim))]
-    return all(_is_column(last) and stride == 1 for last, stride in columns)
+def _has_rows(strides: Sequence[int], dims: Dims, columns: Factor) -> bool:
+    """Whether an output's columns, or those of its parts, lie one behind the other."""
+    found = [(dim[-1], stride) for dim, stride in zip(dims, strides, strict=False) if columns in dim]
+    return all(_is_column(last, columns) and stride == 1 for last, stride in found)
 
 
-def _is_column(factor: Factor) -> bool:
-    return factor.axis == "n" and factor.stride == 1
+def _is_column(factor: Factor, columns: Factor) -> bool:
+    return factor.axis == "n" and factor.stride == columns.stride
 
 
-def _is_range(view: tuple[str, Any], loop: Loop) -> bool:
-    """Whether a layout operation leaves an operand's strides as they are."""
+def _is_range(view: tuple[str, Any], loop: Loop, axes: frozenset[str]) -> bool:
+    """Whether a layout operation leaves an operand's columns beside each other; of a row a copy has them so."""
     step, how = view
-    return loop.parts is not None and step == "part" and tuple(how[3:]) == (1, False)
+    return loop.parts is not None and step == "part" and not how[4] and (how[3] == 1 or axes == {"n"})
 
 
 def _row_stride(info: TensorInfo, dims: Any) -> int | None:
@@ -200,10 +202,11 @@ class NativeKernel:
         self.loop, self.problem = loop, problem
         self.space = loop.space.of_extents(problem.extents)
         self.streams = _streams(loop, problem)
-        self.extents, self.inner, self.count = problem.extents, self.space, 1
+        self.extents, self.inner, self.count, self.apart = problem.extents, self.space, 1, 1
         if loop.parts is not None:
             self.extents = {**problem.extents, "n": loop.parts.width}
             self.inner, self.count = Space.of(loop.graph, self.extents), problem.extents["n"] // loop.parts.width
+            self.apart = loop.parts.apart
         self.products = [_number(node) for node in loop.rows if node.op == "accum"]
         self.function = toolchain.build(source(loop, problem))
 
@@ -213,8 +216,8 @@ class NativeKernel:
         """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
         views = {o.name: self.space.view(outputs[o.name].detach(), o.dims or ()) for o in self.loop.typed.outputs}
         if self.loop.parts is not None:
-            at = next(i for i, factor in enumerate(self.space.factors) if factor.axis == "n")
-            views = {f"{name} {place}": views[name].select(at, place or 0) for name, place in self.loop.parts.outputs}
+            stored = zip(self.loop.graph.outputs, self.loop.parts.outputs, strict=True)
+            views = {output.name: self._part(views[name], places) for output, (name, places) in stored}
         loads = {node: self._view(node, operands) for node in self.loop.graph.loads()}
         a, b = (matrix.detach() if matrix.dim() == 3 else matrix.detach().unsqueeze(0) for matrix in (a, b))
         return partial(self._launch, a, b, loads, views)
@@ -229,6 +232,8 @@ class NativeKernel:
         # What the loop reads as numbers it reads in float32.
         numbers = (*self.loop.inputs.columns, *self.loop.inputs.scalars)
         loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
+        loads |= {node: view.contiguous() for node, view in loads.items() if self.apart > 1 and view.stride(-1) > 1}
+        parts = {number: self._columns(b, number) for number in self.products}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
         step = (product.PANEL_ROWS, extents["n"]) if whole else (SCRATCH[0], SCRATCH[1] // self.count)
@@ -238,10 +243,25 @@ class NativeKernel:
             batch, rows, columns = place
             panels = [_corner(each, rows, columns) if home is None else home[place] for each in scratch]
             for number in self.products:
-                first = number * extents["n"]
-                there = b[batch % b.shape[0], :, first + columns.start : first + columns.stop]
+                there = parts[number][batch % b.shape[0], :, columns]
                 product.multiply(a[batch % a.shape[0], rows], there, panels[number], None)
             self._epilogue(panels, loads, views, place)
+
+    def _part(self, view: torch.Tensor, places: Places) -> torch.Tensor:
+        """One part of an output."""
+        assert self.loop.parts is not None
+        known = dict(places)
+        for at, factor in reversed(list(enumerate(self.space.factors))):
+            if factor.axis == "n" and factor != self.loop.parts.columns:
+                view = view.select(at, known.get(factor, 0))
+        return view
+
+    def _columns(self, b: torch.Tensor, number: int) -> torch.Tensor:
+        """Those of B that a part of the product is of; a copy where they lie apart."""
+        apart, width = self.apart, self.extents["n"]
+        if apart == 1:
+            return b[..., number * width : (number + 1) * width]
+        return b[..., number::apart].contiguous()
 
     def _view(self, node: Node, operands: Mapping[str, Any]) -> torch.Tensor:
         value = operands[node.attr.name]

@@ -1,13 +1,16 @@
-"""A row in equal parts, seen as so many values beside each other: what a loop over the columns of one part computes.
+"""A row in parts, seen as so many values beside each other: what a loop over the columns of one part computes.
 
-A value that varies over the parts becomes one for each of them, and a part of it is the one that was picked. What is
-left knows no parts: it varies over the columns of one.
+The columns of a part lie beside each other, or so many apart, as all parts have one before any has the next. A value
+that varies over the parts becomes one for each of them, and a part of it is the one that was picked. What is left knows
+no parts: it varies over the columns of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import math
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from epifuse.ir import Builder, Dims, Factor, Graph, Load, Node, Output, Type
@@ -17,43 +20,38 @@ from epifuse.ir.types import canonical, factors_of
 _MOST = 8
 """Parts that are computed beside each other: their values are held in registers."""
 
+Places = tuple[tuple[Factor, int], ...]
+"""Which of the parts, along each of the factors of N that number them."""
+
 
 class Unfolded(NamedTuple):
-    """`graph` is over the columns of one of the parts, which are `width` wide. An accum has the number of its part.
+    """`graph` is over the columns of one of the parts. An accum has the number of its part.
 
-    `outputs` has for each output of it which output of the epilogue it is, and which part of that, None for all of it.
+    Of `columns` there are `width`; `apart` is how far a column lies from the next. `outputs` has for each output of the
+    graph which output of the epilogue it is, and which part of that.
     """
 
     graph: Graph
+    columns: Factor
     width: int
-    outputs: tuple[tuple[str, int | None], ...]
+    outputs: tuple[tuple[str, Places], ...]
+
+    @property
+    def apart(self) -> int:
+        """1 where the columns of a part lie beside each other."""
+        return self.columns.stride
 
 
 def unfolded(graph: Graph, extents: Mapping[str, int]) -> Unfolded | None:
     """A graph with parts as one without, or None where it is cut in any other way."""
-    factors = {factor for type_ in graph.types.values() for factor in type_.factors if factor.axis == "n"}
-    factors |= {factor for output in graph.outputs for factor in factors_of(output.dims or ()) if factor.axis == "n"}
-    inner = next((factor for factor in factors if factor.stride == 1), None)
-    if inner is None or inner.extent is None:
-        return None
-    outer = Factor("n", inner.extent)
-    if not factors <= {inner, outer} or outer.size(extents) > _MOST:
-        return None
-    walk = _Walk(graph, inner, outer, outer.size(extents))
-    outputs: list[Output] = []
-    parts: list[tuple[str, int | None]] = []
-    try:
-        for output in graph.outputs:
-            dims = output.dims or ()
-            varies = outer in factors_of(dims)
-            for place in range(walk.count) if varies else (None,):
-                name = output.name if place is None else f"{output.name} {place}"
-                outputs.append(Output(name, walk.value(output.node, place), walk.dims(dims), output.dtype))
-                parts.append((output.name, place))
-    except _OtherwiseError:
-        return None
-    made = replace(graph, outputs=tuple(outputs), types=walk.builder.types, locs={}, stages={})
-    return Unfolded(made, inner.extent, tuple(parts))
+    found = {factor for type_ in graph.types.values() for factor in type_.factors}
+    found |= {factor for output in graph.outputs for factor in factors_of(output.dims or ())}
+    factors = canonical(factor for factor in found if factor.axis == "n")
+    for columns in sorted({*factors[:1], *factors[-1:]}, key=lambda factor: -factor.size(extents)):
+        parts = tuple(factor for factor in factors if factor != columns)
+        if 1 < math.prod(factor.size(extents) for factor in parts) <= _MOST:
+            return _Walk(graph, columns, parts, extents).unfolded()
+    return None
 
 
 class _OtherwiseError(Exception):
@@ -65,76 +63,106 @@ class _Walk:
     """Values by node and part."""
 
     graph: Graph
-    inner: Factor
-    outer: Factor
-    count: int
+    columns: Factor
+    parts: tuple[Factor, ...]
+    extents: Mapping[str, int]
 
     def __post_init__(self) -> None:
         self.builder = Builder()
-        self.made: dict[tuple[Node, int | None], Node] = {}
+        self.made: dict[tuple[Node, Places], Node] = {}
 
-    def value(self, root: Node, place: int | None) -> Node:
-        """The value of a node in one part; without a number where it is the same in each."""
+    def unfolded(self) -> Unfolded | None:
+        """The outputs, part by part."""
+        outputs: list[Output] = []
+        found: list[tuple[str, Places]] = []
+        try:
+            for output in self.graph.outputs:
+                for places in self.places(factors_of(output.dims or ())):
+                    name = " ".join([output.name, *(str(place) for _, place in places)])
+                    dims = self.dims(output.dims or ())
+                    outputs.append(Output(name, self.value(output.node, places), dims, output.dtype))
+                    found.append((output.name, places))
+        except _OtherwiseError:
+            return None
+        made = replace(self.graph, outputs=tuple(outputs), types=self.builder.types, locs={}, stages={})
+        return Unfolded(made, self.columns, self.columns.size(self.extents), tuple(found))
+
+    def places(self, factors: tuple[Factor, ...]) -> Iterator[Places]:
+        """Every part of what varies over these factors."""
+        own = [factor for factor in self.parts if factor in factors]
+        for each in product(*(range(factor.size(self.extents)) for factor in own)):
+            yield tuple(zip(own, each, strict=True))
+
+    def value(self, root: Node, places: Places) -> Node:
+        """The value of a node in one part, by the factors that it varies over."""
         for node in topological((root,)):
-            places = range(self.count) if self.outer in self.graph.types[node].factors else (None,)
-            for at in places:
-                if (node, at) not in self.made:
-                    self.made[node, at] = self.step(node, at)
-        return self.made[root, place if self.outer in self.graph.types[root].factors else None]
+            for own in self.places(self.graph.types[node].factors):
+                if (node, own) not in self.made:
+                    self.made[node, own] = self.step(node, own)
+        return self.arg(root, places)
 
-    def step(self, node: Node, place: int | None) -> Node:
+    def step(self, node: Node, places: Places) -> Node:
         if node.op == "pick":
-            ((factor, at), *others) = node.attr
-            if others or factor != self.outer:
+            if not {factor for factor, _ in node.attr} <= set(self.parts):
                 raise _OtherwiseError
-            return self.arg(node.args[0], at)
+            return self.arg(node.args[0], (*places, *node.attr))
         if node.op == "accum":
-            return self.emit("accum", node, attr=place)
+            return self.emit("accum", node, attr=self.number(self.parts, places))
         if node.op == "load":
-            return self.emit("load", node, attr=self.load(node.attr, place))
+            return self.emit("load", node, attr=self.load(node.attr, places))
         if node.op == "index":
-            if node.attr != (self.outer,):
+            if not set(node.attr) <= set(self.parts):
                 raise _OtherwiseError
-            return self.emit("const", node, attr=place)
+            return self.emit("const", node, attr=self.number(node.attr, places))
         if node.op not in ("const", "where", "eq") and self.graph.types[node].kind in ("int32", "int64"):
             raise _OtherwiseError
-        args = [self.arg(arg, place) for arg in node.args]
+        args = [self.arg(arg, places) for arg in node.args]
         if node.op == "eq" and all(arg.op == "const" for arg in args):  # which of several joined values it is
             return self.emit("const", node, attr=args[0].attr == args[1].attr)
         if node.op == "where" and args[0].op == "const":
             return args[1] if args[0].attr else args[2]
         return self.emit(node.op, node, *args, attr=node.attr)
 
-    def arg(self, node: Node, place: int | None) -> Node:
-        if place is None and self.outer in self.graph.types[node].factors:
+    def arg(self, node: Node, places: Places) -> Node:
+        known, varies = dict(places), self.graph.types[node].factors
+        own = tuple((factor, known.get(factor, -1)) for factor in self.parts if factor in varies)
+        if any(place < 0 for _, place in own):
             raise _OtherwiseError  # it is reduced over the parts
-        return self.made[node, place if self.outer in self.graph.types[node].factors else None]
+        return self.made[node, own]
 
     def emit(self, op: str, like: Node, *args: Node, attr: Hashable = None) -> Node:
         made = self.builder.node(op, *args, attr=attr)
         type_ = self.graph.types[like]
-        kept = canonical(self.whole(factor) for factor in type_.factors if factor != self.outer)
+        kept = canonical(self.whole(factor) for factor in type_.factors if factor not in self.parts)
         self.builder.types.setdefault(made, Type(type_.kind, kept if op != "const" else (), type_.host))
         return made
 
-    def load(self, load: Load, place: int | None) -> Load:
+    def load(self, load: Load, places: Places) -> Load:
         """An operand, or its part."""
         dims, views = load.dims or (), load.views
         for at, dim in enumerate(dims):
-            if self.outer not in dim:
+            if set(self.parts).isdisjoint(dim):
                 continue
-            if dim == (self.outer, self.inner) and place is not None:
-                start = place * (self.inner.extent or 0)
-                views = (*views, ("part", (at, start, start + (self.inner.extent or 0), 1, False)))
-            else:
+            if self.columns not in dim:
                 raise _OtherwiseError
+            start = self.number(dim, places)
+            apart = math.prod(factor.size(self.extents) for factor in dim[dim.index(self.columns) + 1 :])
+            stop = start + (self.columns.size(self.extents) - 1) * apart + 1
+            views = (*views, ("part", (at, start, stop, apart, False)))
         return load._replace(views=views, dims=self.dims(dims))
 
+    def number(self, factors: tuple[Factor, ...], places: Places) -> int:
+        """Where along these factors, outermost first, the first column of a part lies."""
+        known, number = dict(places), 0
+        for factor in factors:
+            number = number * factor.size(self.extents) + known.get(factor, 0)
+        return number
+
     def dims(self, dims: Dims) -> Dims:
-        """Dims of one part: without that of the parts, where it is one of its own."""
-        kept = [tuple(self.whole(f) for f in dim if f != self.outer) for dim in dims if dim != (self.outer,)]
-        return tuple(kept)
+        """Dims of one part: without those that only number parts."""
+        kept = [tuple(self.whole(f) for f in dim if f not in self.parts) for dim in dims]
+        return tuple(own for own, dim in zip(kept, dims, strict=True) if own or not dim)
 
     def whole(self, factor: Factor) -> Factor:
         """Columns are counted in one part."""
-        return Factor("n") if factor == self.inner else factor
+        return Factor("n") if factor == self.columns else factor
