@@ -41,6 +41,9 @@ EPILOGUES = {
     "transposes": "D = accum.T; E = accum.unflatten(-1, (2, -1)).transpose(1, 2) * 2; P = accum.mT * 0.5",
     "squeeze": "D = accum / (1 + accum.abs().sum(-1, keepdim=True).squeeze(-1)[:, None])",
     "items from the end": "D = accum.unbind(-1)[-1] + accum.split(8, -1)[-2][:, 0]",
+    "slices of parts": "b, a = accum.chunk(2, -1)[::-1]; x, y = accum.split(8, -1)[2:]; D = b + torch.cat([x, y], 1)",
+    "slices of a shape": "n, m = accum.shape[::-1]; (k,) = accum.shape[1:]; D = accum * n - m + accum.shape[:1][0] / k",
+    "slices of sections": "D = torch.cat(accum.split([16, 8, 8], -1)[:0:-1], -1) - accum.unbind(-1)[:3][1][:, None]",
     "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
 }
 

@@ -86,6 +86,7 @@ SOURCES: dict[str, str] = {
     "unsupported_literal": epilogue("return accum * 1j"),
     "unsupported_operator": epilogue("return accum @ C"),
     "unsupported_subscript": epilogue("return accum[:, ::-1]"),
+    "sliced_parts": epilogue("a, b = accum.split(1, dim=-1)[::2]; return a"),
     "item_range": epilogue("return accum[:, 99]"),
     "parts_uneven": epilogue("a, b, c = accum.chunk(3, dim=-1); D = a; return D"),
     "part_unequal": epilogue("return accum[:, 1:7]"),

@@ -62,6 +62,11 @@ EPILOGUE: dict[str, Sentence] = {
         "an index inserts dims or takes parts: None, and slices and integers that are known while parsing",
         "use index_m(x), index_n(x) with where to select by values",
     ),
+    "sliced_parts": Sentence(
+        _S,
+        "how many parts there are does not follow from those that this slice leaves",
+        "give all of them names, and use those that you want",
+    ),
     "item_range": Sentence(_S, "there is no item {place} of {have}"),
     "defined_twice": Sentence(
         _S, "Variable '{name}' cannot be defined twice.", "use a new name, or @ef.epilogue(reassign=True)"

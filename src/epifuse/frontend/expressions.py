@@ -218,8 +218,14 @@ class Expressions(Context):
         base = yield self.expression(node.value)
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(base, (TupleValue, Pieces)):
-            place = yield self.expression(node.slice)
-            return parts.item(self, base, calls.static(self, place, "[...]", "index", node), node)
+            if not isinstance(node.slice, ast.Slice):
+                place = yield self.expression(node.slice)
+                return parts.item(self, base, calls.static(self, place, "[...]", "index", node), node)
+            ends: list[Any] = [None, None, None]
+            for i, end in enumerate((node.slice.lower, node.slice.upper, node.slice.step)):
+                if end is not None:
+                    ends[i] = calls.static(self, (yield self.expression(end)), "[...]", "index", node)
+            return parts.sliced(self, base, ends, node)
         base = self.value(base, node.value)
         bounds: dict[ast.expr, Any] = {}
         for key in keys:

@@ -49,6 +49,42 @@ def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -
     return base.items[place]
 
 
+def sliced(context: Context, base: TupleValue | Pieces, ends: Sequence[Any], at: ast.AST) -> TupleValue | Pieces:
+    """`parts[start:stop:step]` of several values, as of a tuple."""
+    if ends[2] == 0 or not all(end is None or _is_bound(end) for end in ends):
+        raise context.fail("unsupported_subscript", at)
+    cut = slice(*ends)
+    if isinstance(base, TupleValue):
+        return TupleValue(base.items[cut])
+
+    def piece(i: int, count: int) -> Node:
+        whole, place = _sliced_place(cut, i, count) or (None, 0)
+        if whole is None:
+            raise context.fail("sliced_parts", at)
+        return base.piece(place, whole)
+
+    return Pieces(piece)
+
+
+def _sliced_place(cut: slice, i: int, count: int) -> tuple[int, int] | None:
+    """Of how many parts item `i` of a slice with `count` items is which one: of 0 where any number that has it may be,
+    and where the slice is not asked for its `count`. None where neither follows."""
+    found = [
+        (have, range(have)[cut][i])
+        for have in range(MOST + 1)
+        if -(length := len(range(have)[cut])) <= i < length and count in (0, length)
+    ]
+    if count and len(found) == 1:
+        return found[0]
+    if not found or found[0][0] + len(found) != MOST + 1:
+        return None
+    from_front, from_end = {place for _, place in found}, {place - have for have, place in found}
+    for places in (from_front, from_end):
+        if len(places) == 1:
+            return 0, places.pop()
+    return None
+
+
 def joined(context: Context, how: str, spelled: str, values: Any, dim: int, at: ast.AST) -> Node:
     """`how` is cat or stack of several values, called `spelled`."""
     if not isinstance(values, TupleValue) or not 0 < len(values.items) <= MOST:
