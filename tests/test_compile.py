@@ -59,6 +59,26 @@ def test_gradients_of_a_model(name: str) -> None:
     assert ordered["ours"][-1] <= 3 * max(ordered["eager"][-1], ordered["unfused"][-1])
 
 
+def test_what_the_backward_pass_compares_with_its_argument_is_not_fused_without_it() -> None:
+    """Its gradient goes where the argument equals it; of an argument that is computed again none might."""
+
+    class Largest(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(super().forward(x)).amax(1)
+
+    model, fuse = Largest(32, 48), Fuse(sites="all")
+    step = torch.compile(model, backend=interpreted(fuse), fullgraph=True, dynamic=False)
+    x = torch.randn(64, 32)
+    step(x).sum().backward()
+    (row,) = (row for row in fuse.report.rows if row.graph == "forward")
+    assert not any("amax" in name for name in row.taken)
+    assert any("compares it with its argument" in reason for _, reason in row.left)
+    fuse.report.rows.clear()
+    with torch.no_grad():
+        step(x)
+    assert any("amax" in name for row in fuse.report.rows for name in row.taken)
+
+
 @pytest.mark.parametrize("numerics", ["float32", "torch"])
 def test_mixed_precision(numerics: Any) -> None:
     """In bfloat16 the errors are those of the dtype: float32 between operations is no worse than PyTorch's rounding."""

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma, which graphs hold
+from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph as FxGraph
@@ -21,7 +22,7 @@ from torch.fx import Node as FxNode
 from epifuse.base import store
 from epifuse.frontend.fx import Numerics
 from epifuse.pytorch import measure, sites
-from epifuse.pytorch.cone import PRODUCTS, name_of, tensors_of
+from epifuse.pytorch.cone import PRODUCTS, is_cast, is_view, name_of, tensors_of
 from epifuse.pytorch.prediction import predicted
 from epifuse.pytorch.report import Report, Row, Times
 from epifuse.pytorch.sites import Fused, Known, Left
@@ -55,7 +56,7 @@ class Fuse(CustomGraphPass):
         """Fuse in place."""
         sized = Sized.of(graph)
         with sized.as_numbers(graph) as refusals:
-            self._fuse(graph, partial(Known.nothing, refusals, sized))
+            self._fuse(graph, partial(Known.nothing, {**refusals, **_compared_later(graph)}, sized))
         graph.lint()
 
     def _fuse(self, graph: FxGraph, nothing: Callable[[], Known]) -> None:
@@ -123,6 +124,25 @@ class Passes(CustomGraphPass):
 
 def _is_tangent(node: FxNode) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def _compared_later(graph: FxGraph) -> dict[FxNode, str | None]:
+    """Largest and smallest values that the backward pass compares with their arguments, which it computes again.
+
+    A fused forward pass may round an argument otherwise, and no element would be the largest: its gradient is 0 / 0.
+    """
+    if (context := TracingContext.try_get()) is None or context.fw_metadata is None:
+        return {}
+    outputs = graph.output_node().args[0]
+    kept: set[object] = set()
+    for node in outputs[context.fw_metadata.num_forward :]:  # type: ignore[index, union-attr]  # of several
+        while node not in kept:
+            kept.add(node)
+            if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):
+                node = node.args[0]  # views are looked through
+    why = "the backward pass compares it with its argument, which is computed again there"
+    extremes = (node for node in graph.nodes if name_of(node) in ("amax", "amin"))
+    return {node: why for node in extremes if node in kept and node.args[0] not in kept}
 
 
 def _mutation(graph: FxGraph) -> FxNode | None:
