@@ -47,10 +47,12 @@ def unfolded(graph: Graph, extents: Mapping[str, int]) -> Unfolded | None:
     found = {factor for type_ in graph.types.values() for factor in type_.factors}
     found |= {factor for output in graph.outputs for factor in factors_of(output.dims or ())}
     factors = canonical(factor for factor in found if factor.axis == "n")
-    for columns in sorted({*factors[:1], *factors[-1:]}, key=lambda factor: -factor.size(extents)):
+    ends = dict.fromkeys((*factors[:1], *factors[-1:]))
+    for columns in sorted(ends, key=lambda factor: -factor.size(extents)):
         parts = tuple(factor for factor in factors if factor != columns)
-        if 1 < math.prod(factor.size(extents) for factor in parts) <= _MOST:
-            return _Walk(graph, columns, parts, extents).unfolded()
+        several = 1 < math.prod(factor.size(extents) for factor in parts) <= _MOST
+        if several and (walked := _Walk(graph, columns, parts, extents).unfolded()) is not None:
+            return walked
     return None
 
 
