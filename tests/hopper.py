@@ -43,6 +43,12 @@ def hopper_kernel(args):
     return kernels[0]
 
 
+def reasons(args):
+    """Why no design of the Hopper kernel carries the problem: what each says, without the ways out behind it."""
+    assert ef.get_kernels(args, cc=90) == []
+    return {r.reason.partition("; ")[0] for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")}
+
+
 CASES = {
     "plain": arguments(lambda accum: accum),
     "b by columns": arguments(lambda accum: accum, b_transposed=False),

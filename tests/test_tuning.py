@@ -89,9 +89,9 @@ def test_without_it_the_choice_is_the_estimate(several: Several) -> None:
 
 
 def test_a_result_serves_its_class_of_shapes(several: Several) -> None:
-    done = ef.tune([arguments(m=33), arguments(m=40), arguments(m=41)])
+    done = ef.tune([arguments(m=33), arguments(m=40), arguments(m=65)])
     assert [each.found for each in done.results] == [False, False, False], "each was asked for at once"
-    again = ef.tune([arguments(m=m) for m in (34, 41, 49)])
+    again = ef.tune([arguments(m=m) for m in (34, 65, 129)])
     assert [each.found for each in again.results] == [True, True, False]
     assert not ef.tune(arguments(m=33), anew=True).results[0].found
     assert str(again).startswith("M=34 N=24 K=16")
@@ -200,7 +200,7 @@ def test_results_are_merged(several: Several, tmp_path: Path, monkeypatch: pytes
     ef.tune([arguments(m=8), arguments(m=80)])
     brought = path_of(arguments())
     monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path / "other"))
-    ef.tune([arguments(m=8), arguments(m=48)])
+    ef.tune([arguments(m=8), arguments(m=140)])
     assert tuned.merge(brought.parent) == 2
     assert tuned.merge(brought) == 2
     assert len(json.loads(path_of(arguments()).read_text())["results"]) == 3
@@ -226,9 +226,9 @@ def test_an_image_brings_results_and_the_users_go_first(
 
 def test_a_file_is_bounded(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "_MOST", 2)
-    ef.tune([arguments(m=m) for m in (8, 16, 24)])
+    ef.tune([arguments(m=m) for m in (64, 128, 192)])
     classes = [row["shape"].split()[1] for row in json.loads(path_of(arguments()).read_text())["results"]]
-    assert classes == ["M<=16", "M<=24"]
+    assert classes == ["M<=128", "M<=192"]
 
 
 # --- the command --------------------------------------------------------------------------------------------------

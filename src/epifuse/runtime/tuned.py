@@ -142,9 +142,8 @@ def shape_class(plan: Plan) -> str:
 
 
 def _rows(m: int) -> int:
-    """The last M of a class: tiles have 64 rows, or 8 columns where the product is transposed for few rows."""
-    step = 8 if m <= 64 else 64
-    return -(-m // step) * step
+    """The last M of a class: no tile has fewer than 64 rows."""
+    return -(-m // 64) * 64
 
 
 def _lies(value: Any, dtype: torch.dtype | None = None) -> str:

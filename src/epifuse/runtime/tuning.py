@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import sys
 import threading
 import warnings
@@ -24,7 +23,7 @@ from epifuse.runtime import tuned
 from epifuse.runtime.background import is_capturing
 from epifuse.runtime.launch import Prepared, destinations, outputs_of, require_data
 from epifuse.runtime.precompile import compile_ahead, is_watched
-from epifuse.runtime.timing import in_turn, random_like
+from epifuse.runtime.timing import in_turn, median, random_like
 from epifuse.runtime.tuned import Found
 
 _MEASURING = threading.Lock()  # kernels that are timed at once would slow each other down
@@ -192,7 +191,7 @@ def _timed(call: Call, selection: Selection) -> tuple[dict[str, float], dict[str
     if not variants:
         return {}, failed
     taken = in_turn([*variants.values()], torch.device(best.problem.a.device))
-    return {name: statistics.median(each) for name, each in zip(variants, taken, strict=True)}, failed
+    return {name: median(each) for name, each in zip(variants, taken, strict=True)}, failed
 
 
 _MOST_SETS = 64

@@ -16,8 +16,8 @@ from epifuse.request.problem import Problem
 _WIDTHS = (128, 256, 192, 64)
 """Columns of tiles, the preferred first: with 128 there are tiles for few rows and for many."""
 _HOLDING = ((128, 1), (256, 1), (256, 2), (128, 8), (256, 8))
-"""Columns of a tile and CTAs of a cluster that holds whole rows: by how many they hold, of each the faster
-(docs/tuning.md)."""
+"""Columns of a tile, and CTAs of a cluster, that hold whole rows, the fewest columns first. For 512 and 1024 columns
+these are the faster ones of those that docs/tuning.md compares."""
 
 
 def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
