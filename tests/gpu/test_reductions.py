@@ -131,6 +131,27 @@ def test_several_beside_full_results_and_what_is_computed_of_them(
     judge(got, ef.reference(mixed), exact_product(a, b), {**operands, "eps": 1e-5})
 
 
+AGAIN = {
+    "a mean of row losses": "r = logsumexp(x, dim=-1); s = mean(r - 0.1 * mean(x, dim=-1) + 1e-4 * r * r); return r, s",
+    "a share of all": "r = sum(x, dim=-1) / (sum(abs(x)) + 1.0); return r",
+    "a share of the rows": "w = sum(abs(x), dim=-1); r = w / amax(w); return r",
+    "of both axes": "r = mean(sum(x, dim=-1)) + amax(sum(x, dim=-2)) + sum(x > 0); return r",
+    "integers": "r = sum(sum(x > 0, dim=-1) > 3); s = all(any(x > 9.0, dim=-2)); return r, s",
+    "beside full values": "D = relu(x); r = norm(logsumexp(x, dim=-2)); return D, r",
+    "over batches": "r = sum(sum(x, dim=-1) / (sum(abs(x)) + 1.0), dim=0); s = amax(sum(x, dim=(-2, -1))); return r, s",
+}
+"""Reductions of finished values, and of different extents together."""
+
+
+@pytest.mark.parametrize("shape", ["batched", "matrix", "one tile"])
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_is_finished_is_reduced_again(name: str, shape: str, machine: Machine) -> None:
+    a, b, operands = inputs(machine, shape)
+    source = f"def epi(accum, C): x = accum * 0.25 + C; {AGAIN[name]}"
+    if shape == "batched" or name != "over batches":
+        check(machine, source, a, b, operands, out_dtypes={"D": torch.float32} if "D =" in source else None)
+
+
 def sums(accum: Any) -> Any:
     D = accum
     total, rows, columns = D.sum(), D.sum(dim=1), D.sum(dim=0)

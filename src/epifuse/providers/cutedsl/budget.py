@@ -11,6 +11,7 @@ from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.rows import is_again
 from epifuse.providers.cutedsl.ways import Access
 
 K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
@@ -35,7 +36,8 @@ def _taken(graph: Graph) -> set[Registers]:
 
 
 def _reductions(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.op == "reduce"]
+    """Those that a tile has a part in."""
+    return [node for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)]
 
 
 def _column_reductions(graph: Graph) -> int:

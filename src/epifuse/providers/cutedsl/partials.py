@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from epifuse.ir import Graph, Kind, Node
+from epifuse.passes.spelling import reductions_under
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import SUBTILE, WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.program import Edge
-from epifuse.providers.cutedsl.rows import finish_nodes, merged_reductions, written
+from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
 from epifuse.request.problem import Problem
 
 MATH_WARPS = 8  # of a CTA
@@ -31,7 +32,8 @@ class Reduction:
     """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number, and
     both where a segment of each row has a result.
 
-    `kind` is what a partial result is held as: sums of integers and masks are exact in 64 bits.
+    `kind` is what a partial result is held as: sums of integers and masks are exact in 64 bits. `of` are the axes of
+    what is reduced where that is known after all tiles only; None where it exists tile by tile.
     """
 
     node: Node
@@ -39,6 +41,7 @@ class Reduction:
     axis: str
     batched: bool
     kind: Kind
+    of: frozenset[str] | None = None
 
     @property
     def source(self) -> Node:
@@ -57,8 +60,15 @@ class Reduction:
 
 
 def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
-    """Every reduction that is merged after all tiles, arguments before users."""
-    return tuple(reduction(node, graph) for node in merged_reductions(graph))
+    """Every reduction that is merged after all tiles: those of tiles, then those of finished values; of either
+    arguments before users."""
+    found = [reduction(node, graph) for node in merged_reductions(graph)]
+    return tuple(sorted(found, key=lambda one: one.of is not None))
+
+
+def reductions_of_tiles(graph: Graph) -> tuple[Reduction, ...]:
+    """The first of these: partial results come from the tiles."""
+    return tuple(one for one in reductions_of(graph) if one.of is None)
 
 
 def reduction(node: Node, graph: Graph) -> Reduction:
@@ -66,14 +76,19 @@ def reduction(node: Node, graph: Graph) -> Reduction:
     axes, kind = graph.types[node].axes, graph.types[node].kind
     # A mask is merged as the largest or smallest of ones and zeros.
     held: Kind = "float" if kind == "mask" else kind
-    return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held)
+    of = graph.types[node.args[0]].axes if is_again(node, graph) else None
+    return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held, of)
 
 
 def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, Any]:
     """(parts, length) of a batch's partial results; for ints or run-time integers.
 
-    Tiles beyond the result, which only fill up a cluster, leave neutral parts.
+    Tiles beyond the result, which only fill up a cluster, leave neutral parts. A finished value that is reduced is
+    itself the parts.
     """
+    if reduction.of is not None:
+        extents = {"m": m, "n": n, "": m // m}
+        return extents["".join(reduction.of - {"l", reduction.axis})], extents[reduction.axis]
     bm, bn, (cm, cn) = design.tile[0], design.columns, design.cluster
     down, across = _up(m, bm * cm) * cm, _up(n, bn * cn) * cn
     warps = WARPS * (1 if design.pingpong else 2) * down
@@ -114,7 +129,7 @@ def batches(reduction: Reduction, l: Any) -> Any:
 
 def is_carried(reduction: Reduction) -> bool:
     """Whether a warp carries its partial result from tile to tile: one number over all batches."""
-    return reduction.axis == "" and not reduction.batched
+    return reduction.axis == "" and not reduction.batched and reduction.of is None
 
 
 def workspace_bytes(reductions: Iterable[Reduction], design: Design, extents: Mapping[str, int]) -> int:
@@ -132,9 +147,9 @@ def refused(graph: Graph, problem: Problem) -> str | None:
             return Reason(why, graph.loc(node))
         if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
             return Reason(reason, graph.loc(node))
-    for output in graph.outputs:
-        if graph.stages[output.node].kind == "finish" and (reason := _mixed(output.node, graph)) is not None:
-            return Reason(reason, graph.loc(output.node))
+    if (made := _made_of_others(graph)) is not None:
+        why = "it computes a finished value where a reduction of its extent is merged, and this one is made of others"
+        return Reason(f"{why}: store those, and combine them in PyTorch", graph.loc(made))
     return _too_many(graph, problem)
 
 
@@ -166,8 +181,8 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         return f"it has no {name} yet"
     # Along an axis of one element every value is full-size: a (1, N) operand beside M = 1.
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
-    if graph.stages[node.args[0]].kind == "finish":
-        return f"it reduces what is reduced no further, as {name} would: store its argument and reduce that in PyTorch"
+    if is_again(node, graph):
+        return _of_parts(node, graph)
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
         return f"it reduces full-size values only, and {name} has another argument"
     if columns := segments.width(node):
@@ -176,10 +191,8 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         if columns % segments.STEP:
             name = f"{written(node, graph)} over {columns} columns"
             return f"it reduces neighbouring columns by multiples of {segments.STEP}, and not {name}: {_WAY_OUT}"
-    elif {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
-        name = written(node, graph)
-        why = f"it reduces whole axes and neighbouring columns, and {name} leaves a part of one that a reshape cut"
-        return f"{why}: {_WAY_OUT}"
+    elif (cut := _of_parts(node, graph)) is not None:
+        return cut
     elif {"m", "n"} <= graph.types[node].axes:
         return f"it has no {name} over the batches alone yet"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
@@ -187,8 +200,17 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     return None
 
 
-def _mixed(output: Node, graph: Graph) -> str | None:
-    found = {graph.types[n].axes for n in finish_nodes(graph, [output]) if n.op == "reduce"}
-    if found != {graph.types[output].axes}:
-        return "it does not mix reductions of different extents in one output: store each, and combine them in PyTorch"
-    return None
+def _made_of_others(graph: Graph) -> Node | None:
+    """A finished value that is stored or reduced, and whose extent no reduction has that it is computed of."""
+    stored = [output.node for output in graph.outputs if graph.stages[output.node].kind == "finish"]
+    again = [node.args[0] for node in graph.nodes if node.op == "reduce" and is_again(node, graph)]
+    axes = {node: graph.types[node].axes for node in graph.nodes}
+    return next((n for n in (*stored, *again) if axes[n] not in [axes[below] for below in reductions_under(n)]), None)
+
+
+def _of_parts(node: Node, graph: Graph) -> str | None:
+    if not {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
+        return None
+    name = written(node, graph)
+    why = f"it reduces whole axes and neighbouring columns, and {name} leaves a part of one that a reshape cut"
+    return f"{why}: {_WAY_OUT}"

@@ -129,11 +129,16 @@ def finish_nodes(graph: Graph, outputs: Iterable[Node]) -> tuple[Node, ...]:
     return topological(outputs, known=Sources(graph))
 
 
+def is_again(reduction: Node, graph: Graph) -> bool:
+    """Whether what is reduced is finished itself."""
+    return bool(graph.stages[reduction.args[0]].kind == "finish")
+
+
 class Sources:
-    """Nodes that only reductions need, as a container: a walk of the graph stops at reductions."""
+    """Nodes that only reductions of tiles need, as a container: a walk of the graph stops at those."""
 
     def __init__(self, graph: Graph) -> None:
-        self.nodes = {node.args[0] for node in graph.nodes if node.op == "reduce"}
+        self.nodes = {node.args[0] for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)}
 
     def __contains__(self, node: object) -> bool:
         return node in self.nodes
@@ -146,7 +151,7 @@ def _is_merged(output: Output, graph: Graph) -> bool:
 def _last_roots(graph: Graph) -> list[Node]:
     stored = (output for output in graph.outputs if graph.stages[output.node].kind != "finish")
     full = [output.node for output in stored if not is_line(output, graph)]
-    return [*full, *(node.args[0] for node in merged_reductions(graph))]
+    return [*full, *(node.args[0] for node in merged_reductions(graph) if not is_again(node, graph))]
 
 
 def _along_rows(node: Node) -> bool:

@@ -23,7 +23,7 @@ from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.modes import coordinate, whole
 from epifuse.providers.cutedsl.kernels.parts import Parts
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
-from epifuse.providers.cutedsl.partials import reduction, reductions_of
+from epifuse.providers.cutedsl.partials import reduction, reductions_of_tiles
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import read_lines
 from epifuse.providers.cutedsl.store_math import as_kind, stored
@@ -38,7 +38,7 @@ class Epilogue:
         self.division, self.walks = scene.division, scene.walks
         self.slots = scene.slots
         self.read_lines, self.picked = read_lines(program.graph), segments.picked(program.graph)
-        self.partials = Partials(design, program, fragment, reductions_of(program.graph))
+        self.partials = Partials(design, program, fragment, reductions_of_tiles(program.graph))
         self.by_walk = [self._partials(walk_) for walk_ in self.walks]
         self.exchange = Exchange(design, fragment)
         self.loads = _each(LOADS, scene, scene.loads, 0)

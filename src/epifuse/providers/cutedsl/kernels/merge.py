@@ -1,5 +1,8 @@
 """The kernel that merges partial results and computes what the epilogue makes of them, in the same launch."""
 
+import functools
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -8,19 +11,21 @@ from epifuse.providers.cutedsl import partials, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
+from epifuse.providers.cutedsl.finishing import Step, steps
 from epifuse.providers.cutedsl.kernels.modes import coordinate
 from epifuse.providers.cutedsl.kernels.reduce import (
     ROWS,
     across,
+    arguments,
     as_tuple,
     as_words,
     finished,
     joined,
     neutral,
     plane_of,
+    words,
 )
 from epifuse.providers.cutedsl.program import Program
-from epifuse.providers.cutedsl.rows import finish_nodes
 from epifuse.providers.cutedsl.store_math import stored
 
 try:
@@ -34,30 +39,21 @@ ELEMENTS = WARP  # results of a block, where there is more than one
 
 
 class Finish:
-    """The merging kernel of the outputs that run along one axis: a block of threads for some results.
+    """The merging kernel of one step, whose values run along one axis: a block of threads for some of them.
 
     Threads merge every n-th part each, then lanes and warps each other's results in a fixed order.
     """
 
-    def __init__(self, design: Design, program: Program, axis: str, batched: bool) -> None:
-        self.design, self.program, self.axis, self.batched = design, program, axis, batched
-        graph = program.graph
-        self.outputs = [
-            i
-            for i, (output, access) in enumerate(zip(graph.outputs, program.stores, strict=True))
-            if access.travels.merged and self._is_mine(graph.types[output.node].axes)
-        ]
-        self.nodes = finish_nodes(graph, [graph.outputs[i].node for i in self.outputs])
-        self.reductions = partials.reductions_of(graph)
-        self.elements = ELEMENTS if axis else 1
+    def __init__(self, design: Design, program: Program, step: Step) -> None:
+        self.design, self.program, self.step = design, program, step
+        self.axis, self.batched = "".join(sorted(step.axes - {"l"})), "l" in step.axes
+        self.reductions = partials.reductions_of(program.graph)
+        self.elements = ELEMENTS if self.axis else 1
         self.warps = tuned.MERGING_WARPS.value
         self.lanes = self.warps * WARP // self.elements
-        self.needed = [number for number, each in enumerate(self.reductions) if each.node in self.nodes]
+        self.needed = step.merged
         words = sum(self.reductions[number].words for number in self.needed)
-        self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // words))
-
-    def _is_mine(self, axes):
-        return "".join(sorted(axes - {"l"})) == self.axis and ("l" in axes) == self.batched
+        self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // max(words, 1)))
 
     def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
         """On the host, after the main kernel of `ctas` CTAs; it starts while that one ends."""
@@ -84,15 +80,21 @@ class Finish:
         block, _, _ = cute.arch.block_idx()
         warp = thread // WARP
         element = cutlass.min(block * self.elements + thread % self.elements, total - 1)
-        rounds, where = self.parts(element, length, shape, ctas)
+        first_at, first_batch = self.whose(element, length)
+        regions = self.regions(shape)
+        where = {
+            number: regions[number].at(self.reductions[number], Int32(0), first_at, first_batch)
+            for number in self.needed
+        }
+        rounds = {self.reductions[number].of: self.rounds(number, regions, shape, ctas) for number in self.needed}
         held = [self.start(number) for number in self.needed]
         start = thread // self.elements
-        first = self.places(start, rounds, where)
+        first = self.places(start, rounds, where, regions)
         cute.arch.griddepcontrol_wait()
-        self.read(held, workspace, first, where)
-        step = self.at_once * self.lanes
-        for later in cutlass.range(start + step, rounds, step, unroll=1):
-            self.read(held, workspace, self.places(later, rounds, where), where)
+        self.read(held, workspace, first, regions)
+        step, most = self.at_once * self.lanes, _largest(rounds.values())
+        for later in cutlass.range(start + step, most, step, unroll=1):
+            self.read(held, workspace, self.places(later, rounds, where, regions), regions)
         buffers = [self.buffer(number) for number in self.needed]
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
@@ -103,27 +105,20 @@ class Finish:
             mine = block * self.elements + own
             if own < self.elements and mine < total and part == 0:
                 at, batch = self.whose(mine, length)
-                self.store(values, tensors, numbers, outputs, at, batch, shape)
+                self.store(values, tensors, numbers, outputs, at, batch, shape, workspace, regions)
 
     def whose(self, element, length):
         """Which result of which batch an element is."""
         return (element % length, element // length) if self.batched else (element, Int32(0))
 
-    def parts(self, element, length, shape, ctas):
-        """How many parts there are to merge, and of each reduction where an element's first lies, and the next ones.
-
-        All that one kernel merges run along the same axes, and so have as many.
-        """
-        at, batch = self.whose(element, length)
-        rounds, where, base = Int32(0), {}, Int64(0)
-        for number, reduction in enumerate(self.reductions):
+    def regions(self, shape):
+        """Where each reduction lies in the workspace."""
+        found, base = [], Int64(0)
+        for reduction in self.reductions:
             plane = plane_of(reduction, self.design, shape)
-            if number in self.needed:
-                kept, _ = partials.parts(reduction, self.design, shape[0], shape[1])
-                rounds = self.rounds(number, kept, shape, ctas)
-                where[number] = (base + Int64(batch) * kept * length + at, length, plane)
+            found.append(Region(base, *partials.parts(reduction, self.design, shape[0], shape[1]), plane))
             base = base + plane * reduction.words
-        return rounds, where
+        return found
 
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
@@ -139,14 +134,15 @@ class Finish:
         _put(held, values)
         return held
 
-    def rounds(self, number, kept, shape, ctas):
+    def rounds(self, number, regions, shape, ctas):
         """How many parts there are to merge; batches that are merged too are only more parts."""
-        reduction = self.reductions[number]
+        reduction, kept = self.reductions[number], regions[number].kept
         if partials.is_carried(reduction):
             return ctas * partials.MATH_WARPS
-        return kept if reduction.batched else kept * shape[2]
+        merged = not reduction.batched and (reduction.of is None or "l" in reduction.of)
+        return kept * shape[2] if merged else kept
 
-    def places(self, first, rounds, where):
+    def places(self, first, rounds, where, regions):
         """Of parts that a thread reads at once: which exist, and of each reduction where they lie.
 
         Those beyond the last are at its place; there is one at least, as nothing is launched for empty results.
@@ -154,26 +150,33 @@ class Finish:
         parts = [first + k * self.lanes for k in range(self.at_once)]
         starts = {}
         for number in self.needed:
-            origin, length, _ = where[number]
-            starts[number] = [origin + Int64(cutlass.min(part, rounds - 1)) * length for part in parts]
-        return [part < rounds for part in parts], starts
+            length, last = regions[number].length, rounds[self.reductions[number].of] - 1
+            starts[number] = [where[number] + Int64(cutlass.min(part, last)) * length for part in parts]
+        return {of: [part < count for part in parts] for of, count in rounds.items()}, starts
 
-    def read(self, held, workspace, places, where):
+    def read(self, held, workspace, places, regions):
         """Merge parts of the workspace, all loaded before the first is waited for; what is no part is neutral."""
         exist, starts = places
-        loaded = []
-        for number in self.needed:
-            reduction, (_, _, plane) = self.reductions[number], where[number]
-            values = as_words(reduction, workspace)
-            each = [[values[start + word * plane] for word in range(reduction.words)] for start in starts[number]]
-            loaded.append(each)
+        loaded = [
+            [self.loaded(number, workspace, start, regions) for start in starts[number]] for number in self.needed
+        ]
         for number, kept, found in zip(self.needed, held, loaded, strict=True):
             reduction = self.reductions[number]
-            for exists, words in zip(exist, found, strict=True):
-                numbers = words if reduction.numbers > 1 else [joined(HELD[reduction.kind], words)]
-                pairs = zip(numbers, neutral(reduction), strict=True)
+            for exists, own in zip(exist[reduction.of], found, strict=True):
+                pairs = zip(self.numbers(number, own), neutral(reduction), strict=True)
                 inside = tuple(cutlass.select_(exists, number, nothing) for number, nothing in pairs)
                 _put(kept, ROWS[reduction.name].merge(as_tuple(kept), inside))
+
+    def loaded(self, number, workspace, start, regions):
+        """The words of a partial result."""
+        reduction, plane = self.reductions[number], regions[number].plane
+        values = as_words(reduction, workspace)
+        return [values[start + word * plane] for word in range(reduction.words)]
+
+    def numbers(self, number, words):
+        """A partial result of its words."""
+        reduction = self.reductions[number]
+        return tuple(words if reduction.numbers > 1 else [joined(HELD[reduction.kind], words)])
 
     def keep(self, held, buffers, thread):
         """Each warp's partial results into shared memory; where all its threads have one element, merged before."""
@@ -195,15 +198,38 @@ class Finish:
             for number, buffer in zip(self.needed, buffers, strict=True)
         }
 
-    def store(self, values, tensors, numbers, outputs, at, batch, shape):
-        """One thread: compute the outputs of an element and write them."""
+    def store(self, merged, tensors, numbers, outputs, at, batch, shape, workspace, regions):
+        """One thread: compute the values of an element, and write those that leave, and what later steps read."""
+        graph = self.program.graph
         m = at if self.axis == "m" else Int32(0)
         n = at if self.axis == "n" else Int32(0)
-        for i, value in zip(self.outputs, self.finished(values, tensors, numbers, m, n, batch, shape), strict=True):
-            outputs[i][m, n, batch] = value
+        for number in self.step.read:
+            reduction = self.reductions[number]
+            place = regions[number].at(reduction, Int32(0), at, batch if reduction.batched else Int32(0))
+            own = self.numbers(number, self.loaded(number, workspace, place, regions))
+            merged = {**merged, reduction.node: own}
+        found = self.finished(merged, tensors, numbers, m, n, batch, shape)
+        for i in self.step.outputs:
+            node, dtype = graph.outputs[i].node, self.program.stores[i].dtype
+            outputs[i][m, n, batch] = stored(found[node], graph.types[node].kind, dtype)[0]
+        for number in self.step.left:
+            self.leave(number, merged[self.reductions[number].node], workspace, (Int32(0), at, batch), regions)
+        for number in self.step.reduced:
+            reduction = self.reductions[number]
+            kind = graph.types[reduction.source].kind
+            (value,) = arguments(reduction, found[reduction.source], kind)
+            part = Int32(0) if reduction.axis == self.axis else at
+            self.leave(number, ROWS[reduction.name].lift(value), workspace, (part, at, batch), regions)
+
+    def leave(self, number, values, workspace, place, regions):
+        """A partial result, for a later step."""
+        reduction, region = self.reductions[number], regions[number]
+        to, start = as_words(reduction, workspace), region.at(reduction, *place)
+        for i, word in enumerate([word for value in values for word in words(value)]):
+            to[start + i * region.plane] = word
 
     def finished(self, merged, tensors, numbers, m, n, batch, shape):
-        """The outputs' values, by walking what is computed of merged reductions."""
+        """The step's values, by walking what is computed of merged reductions."""
         graph, program = self.program.graph, self.program
         loads = {node: i for i, (node, _) in enumerate(program.tensors)}
         like = cute.full((1,), 0.0, Float32)
@@ -221,9 +247,24 @@ class Finish:
                 value = cute.full_like(like, tensors[loads[node]][m, n, batch].to(held), held)
             return value != 0.0 if kind == "mask" else value
 
-        found = walk(graph, leaf, like, nodes=self.nodes)
-        roots = [(graph.outputs[i].node, program.stores[i].dtype) for i in self.outputs]
-        return [stored(found[node], graph.types[node].kind, dtype)[0] for node, dtype in roots]
+        return walk(graph, leaf, like, nodes=self.step.nodes)
+
+
+class Region(NamedTuple):
+    """Where the partial results of a reduction lie: parts kept for each of `length` results, words a plane apart."""
+
+    base: Any
+    kept: Any
+    length: Any
+    plane: Any
+
+    def at(self, reduction, part, at, batch):
+        """A partial result of the result that runs along with element `at` of a batch."""
+        return self.base + (Int64(batch) * self.kept + part) * self.length + (at if reduction.axis else Int32(0))
+
+
+def _largest(counts):
+    return functools.reduce(cutlass.max, counts) if counts else Int32(0)
 
 
 def _put(values, numbers) -> None:
@@ -238,7 +279,6 @@ def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32):
 
 
 def merging_kernels(design: Design, program: Program) -> list[Finish]:
-    """One kernel for the outputs of each extent."""
-    stores = zip(program.graph.outputs, program.stores, strict=True)
-    axes = dict.fromkeys(program.graph.types[o.node].axes for o, access in stores if access.travels.merged)
-    return [Finish(design, program, "".join(sorted(found - {"l"})), "l" in found) for found in axes]
+    """One kernel for each step."""
+    merged = [i for i, access in enumerate(program.stores) if access.travels.merged]
+    return [Finish(design, program, step) for step in steps(program.graph, merged)]

@@ -181,6 +181,13 @@ def argument(reduction: Any) -> Any:
     return HELD[reduction.kind](value)
 
 
+def arguments(reduction: Any, fragment: Any, kind: str) -> list:
+    """Values of a fragment as they are merged."""
+    if reduction.name in ("any", "all") and kind != "mask":
+        fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
+    return list(dm.numbers(as_kind(fragment, kind, reduction.kind)))
+
+
 def neutral(reduction: Any) -> Any:
     """A partial result that changes nothing."""
     value = argument(reduction)
@@ -324,11 +331,7 @@ class Partials:
 
     def _values(self, reduction, fragment, bounds):
         """Values of a fragment as they are merged; those outside the result are neutral."""
-        kind = self.program.graph.types[reduction.source].kind
-        if reduction.name in ("any", "all") and kind != "mask":
-            fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
-        fragment = as_kind(fragment, kind, reduction.kind)
-        xs = list(dm.numbers(fragment))
+        xs = arguments(reduction, fragment, self.program.graph.types[reduction.source].kind)
         for places, end, edge in bounds:
             if edge == "values":
                 xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]

@@ -20,7 +20,7 @@ from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.place import Division, Place
 from epifuse.providers.cutedsl.kernels.slots import Places, Slots
-from epifuse.providers.cutedsl.partials import reductions_of
+from epifuse.providers.cutedsl.partials import reductions_of_tiles
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import walks
 from epifuse.providers.cutedsl.ways import Access
@@ -39,7 +39,7 @@ class Scene:
         self.loads = [access for _, access in program.tensors]
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
         self.numbers = {node: i for i, (node, _) in enumerate(program.tensors)}
-        self._down_first = any(reduction.axis == "n" for reduction in reductions_of(program.graph))
+        self._down_first = any(reduction.axis == "n" for reduction in reductions_of_tiles(program.graph))
         self.slots = Slots(program.graph, self.division, fragment, down_first=self._down_first)
 
     def held(self, i: int) -> Any:
