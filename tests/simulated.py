@@ -341,14 +341,15 @@ def _patches() -> list[tuple[Any, dict[str, Any]]]:
     return [*found, (modes, {"Int32": Int32})]
 
 
-def function(places: tuple[Places, list[Any]]) -> Any:
-    """In place of `load.function`, where a thread's registers lie so."""
+def function(registers: dict[int, tuple[Places, list[Any]]]) -> Any:
+    """In place of `load.function`, where a thread's registers lie so in a subtile of as many columns."""
 
     def made(text: str, _name: str) -> Any:
         source = read(text)
         loads = tuple((node, _in_place(access)) for node, access in source.program.loads)
         program = replace(source.program, loads=loads, stores=tuple(map(_in_place, source.program.stores)))
         design = replace(source.design, load_stages=0, store_stages=0, spare=0, exchanged=0)
+        places = registers[design.subtile[1]]
         assert source.design.exchanged == 0, "rows of several CTAs"
 
         def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
@@ -420,16 +421,20 @@ def _allocated(each: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def registers() -> tuple[Places, list[Any]]:
-    """The fragment, and the places of the registers of each thread of a warp group."""
+def registers() -> dict[int, tuple[Places, list[Any]]]:
+    """By columns of a subtile the fragment, and the places of the registers of each thread of a warp group."""
     from test_fragment import wgmma
 
-    fragment, lanes = traced(lambda: wgmma(SUBTILE[1]), "sm_90a")
-    return fragment, [[(row + 16 * warp, column) for row, column in lane] for warp in range(4) for lane in lanes]
+    found = {}
+    for width in (SUBTILE[1] // 2, SUBTILE[1]):
+        fragment, lanes = traced(lambda width=width: wgmma(width), "sm_90a")
+        warps = [[(row + 16 * warp, column) for row, column in lane] for warp in range(4) for lane in lanes]
+        found[width] = fragment, warps
+    return found
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch, registers: tuple[Places, list[Any]]) -> Emulated:
+def simulated(monkeypatch: pytest.MonkeyPatch, registers: dict[int, tuple[Places, list[Any]]]) -> Emulated:
     """A machine for the tests of tests/gpu: they judge what the kernel's own code computes."""
     monkeypatch.setattr(launch, "function", function(registers))
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)

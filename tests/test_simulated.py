@@ -65,6 +65,6 @@ def test_beside_sums_down_columns(simulated: Emulated):  # noqa: F811
 
 
 def test_lanes_that_do_not_merge_are_found(simulated: Emulated, registers, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(vars(registers[0]), "along_row", (1,))
+    monkeypatch.setitem(vars(registers[32][0]), "along_row", (1,))
     with pytest.raises(AssertionError, match="elements"):
         on_gpu.test_each_segment_has_its_own("less the largest", "rows", simulated)

@@ -123,6 +123,18 @@ class Answers(NamedTuple):
                 made.append(answer)
         return Answers(specs, [allocation.cost for allocation in made], made.__getitem__, lambda: refused)
 
+    def beside(self, other: Answers) -> Answers:
+        """These answers, then those of `other`, which is about other kernels."""
+        if not other.specs:
+            return self._replace(refusals=lambda: [*self.refusals(), *other.refusals()])
+        own = len(self.specs)
+        return Answers(
+            [*self.specs, *other.specs],
+            [*self.costs, *other.costs],
+            lambda index: self.allocation(index) if index < own else other.allocation(index - own),
+            lambda: [*self.refusals(), *other.refusals()],
+        )
+
     @staticmethod
     def none(refusals: Callable[[], Sequence[Refusal]]) -> Answers:
         """Where no kernel can."""

@@ -10,15 +10,15 @@ from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, load, partials, recompute, weave
-from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
-from epifuse.providers.cutedsl.family import family_of
+from epifuse.providers.cutedsl import inputs, load, partials, recompute, swap, weave
+from epifuse.providers.cutedsl.designs import DESIGNS, PLAIN_SPECS, ROW_DESIGNS, SPECS, SWAPPED_DESIGNS, SWAPPED_SPECS
+from epifuse.providers.cutedsl.family import Family, family_of
 from epifuse.providers.cutedsl.heuristic import estimates, wide_k
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.request.problem import Problem
 
-__all__ = ["DESIGNS", "ROW_DESIGNS", "CuteDslProvider"]
+__all__ = ["DESIGNS", "ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
 
 
 class CuteDslProvider:
@@ -73,8 +73,9 @@ def _prepared() -> None:
     import_module(f"{__name__}.compile").warm(load.OPTIONS)
 
 
-_BITS = "K ascending in one accumulator"
-"""What every design does: tile and cluster only decide in which order values of several elements are added."""
+_BITS = ("K ascending in one accumulator", "K ascending in one accumulator, A and B exchanged")
+"""What designs do, as they are and exchanged: tile and cluster only decide in which order several elements are
+added. NVIDIA does not promise that an instruction adds up alike with its operands exchanged."""
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
@@ -83,7 +84,29 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     reason = inputs.uncounted(problem) or family.refused
     if reason is not None:
         return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
+    plain, swapped = _by_sides(specs)
+    return _answers(plain, family, problem).beside(_swapped(swapped, work, problem))
 
+
+def _by_sides(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequence[KernelSpec]]:
+    """Those that multiply A and B as they are, and those that exchange them."""
+    if specs is SPECS:
+        return PLAIN_SPECS, SWAPPED_SPECS
+    return tuple(s for s in specs if not s.design.swapped), tuple(s for s in specs if s.design.swapped)
+
+
+def _swapped(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+    """What each design takes that exchanges A and B."""
+    other = swap.many_rows(problem) or work.swapped
+    if isinstance(other, str):
+        return Answers.none(lambda: [Refusal(spec.name, other) for spec in specs])
+    transposed = swap.problem_of(problem)
+    return _answers(specs, family_of(other, transposed), transposed)
+
+
+def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> Answers:
+    """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
+    work = family.work
     problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
     costs = estimates(rates, problem.extents, wide_k(problem))
@@ -91,12 +114,12 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     def allocation(index: int) -> Allocation:
         found, reductions = arranged[index], work.reductions
         return Allocation(
-            found.design.tile,
+            able[index].design.tile,
             costs[index],
             partial(partials.workspace_bytes, reductions, found.design, problem.extents) if reductions else 0,
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
-            bits=None if work.reduces else _BITS,
+            bits=None if work.reduces else _BITS[work.is_swapped],
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

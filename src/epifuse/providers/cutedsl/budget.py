@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design, round_up
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import is_again
 from epifuse.providers.cutedsl.ways import Access
@@ -193,7 +194,7 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
     places = {}
     rounds = range(1, design.subtiles // design.load_stages if sizes else 0)
     for within, round_, (operand, size) in product(range(design.sharing), rounds, enumerate(sizes)):
-        taken = design.load_stages * SUBTILE[0] * SUBTILE[1] * size
+        taken = design.load_stages * prod(design.subtile) * size
         part = next((part for part in free if free[part] >= taken), None)
         if part is None:
             return {}
@@ -232,9 +233,10 @@ def fit(
 
     First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
     rows, warp by warp: a stage more of A and B gains more. Three or four where a warp group sends together, and waits
-    together. Only divisors of the number of subtiles: a slot is then known while tracing.
+    together. Only divisors of the number of subtiles, and one where a tile has one:
+    a slot is then known while tracing.
     """
-    counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2]
+    counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2] or [1]
     loading = counts if any(access.travels.staged for access in loads) else [0]
     staged = [access for access in stores if access.travels.staged]
     storing = (counts[:1] if all(access.by_rows for access in staged) else counts) if staged else [0]

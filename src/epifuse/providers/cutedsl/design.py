@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SUBTILE = (64, 32)
-"""What one warp group's epilogue works on: 16 values a thread. Taller would break the order of the registers."""
+"""What one warp group's epilogue works on at most: 16 values a thread. Taller would break the registers' order."""
 WARP_GROUP, WARPS = 128, 4
 """Threads and warps of a warp group. Each warp has 16 rows of a subtile."""
 MATH_GROUPS = 2
@@ -20,7 +20,8 @@ class Design:
     beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
     those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
     a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
-    thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts.
+    thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
+    whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`.
     """
 
     tile: tuple[int, int]
@@ -35,10 +36,13 @@ class Design:
     registers: int = 0
     raster: int = 0
     parts: int = 1
+    swapped: bool = False
 
     @property
     def schedule(self) -> str:
         """Its name, as `Constraints.schedule` spells it."""
+        if self.swapped:
+            return "swapped"
         return "pingpong" if self.pingpong else "cooperative"
 
     def __str__(self) -> str:
@@ -60,9 +64,19 @@ class Design:
         return self.tile[1] // self.parts
 
     @property
+    def subtile(self) -> tuple[int, int]:
+        """What one warp group's epilogue works on at once."""
+        return SUBTILE[0], min(SUBTILE[1], self.columns)
+
+    @property
     def subtiles(self) -> int:
         """Subtiles of the result that one warp group has in one tile."""
-        return self.rows // SUBTILE[0] * (self.columns // SUBTILE[1])
+        return self.rows // SUBTILE[0] * (self.columns // self.subtile[1])
+
+    @property
+    def exchanged_sides(self) -> Design:
+        """The same with rows for columns: of the result for of the kernel's own product, and back."""
+        return replace(self, tile=self.tile[::-1], cluster=self.cluster[::-1])
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -32,10 +32,19 @@ ROW_DESIGNS = tuple(
 """Further candidates where values need whole rows, which only a cluster holds."""
 
 
+SWAPPED_DESIGNS = tuple(Design((rows, 64), (1, 1), True, 2, swapped=True) for rows in (16, 32, 64))
+"""Candidates for few rows, with A and B exchanged (`swap.py`), as tiles of the result.
+
+Of 64 columns, which is the least that wgmma has of what it multiplies by rows: the more tiles, the more multiprocessors
+read B. Eight rows took as long as sixteen."""
+
+
 def _spec(design: Design) -> KernelSpec:
     (m, n), (cm, cn) = design.tile, design.cluster
     name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", design)
 
 
-SPECS = tuple(map(_spec, (*DESIGNS, *ROW_DESIGNS)))
+PLAIN_SPECS = tuple(map(_spec, (*DESIGNS, *ROW_DESIGNS)))
+SWAPPED_SPECS = tuple(map(_spec, SWAPPED_DESIGNS))
+SPECS = PLAIN_SPECS + SWAPPED_SPECS

@@ -20,7 +20,7 @@ from epifuse.plan import Details, KernelSpec, Refusal
 from epifuse.providers.cutedsl import budget, inputs, invariance, refusals, rows, tuned, weave
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
-from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS, SPECS
+from epifuse.providers.cutedsl.designs import DESIGNS, PLAIN_SPECS, ROW_DESIGNS, SWAPPED_DESIGNS, SWAPPED_SPECS
 from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import Lowered
@@ -111,7 +111,7 @@ def family_of(work: Lowered, problem: Problem) -> Family:
 
 
 def _placed(work: Lowered, problem: Problem) -> Placed:
-    extents, by_rows = problem.extents, work.is_plain
+    extents, by_rows = problem.extents, work.is_plain and not work.is_swapped
     tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = []
     for info in (problem.a, problem.b, *[info for _, info in (*problem.operands, *problem.outputs)]):
         if isinstance(info, TensorInfo):
@@ -126,7 +126,7 @@ def _placed(work: Lowered, problem: Problem) -> Placed:
         (extents["n"], extents["k"], extents["l"]),
         tuple(tensors),
         problem.dtypes,
-        _cuts(extents) if work.reduces_axes else (0, 0),
+        _cuts(work, extents) if work.reduces_axes else (0, 0),
         problem.by_tma,
         problem.target,
     )
@@ -142,7 +142,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
         tuple([layout for layout, _ in lying]),
         (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
         length_class(problem),
-        _cuts(extents) if work.reduces_axes else (0, 0),
+        _cuts(work, extents) if work.reduces_axes else (0, 0),
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
@@ -153,12 +153,14 @@ def _family(work: Lowered, problem: Problem) -> Family:
 
 
 _STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *ROW_DESIGNS))) for i in (0, 1))
+_LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGNS)
 
 
-def _cuts(extents: Mapping[str, int]) -> tuple[int, int]:
+def _cuts(work: Lowered, extents: Mapping[str, int]) -> tuple[int, int]:
     """The least M and N whose `edges` are these in every design."""
     common = math.gcd(extents["m"], _STEPS[0]), math.gcd(extents["n"], _STEPS[1])
-    m, n = (size if size % subtile == 0 else 1 for size, subtile in zip(common, SUBTILE, strict=True))
+    subtile = _LEAST_SWAPPED if work.is_swapped else SUBTILE
+    m, n = (size if size % own == 0 else 1 for size, own in zip(common, subtile, strict=True))
     return m, n
 
 
@@ -180,11 +182,15 @@ class Family:
 
     def answers(self, specs: Sequence[KernelSpec]) -> Carried:
         """Of these kernels."""
-        return self._all if specs is SPECS else self._carried(specs)
+        return self._all if specs is self._every else self._carried(specs)
+
+    @property
+    def _every(self) -> tuple[KernelSpec, ...]:
+        return SWAPPED_SPECS if self.work.is_swapped else PLAIN_SPECS
 
     @cached_property
     def _all(self) -> Carried:
-        return self._carried(SPECS)
+        return self._carried(self._every)
 
     def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
         answers = [(spec, self.of(spec)) for spec in specs]
@@ -231,7 +237,7 @@ class Family:
             return "its cluster is for values that need whole rows, and there are none"
         if reason := weave.unfit(design, work.order, problem):
             return reason
-        found = self.fitted(design)
+        found = self.fitted(design.exchanged_sides if design.swapped else design)
         if found is None:
             return "its tile leaves too little shared memory for three stages of A and B"
         program, design = found

@@ -16,7 +16,8 @@ class Rated(NamedTuple):
 
     Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once; what an exposed
     epilogue adds to K; the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill;
-    and by how many rows of tiles there are the area of a tile, the cost of the cluster and of the last epilogue.
+    what a wave that is not full takes at least of a full one's time, where each tile reads rows that no other does; and
+    by how many rows of tiles there are the area of a tile, the cost of the cluster and of the last epilogue.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Rated(NamedTuple):
     pair: float
     exchange: float
     spilling: float
+    least: float
     several: tuple[int, float, int]
     one: tuple[int, float, int]
     few: tuple[int, float, int]
@@ -52,12 +54,13 @@ class Rated(NamedTuple):
             processor.at_once(cm * cn),
             0 if pingpong else exposed,
             tuned.RATES.value[design.tile, pingpong],
-            tuned.FIRST_PAIR.value if pingpong else 1.0,
+            tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
             tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
             tuned.SPILLING.value if spills else 1.0,
+            tuned.LEAST_WAVE.value if design.swapped else 1.0,
             among("several", m * n),
             among("one", m * n),
-            among("few", max(m * n, tuned.LEAST_AREA.value)),
+            among("few", m * n if design.swapped else max(m * n, tuned.LEAST_AREA.value)),
         )
 
 
@@ -68,10 +71,14 @@ def estimates(designs: Iterable[Rated], extents: Mapping[str, int], k: float) ->
     """
     batches, height, width = extents["l"], extents["m"], extents["n"]
     found = []
-    for rows, down, high, across, wide, resident, exposed, rate, pair, exchange, spilling, several, one, few in designs:
+    for rated in designs:
+        rows, down, high, across, wide, resident, exposed, rate, pair, exchange, spilling, least, *areas = rated
+        several, one, few = areas
         tiles = batches * -(-height // down) * high * -(-width // across) * wide
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-        waves = -(-tiles // resident)
+        waves: float = -(-tiles // resident)
+        if least < 1.0 and width <= across and tiles % resident:
+            waves += max(least, tiles % resident / resident) - 1.0
         area, cluster, tail = several if height > rows else one if 2 * height > rows else few
         work = (k + exposed) * area / rate
         found.append((waves * work * (pair if waves == 2 else 1.0) * exchange * cluster + tail) * spilling)

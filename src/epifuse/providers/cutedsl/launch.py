@@ -14,7 +14,7 @@ from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
-from epifuse.providers.cutedsl import tuned, weave
+from epifuse.providers.cutedsl import swap, tuned, weave
 from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, written
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
@@ -78,7 +78,8 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(plan, program)
+        self.swapped = design.swapped
+        self.views = _views(plan, program, swapped=design.swapped)
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
         self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
@@ -97,6 +98,8 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
+        if self.swapped:
+            a, b = b, a
         none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
@@ -133,11 +136,12 @@ class GpuKernel:
         order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
         writes = [(order.index(name), make) for name, make in self.outputs]
         tail = (self.clusters or self._count_clusters(), self.band, self.kept)
+        first, second = (1, 0) if self.swapped else (0, 1)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
             made = [torch.empty_strided(shape, strides, dtype=dtype, device=at) for shape, strides, dtype, at in making]
-            a = tensors[0] if of_a is None else of_a(tensors[0])
-            b = tensors[1] if of_b is None else of_b(tensors[1])
+            a = tensors[first] if of_a is None else of_a(tensors[first])
+            b = tensors[second] if of_b is None else of_b(tensors[second])
             read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
             memory = (
@@ -256,13 +260,15 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(plan: Plan, program: Program) -> _Views:
+def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
-    the rows of B are woven, N of all else are the columns of one part.
+    the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, A is B transposed.
     """
-    given, product = plan.problem, filled(plan.problem)
+    given = plan.problem
+    product = filled(swap.problem_of(given) if swapped else given)
+    first, second = (given.b, given.a) if swapped else (given.a, given.b)
     problem = weave.problem_of(program.order, product, plan.graph)
     extents, batched, by_name = problem.extents, problem.batched, problem.by_name
     infos, names = dict(problem.outputs), [one.output for one in program.prints]
@@ -281,8 +287,8 @@ def _views(plan: Plan, program: Program) -> _Views:
         if output.name in names:
             printed.append((output.name, found.shape, access.dtype))
     return _Views(
-        _matrix(given.a, product.a, extents["l"], batched=batched),
-        _matrix(given.b, product.b, extents["l"], batched=batched),
+        _matrix(first, product.a, extents["l"], batched=batched),
+        _matrix(second, product.b, extents["l"], batched=batched),
         tuple(operands),
         tuple(outputs),
         tuple(printed),

@@ -18,7 +18,7 @@ from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
 from epifuse.plan import Reason
 from epifuse.providers.cpu.space import Space
-from epifuse.providers.cutedsl import costs, segments
+from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
@@ -37,12 +37,14 @@ class Lowered:
     """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents.
 
     `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
+    `is_swapped` where `walked` is of the transposed product.
     """
 
     typed: Graph
     walked: Graph
     order: Order = ""
     refused: Reason | None = None
+    is_swapped: bool = False
     _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -63,6 +65,11 @@ class Lowered:
     def printed(self) -> Mapping[str, torch.dtype]:
         """The dtypes of outputs that are printed, by name."""
         return self._printing[2]
+
+    @cached_property
+    def swapped(self) -> Lowered | Reason:
+        """The same of the transposed product, or why it is not computed."""
+        return swap.refused(self.walked) or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True)
 
     @cached_property
     def loads(self) -> tuple[Node, ...]:

@@ -17,7 +17,7 @@ from epifuse.passes.spelling import reductions_under
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
-from epifuse.providers.cutedsl.design import SUBTILE, WARPS, Design
+from epifuse.providers.cutedsl.design import WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
@@ -103,7 +103,7 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
 def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:
     """What of the tiles lies beyond M and beyond N, where reductions must leave it out."""
     steps = (design.tile[0] * design.cluster[0], design.columns * design.cluster[1])
-    return _edge(m, steps[0], SUBTILE[0]), _edge(n, steps[1], SUBTILE[1])
+    return _edge(m, steps[0], design.subtile[0]), _edge(n, steps[1], design.subtile[1])
 
 
 def _edge(extent: int, step: int, subtile: int) -> Edge:

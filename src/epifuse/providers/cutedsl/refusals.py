@@ -11,7 +11,7 @@ from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.designs import DESIGNS, ROW_DESIGNS
+from epifuse.providers.cutedsl.designs import SPECS
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
@@ -60,7 +60,7 @@ def not_asked_for(design: Design, problem: Problem) -> str | None:
     for field in ("tile", "cluster", "schedule"):
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
-            there = dict.fromkeys(str(getattr(one, field)) for one in (*DESIGNS, *ROW_DESIGNS))
+            there = dict.fromkeys(str(getattr(spec.design, field)) for spec in SPECS)
             known = "" if str(asked) in there else f"; there are {', '.join(there)}"
             return f"its {field} is {own}, not the one asked for{known}"
     return None
@@ -92,8 +92,14 @@ def _bytes(count: int) -> str:
 
 def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     """What else is worth knowing of a design with its stages."""
+    shown, along = (design.exchanged_sides, "N") if design.swapped else (design, "M")
     return (
-        f"{design}, {design.stages} stages, raster bands of {design.raster} clusters along M",
+        f"{shown}, {design.stages} stages, raster bands of {design.raster} clusters along {along}",
+        *(
+            ["A and B are exchanged: the product is computed transposed, and stored as it is asked for"]
+            if design.swapped
+            else []
+        ),
         *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),

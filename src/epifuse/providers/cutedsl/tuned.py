@@ -53,10 +53,12 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
         ((64, 128), True): 0.8,
         ((128, 64), True): 0.6,
         ((64, 64), True): 0.46,
+        ((64, 32), True): 0.4,
+        ((64, 16), True): 0.24,
     },
     "rate beside the best, by tile and ping-pong",
     MODEL,
-    "Plain products of bfloat16 with K of 1024 and more.",
+    "Plain products of bfloat16 with K of 1024 and more; 64 x 32 and 64 x 16 bring as many rows at a time as 64 x 128.",
 )
 CLUSTER_COST: Tuned[Mapping[tuple[tuple[int, int], str], float]] = Tuned(
     {
@@ -91,6 +93,12 @@ PAIRS_THAT_EXCHANGE = Tuned(
 )
 SPILLING = Tuned(
     2.0, "time", ("spilling-64x128",), "What spills loses so much that 64 x 128, whose rate is 0.8, is chosen instead."
+)
+LEAST_WAVE = Tuned(
+    0.5,
+    "of a full wave's time",
+    MODEL,
+    "Where A and B are exchanged, memory is waited for, and few tiles have more of its bandwidth each.",
 )
 LEAST_AREA = Tuned(
     64 * 128,

@@ -6,6 +6,7 @@ way is a class of `kernels/accesses`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.providers.cutedsl.addresses import UNCUT, Inner, Modes
-from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP, Design, round_up
+from epifuse.providers.cutedsl.design import WARP_GROUP, Design, round_up
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
@@ -117,8 +118,8 @@ def _as_words(slots: Callable[[Design], int]) -> Callable[[Design, Access, int],
     return lambda design, access, _: max(4, access.dtype.itemsize) * slots(design)
 
 
-def _subtiles(_: Design, access: Access, stages: int) -> int:
-    return stages * SUBTILE[0] * SUBTILE[1] * access.dtype.itemsize
+def _subtiles(design: Design, access: Access, stages: int) -> int:
+    return stages * math.prod(design.subtile) * access.dtype.itemsize
 
 
 def _not_staged(lying: Lying) -> str | None:

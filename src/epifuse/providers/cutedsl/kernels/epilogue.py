@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32
 from epifuse.ir.graph import topological
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl import pairs, segments
-from epifuse.providers.cutedsl.design import SUBTILE, Design
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.accesses import LOADS, STORES
@@ -258,7 +258,8 @@ class Epilogue:
         """A coordinate that is known while tracing: a choice by it costs nothing."""
         found = [0] * len(self.fragment.registers)
         for factor in node.attr:
-            places = [pairs.place(factor, spot.right * SUBTILE[1] + column) for _, column in self.fragment.registers]
+            first = spot.right * self.design.subtile[1]
+            places = [pairs.place(factor, first + column) for _, column in self.fragment.registers]
             found = [at * factor.extent + place for at, place in zip(found, places, strict=True)]
         return dm.fragment([Int32(at) for at in found], like.shape, Int32)
 

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from epifuse.providers.cutedsl import segments
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS, Design
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS, Design
 
 
 class Place(NamedTuple):
@@ -23,19 +23,19 @@ class Division:
     """How warp groups divide the tiles of `design`: they share each, with subtiles in turn, or have a tile each."""
 
     def __init__(self, design: Design) -> None:
-        self.design = design
+        self.design, (height, width) = design, design.subtile
         self.groups = design.sharing
-        self.across = design.columns // SUBTILE[1]
-        self.down = design.tile[0] // (SUBTILE[0] * self.groups)
+        self.across = design.columns // width
+        self.down = design.tile[0] // (height * self.groups)
         self.subtiles = self.across * self.down
 
     def row(self, down, row, place):
         """Row of the result: row `row` of a warp group's `down`-th subtile from above."""
-        return place.m * self.design.tile[0] + (down * self.groups + place.within) * SUBTILE[0] + row
+        return place.m * self.design.tile[0] + (down * self.groups + place.within) * self.design.subtile[0] + row
 
     def column(self, right, column, place):
         """Column of the result: column `column` of the `right`-th subtile from the left."""
-        return place.n * self.design.columns + right * SUBTILE[1] + column
+        return place.n * self.design.columns + right * self.design.subtile[1] + column
 
     def pieces(self, inner, column, lane, place):
         """Column `column` + `lane` of a tile by the pieces of N; None where there are none, or tiles cut them.

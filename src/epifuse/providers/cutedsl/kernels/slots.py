@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 from epifuse.ir import Graph
 from epifuse.providers.cutedsl import segments
-from epifuse.providers.cutedsl.design import SUBTILE
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.place import Division
 from epifuse.providers.cutedsl.rows import block
@@ -27,10 +26,10 @@ class Slots:
     """
 
     def __init__(self, graph: Graph, division: Division, fragment: Fragment, *, down_first: bool) -> None:
-        self.division, self.fragment = division, fragment
+        self.division, self.fragment, self.subtile = division, fragment, division.design.subtile
         span = block(graph)
         self.finest = next(iter(segments.widths(graph)), 0)
-        self.across = span // SUBTILE[1] if span else division.across
+        self.across = span // self.subtile[1] if span else division.across
         self.down = 1 if span and not down_first else division.down
         self.subtiles = self.across * self.down
         self.of_row = span // self.finest if self.finest else 1
@@ -48,7 +47,7 @@ class Slots:
 
     def _segment(self, right: int, register: int) -> int:
         """Of a block's row; all lanes have theirs in the same one."""
-        column = right % self.across * SUBTILE[1] + self.fragment.registers[register][1]
+        column = right % self.across * self.subtile[1] + self.fragment.registers[register][1]
         return column // self.finest if self.finest else 0
 
     def first(self, slot: int, width: int) -> int:
@@ -66,6 +65,6 @@ class Slots:
         """Where a block's slots begin; `first` is its first subtile, and `rows` are the thread's of a subtile."""
         pairs = [(first[0] + i, row, j) for i in range(self.down) for row in rows for j in range(self.of_row)]
         in_result = [self.division.row(down, row, place) for down, row, _ in pairs]
-        right = [first[1] * SUBTILE[1] + j * self.finest for *_, j in pairs]
+        right = [first[1] * self.subtile[1] + j * self.finest for *_, j in pairs]
         columns = [self.division.column(0, column, place) for column in right] if self.finest else in_result
-        return Places(in_result, columns, [down * SUBTILE[0] + row for down, row, _ in pairs], right)
+        return Places(in_result, columns, [down * self.subtile[0] + row for down, row, _ in pairs], right)

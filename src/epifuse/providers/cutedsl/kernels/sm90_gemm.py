@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP, Design
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
@@ -109,8 +109,8 @@ class Sm90Gemm:
         self.types = types = a.element_type, b.element_type
         mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
         # The layout of one warp group's accumulators over a subtile.
-        atom = tiled_multiplication(types, majors, self.accumulator, 1, SUBTILE[1])
-        fragment = Fragment.of_accumulators(atom, SUBTILE)
+        atom = tiled_multiplication(types, majors, self.accumulator, 1, self.design.subtile[1])
+        fragment = Fragment.of_accumulators(atom, self.design.subtile)
         self.epilogue = Epilogue(self.design, self.program, fragment, self.parts(b, fragment, majors))
         self.arrivals, self.departures = self.epilogue.arrivals, self.epilogue.departures
         tensors, outputs = self.epilogue.whole(tensors, outputs)
@@ -147,7 +147,7 @@ class Sm90Gemm:
 
     def parts(self, b, fragment, majors):
         """Which accumulators are which part of a row."""
-        width, shape = self.design.columns, (SUBTILE[0], self.tile[1])
+        width, shape = self.design.columns, (self.design.subtile[0], self.tile[1])
         if self.design.parts == 1:
             return None
         mma = tiled_multiplication(self.types, majors, self.accumulator, 1, shape[1])
@@ -412,7 +412,7 @@ class Sm90Gemm:
                         cute.arch.fence_proxy("async.shared", space="cta")
                     # The slot of this subtile is free once all stores but the newest were read.
                     if sends:
-                        cute.arch.cp_async_bulk_wait_group(self.design.store_stages - 2, read=True)
+                        cute.arch.cp_async_bulk_wait_group(max(self.design.store_stages - 2, 0), read=True)
                     if const_expr(alone):
                         cute.arch.sync_warp()
                     else:
@@ -420,6 +420,14 @@ class Sm90Gemm:
                     if sends:
                         self.departures.send(s - 1, at, served, sender, policy, leaving)
                 if const_expr(s < self.epilogue.division.subtiles):
+                    if const_expr(self.design.store_stages == 1):
+                        # A tile of one subtile has one slot, which the tile before left from.
+                        if sends:
+                            cute.arch.cp_async_bulk_wait_group(0, read=True)
+                        if const_expr(alone):
+                            cute.arch.sync_warp()
+                        else:
+                            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                     self.departures.stage(s, results, threads)
             self.epilogue.leave(tile, carried, threads)
             executed += 1

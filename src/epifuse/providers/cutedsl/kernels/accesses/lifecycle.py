@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 
 from epifuse.ir import Node
-from epifuse.providers.cutedsl.design import SUBTILE, Design
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.place import Division, Place
@@ -57,7 +57,7 @@ class Scene:
 
     def pieces(self, access: Access, spot: Spot, place: Place, team: Team) -> list[Any]:
         """Of each register the pieces of its column, or None; see `Division.pieces`."""
-        columns = [spot.right * SUBTILE[1] + column for _, column in self.fragment.registers]
+        columns = [spot.right * self.design.subtile[1] + column for _, column in self.fragment.registers]
         return [self.division.pieces(access.inner[1], column, team.columns[0], place) for column in columns]
 
     def begins(self, s: int) -> bool:
@@ -123,9 +123,9 @@ class Team:
     ) -> None:
         self.mma, self.thread, self.group, self.executed = mma, thread, group, executed
         self.shared, self.given, self.last = shared, given, last
-        self.shape = mma.partition_shape_C(SUBTILE)
+        self.shape = mma.partition_shape_C(scene.design.subtile)
         self.count = cute.size(self.shape)
-        places = mma.get_slice(thread).partition_C(cute.make_identity_tensor(SUBTILE))
+        places = mma.get_slice(thread).partition_C(cute.make_identity_tensor(scene.design.subtile))
         self.rows = [places[registers[0]][0] for registers in scene.fragment.by_row]
         self.columns = [places[registers[0]][1] for registers in scene.fragment.by_column]
         self.own: dict[int, Any] = {}

@@ -5,6 +5,7 @@ another one that it is empty, once each warp of the warp group has read it. Outp
 their stage is free once its group was read. Each warp group has stages of its own.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import cpasync, warp
 
 from epifuse.providers.cutedsl import tuned
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARPS
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
 from epifuse.providers.cutedsl.kernels.modes import under
 from epifuse.providers.cutedsl.kernels.place import Place
@@ -50,7 +51,7 @@ class TileLoads(Loads):
 
     def __init__(self, scene: Scene, members: Sequence[int], number: int) -> None:
         super().__init__(scene, members, number)
-        self.stages = scene.design.load_stages
+        self.stages, self.box = scene.design.load_stages, scene.design.subtile
         self.spare = Spare(scene.design, scene.program)
         self.bringing = [walk for walk in range(len(scene.walks)) if self._is_read(walk)]
 
@@ -78,7 +79,7 @@ class TileLoads(Loads):
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
         load = cpasync.CopyBulkTensorTileG2SOp()
-        return tuple(_carrier(load, given[i], SUBTILE, self.stages) for i in self.members)
+        return tuple(_carrier(load, given[i], self.box, self.box, self.stages) for i in self.members)
 
     @property
     def barriers(self) -> int:
@@ -100,7 +101,8 @@ class TileLoads(Loads):
 
     def partitions(self, own: Stages, carriers: Any) -> list[Any]:
         """Shared and global side of each member."""
-        return [_partition(carrier, buffer, SUBTILE) for carrier, buffer in zip(carriers, own.buffers, strict=True)]
+        pairs = zip(carriers, own.buffers, strict=True)
+        return [_partition(carrier, buffer, self.box) for carrier, buffer in pairs]
 
     # The producer warp of a warp group.
 
@@ -131,7 +133,7 @@ class TileLoads(Loads):
 
     def _expect(self, full: Any, subtiles: int) -> None:
         """Tell a barrier what is to come."""
-        bytes_each = SUBTILE[0] * SUBTILE[1] * self.brought_bytes
+        bytes_each = math.prod(self.box) * self.brought_bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, subtiles * bytes_each)
 
@@ -214,15 +216,15 @@ class TileStores(Stores):
 
     def __init__(self, scene: Scene, members: Sequence[int], number: int) -> None:
         super().__init__(scene, members, number)
-        self.stages = scene.design.store_stages
+        self.stages, self.box = scene.design.store_stages, scene.design.subtile
         # Where each warp's rows lie together in memory it sends them itself, and waits for no other warp
         # (kernel_variants.json#senders). An output by columns leaves whole, or its lines would be cut in four.
         self.senders = WARPS if all(scene.program.stores[i].by_rows for i in members) else 1
-        self._sent = SUBTILE[0] // self.senders, SUBTILE[1]  # what of a subtile one warp sends
+        self._sent = self.box[0] // self.senders, self.box[1]  # what of a subtile one warp sends
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
         store = cpasync.CopyBulkTensorTileS2GOp()
-        return tuple(_carrier(store, given[i], self._sent, self.stages) for i in self.members)
+        return tuple(_carrier(store, given[i], self.box, self._sent, self.stages) for i in self.members)
 
     def buffers(self, allocator: Any, allocated: Any, carriers: Any, given: Any) -> Stages:
         return Stages(_buffers(allocator, carriers, [given[i] for i in self.members]), None)
@@ -258,10 +260,10 @@ class TileStores(Stores):
         cute.arch.cp_async_bulk_commit_group()
 
 
-def _carrier(op: Any, tensor: Any, box: tuple[int, int], stages: int) -> Carrier:
+def _carrier(op: Any, tensor: Any, subtile: tuple[int, int], box: tuple[int, int], stages: int) -> Carrier:
     """TMA of boxes, of which a slot's subtile holds one or more."""
     major = LayoutEnum.from_tensor(tensor)
-    layout = sm90.make_smem_layout_epi(tensor.element_type, major, SUBTILE, stages * MATH_GROUPS)
+    layout = sm90.make_smem_layout_epi(tensor.element_type, major, subtile, stages * MATH_GROUPS)
     one = cute.slice_(sm90.make_smem_layout_epi(tensor.element_type, major, box, 1), (None, None, 0))
     atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, one, box)
     return Carrier(atom, coordinates, layout)

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 
 from epifuse.providers.cutedsl import device_math as dm
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, WARP_GROUP
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Fragments, Given, Loads, Spot, Team, Tile
 from epifuse.providers.cutedsl.kernels.fragment import spread
 from epifuse.providers.cutedsl.kernels.place import Place
@@ -36,6 +36,7 @@ class Vectors(Loads):
 
     def fetch(self, place: Place, thread: Any, given: Given) -> dict[int, Any]:
         division, shape, held = self.scene.division, given.shape, {}
+        height = self.scene.design.subtile[0]
         for i in self.members:
             rounds = self._slots(i) // WARP_GROUP
             values = cute.make_rmem_tensor(rounds, self.scene.held(i))
@@ -45,7 +46,7 @@ class Vectors(Loads):
                     column = cutlass.min(division.column(0, at, place), shape[1] - 1)
                     values[j] = given.tensors[i][0, column, place.l].to(self.scene.held(i))
                 else:
-                    row = cutlass.min(division.row(at // SUBTILE[0], at % SUBTILE[0], place), shape[0] - 1)
+                    row = cutlass.min(division.row(at // height, at % height, place), shape[0] - 1)
                     values[j] = given.tensors[i][row, 0, place.l].to(self.scene.held(i))
             held[i] = values
         return held
@@ -75,10 +76,11 @@ class Vectors(Loads):
 
     def _values(self, i: int, down: Any, right: Any, team: Team) -> Any:
         buffer, fragment = self._buffer(i, team), self.scene.fragment
+        height, width = self.scene.design.subtile
         if self._is_row(i):
-            slots, places = fragment.by_column, [right * SUBTILE[1] + column for column in team.columns]
+            slots, places = fragment.by_column, [right * width + column for column in team.columns]
         else:
-            slots, places = fragment.by_row, [down * SUBTILE[0] + row for row in team.rows]
+            slots, places = fragment.by_row, [down * height + row for row in team.rows]
         found = [buffer[place, team.group] for place in places]
         return dm.fragment(spread(found, slots), team.shape, buffer.element_type)
 

@@ -1,0 +1,84 @@
+"""The transposed product, for few rows: D.T = B.T @ A.T, whose tiles have 64 columns of the result and few rows of it.
+
+One multiplication of a warp group has 64 rows at least, and any multiple of 8 columns: where A has few rows, most of
+what a tile brings of it would be zeros. So A and B change places, and with them M and N, in the problem and in the
+graph; all that comes behind, from accesses to the kernel, sees one product as any other. Operands and outputs stay
+where they are: their dims say which axes they run along. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from epifuse.ir import Factor, Graph, Load, Node
+from epifuse.ir.types import canonical
+from epifuse.passes.assign_stages import has_row_stage
+from epifuse.plan import Reason
+from epifuse.request.problem import Problem, TensorInfo
+
+MOST_ROWS = 128
+"""Of A; with more, an ordinary tile is full."""
+
+_OTHER = {"m": "n", "n": "m"}
+
+
+def problem_of(problem: Problem) -> Problem:
+    """The problem with A and B in each other's place. Constraints stay those of the result."""
+    return problem._replace(a=_transposed(problem.b), b=_transposed(problem.a))
+
+
+def _transposed(info: TensorInfo) -> TensorInfo:
+    shape, strides = info.shape, info.strides
+    return info._replace(shape=(*shape[:-2], shape[-1], shape[-2]), strides=(*strides[:-2], strides[-1], strides[-2]))
+
+
+def graph_of(graph: Graph) -> Graph:
+    """A graph as the kernel walks it, with M and N exchanged wherever it names an axis."""
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        new[node] = Node(node.op, tuple(new[arg] for arg in node.args), _exchanged(node.attr))
+    types = {
+        new[node]: replace(graph.types[node], factors=canonical(map(_exchanged, graph.types[node].factors)))
+        for node in graph.nodes
+    }
+
+    def renamed(values: Mapping[Node, Any]) -> dict[Node, Any]:
+        return {new[node]: values[node] for node in graph.nodes if node in values}
+
+    outputs = tuple(output._replace(node=new[output.node], dims=_exchanged(output.dims)) for output in graph.outputs)
+    return replace(
+        graph, outputs=outputs, types=types, stages=renamed(graph.stages), locs=renamed(graph.locs), checked=()
+    )
+
+
+def _exchanged(attr: Any) -> Any:
+    """An attribute, or a part of one, in the other axes."""
+    if isinstance(attr, Factor):
+        return attr._replace(axis=_OTHER.get(attr.axis, attr.axis))
+    if isinstance(attr, Load):
+        return attr._replace(dims=_exchanged(attr.dims))
+    return tuple(map(_exchanged, attr)) if isinstance(attr, tuple) else attr
+
+
+def many_rows(problem: Problem) -> str | None:
+    """Why a problem has too many rows for it."""
+    rows = problem.extents["m"]
+    return f"it exchanges A and B for up to {MOST_ROWS} rows, and M is {rows}" if rows > MOST_ROWS else None
+
+
+def refused(graph: Graph) -> Reason | None:
+    """Why a graph, as the kernel walks it, is not computed so."""
+    if graph.effects:
+        return Reason(f"{_HERE}: it does not print", graph.loc(graph.effects[0]))
+    for node in graph.nodes:
+        if node.op == "pick" or (node.op == "accum" and node.attr is not None):
+            return Reason(f"{_HERE}: it takes no parts of a row", graph.loc(node))
+    if has_row_stage(graph):
+        node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
+        return Reason(f"{_HERE}: no value can need its row, or a part of it", graph.loc(node))
+    return None
+
+
+_HERE = "it exchanges A and B, so that rows run across its tiles"
