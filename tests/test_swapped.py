@@ -1,0 +1,114 @@
+"""A and B exchanged, without a GPU: which products are planned so, what is refused, and what the epilogue computes."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+
+from emulated import Emulated
+from emulated import function as emulated_function
+from gpu import test_swapped as on_gpu
+from hopper import BF16, arguments, bias_gelu
+from simulated import registers, simulated  # noqa: F401  # fixtures
+from test_sm90_compile import built, spills
+
+import epifuse as ef
+from epifuse.providers.cutedsl import SWAPPED_DESIGNS, launch
+from epifuse.request.problem import Constraints
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    monkeypatch.setattr(launch, "function", emulated_function)
+    monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    return Emulated("cpu")
+
+
+def best(m, n=4096, k=4096, epilogue=bias_gelu, **operands):
+    operands = operands or {"bias": torch.empty(n, dtype=BF16)}
+    return ef.get_kernels(arguments(epilogue, m=m, n=n, k=k, **operands), cc=90, limit=1)[0].spec.design
+
+
+@pytest.mark.parametrize(("m", "rows"), [(1, 16), (16, 16), (17, 32), (33, 64), (64, 64)])
+def test_few_rows_go_into_the_least_tile_that_holds_them(m, rows):
+    """Then B is read once, by as many multiprocessors as there are tiles of 64 columns."""
+    for n, k in ((4096, 4096), (4096, 14336), (6144, 4096), (3584, 18944)):
+        design = best(m, n, k)
+        assert (design.swapped, design.tile) == (True, (rows, 64))
+
+
+def test_many_rows_do_not():
+    assert not best(129).swapped
+    assert not best(128).swapped, "the rows of B would be read twice"
+    refusals = {r.kernel: r.reason for r in ef.explain(arguments(lambda accum: accum, m=129), cc=90).refusals}
+    assert refusals["sm90_gemm_16x64_swapped_1x1"] == "it exchanges A and B for up to 128 rows, and M is 129"
+
+
+REFUSED = {
+    "gate, up = accum.chunk(2, dim=-1); D = silu(gate) * up; return D": "it takes no parts of a row",
+    "a, b = accum.chunk(2, dim=-1); D = cat([a + b, a - b], dim=-1); return D": "it takes no parts of a row",
+    "D = softmax(accum, dim=-1); return D": "no value can need its row, or a part of it",
+    "s = amax(accum.unflatten(-1, (-1, 64)), dim=-1); return s": "no value can need its row, or a part of it",
+    "D = accum; debug_print('{}', D); return D": "it does not print",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_is_refused_is_computed_as_before(body):
+    args = arguments(f"def f(accum): {body}", m=16, n=256)
+    explained = ef.explain(args, cc=90)
+    reasons = {refusal.kernel: refusal.reason for refusal in explained.refusals}
+    assert REFUSED[body] in reasons["sm90_gemm_16x64_swapped_1x1"]
+    assert explained.plan is not None
+    assert not explained.plan.spec.design.swapped
+
+
+def test_the_plan_says_so_and_can_be_asked_for():
+    made = arguments(bias_gelu, m=16, bias=torch.empty(512, dtype=BF16))
+    asked = Constraints(tile=(32, 64), schedule="swapped")
+    (kernel,) = ef.get_kernels(ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, constraints=asked), cc=90)
+    assert kernel.metadata.tile_shape == (32, 64)
+    assert "32x64 swapped, cluster 1x1" in str(kernel.plan)
+    assert "A and B are exchanged" in str(kernel.plan)
+    assert "bias: row" in str(kernel.plan), "of the result"
+
+
+def test_bits_are_not_said_to_be_those_of_the_other_designs():
+    kernels = ef.get_kernels(arguments(bias_gelu, m=16, bias=torch.empty(512, dtype=BF16)), cc=90)
+    bits = {kernel.spec.design.swapped: kernel.plan.allocation.bits for kernel in kernels}
+    assert None not in bits.values()
+    assert bits[True] != bits[False]
+
+
+@pytest.mark.parametrize("name", on_gpu.BODIES)
+def test_launches_of_the_transposed_product(name, emulated):
+    """Operands and outputs are handed over as they lie, by rows and by columns."""
+    for rows, shape in ((16, (17, 72, 24)), (64, (1, 40, 8)), (32, (128, 9, 16))):
+        on_gpu.judged(emulated, name, rows, shape)
+
+
+def test_batches(emulated):
+    on_gpu.test_batches(16, emulated)
+
+
+def test_without_k(emulated, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *shape, empty=torch.empty, **o: empty(*shape, **{**o, "device": "cpu"}))
+    on_gpu.test_without_k(emulated)
+
+
+@pytest.mark.parametrize("rows", on_gpu.TILES)
+@pytest.mark.parametrize("name", ["of every access", "coordinates"])
+def test_the_epilogue_of_each_tile(name, rows, simulated: Emulated):  # noqa: F811
+    on_gpu.judged(simulated, name, rows, (33, 72, 16), ["rows"])
+
+
+def test_the_narrowest_tile_is_compiled_without_spills(capfd, tmp_path):
+    """Of a subtile of 16 columns, one slot to store from, and reductions both ways."""
+    text = on_gpu.source("t = accum + C * column; s = sum(t, dim=0); r = logsumexp(t, dim=-1); return t, s, r")
+    operands = {"C": torch.empty(16, 512, dtype=BF16), "column": torch.empty(16, 1)}
+    ptx = built(arguments(text, m=16, n=512, **operands), tmp_path, SWAPPED_DESIGNS[0])[2].__ptx__
+    assert "wgmma.mma_async.sync.aligned.m64n16k16" in ptx
+    report = capfd.readouterr().err
+    assert set(spills(report)) == {0}
+    assert "serialized" not in report
