@@ -111,19 +111,27 @@ def family_of(work: Lowered, problem: Problem) -> Family:
 
 
 def _placed(work: Lowered, problem: Problem) -> Placed:
-    extents, by_rows = problem.extents, work.is_plain and not work.is_swapped
-    tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = []
-    for info in (problem.a, problem.b, *[info for _, info in (*problem.operands, *problem.outputs)]):
+    extents, a, b = problem.extents, problem.a, problem.b
+    if work.is_swapped:  # A is B, and its columns are rows of the result
+        columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
+    else:
+        rows, columns, along_k = extents["m"], extents["n"], a.strides[-1]
+    by_rows = work.is_plain and along_k == 1 and (columns > 1 or not work.is_swapped)
+    tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = [
+        (a.strides, a.aligned, a.dtype),
+        (b.strides, b.aligned, b.dtype),
+    ]
+    for _, info in (*problem.operands, *problem.outputs):
         if isinstance(info, TensorInfo):
             strides = info.strides
-            by_rows = by_rows and (not strides or strides[-1] == 1 or info is problem.b)
+            by_rows = by_rows and (not strides or strides[-1] == 1)
             tensors.append((strides, info.aligned, info.dtype))
         else:
             tensors.append(None)
     return Placed(
         work,
-        min(extents["m"], 2) if by_rows else extents["m"],
-        (extents["n"], extents["k"], extents["l"]),
+        min(rows, 2) if by_rows else rows,
+        (columns, extents["k"], extents["l"]),
         tuple(tensors),
         problem.dtypes,
         _cuts(work, extents) if work.reduces_axes else (0, 0),
