@@ -56,8 +56,8 @@ def test_our_choice_is_near_the_best_of_our_designs() -> None:
 
 
 def test_the_data_has_every_design() -> None:
-    designs = {len(row["microseconds"]) for row in PRODUCTS.values()}
-    assert designs == {1 + len(DESIGNS)}, "every design, and torch.mm"
+    designs = {sum("swapped" not in name for name in row["microseconds"]) for row in PRODUCTS.values()}
+    assert designs == {1 + len(DESIGNS)}, "every design that takes any M, and torch.mm"
 
 
 def test_theirs_is_further_from_it() -> None:
