@@ -134,7 +134,7 @@ def _placed(work: Lowered, problem: Problem) -> Placed:
         (columns, extents["k"], extents["l"]),
         tuple(tensors),
         problem.dtypes,
-        _cuts(work, extents) if work.reduces_axes else (0, 0),
+        _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
         problem.by_tma,
         problem.target,
     )
@@ -150,7 +150,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
         tuple([layout for layout, _ in lying]),
         (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
         length_class(problem),
-        _cuts(work, extents) if work.reduces_axes else (0, 0),
+        _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
@@ -164,10 +164,10 @@ _STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *RO
 _LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGNS)
 
 
-def _cuts(work: Lowered, extents: Mapping[str, int]) -> tuple[int, int]:
+def _cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
     """The least M and N whose `edges` are these in every design."""
     common = math.gcd(extents["m"], _STEPS[0]), math.gcd(extents["n"], _STEPS[1])
-    subtile = _LEAST_SWAPPED if work.is_swapped else SUBTILE
+    subtile = _LEAST_SWAPPED if swapped else SUBTILE
     m, n = (size if size % own == 0 else 1 for size, own in zip(common, subtile, strict=True))
     return m, n
 
