@@ -5,24 +5,15 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
-from emulated import Emulated
-from emulated import function as emulated_function
+from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_swapped as on_gpu
 from hopper import BF16, arguments, bias_gelu
 from simulated import registers, simulated  # noqa: F401  # fixtures
 from test_sm90_compile import built, spills
 
 import epifuse as ef
-from epifuse.providers.cutedsl import SWAPPED_DESIGNS, launch
+from epifuse.providers.cutedsl import SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    monkeypatch.setattr(launch, "function", emulated_function)
-    monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-    return Emulated("cpu")
 
 
 def best(m, n=4096, k=4096, epilogue=bias_gelu, **operands):
@@ -82,17 +73,17 @@ def test_bits_are_not_said_to_be_those_of_the_other_designs():
 
 
 @pytest.mark.parametrize("name", on_gpu.BODIES)
-def test_launches_of_the_transposed_product(name, emulated):
+def test_launches_of_the_transposed_product(name, emulated):  # noqa: F811
     """Operands and outputs are handed over as they lie, by rows and by columns."""
     for rows, shape in ((16, (17, 72, 24)), (64, (1, 40, 8)), (32, (128, 9, 16))):
         on_gpu.judged(emulated, name, rows, shape)
 
 
-def test_batches(emulated):
+def test_batches(emulated):  # noqa: F811
     on_gpu.test_batches(16, emulated)
 
 
-def test_without_k(emulated, monkeypatch):
+def test_without_k(emulated, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch, "empty", lambda *shape, empty=torch.empty, **o: empty(*shape, **{**o, "device": "cpu"}))
     on_gpu.test_without_k(emulated)
 
