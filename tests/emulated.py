@@ -24,10 +24,12 @@ _KINDS = {"float": torch.float32, "int32": torch.int32, "int64": torch.int64, "m
 
 def function(text: str, _name: str) -> Any:
     """In place of the compiled function of a kernel's text: the same arguments."""
-    program = read(text).program
+    program, design, *_ = read(text)
     graph = program.graph
 
     def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
+        if design.swapped:
+            a, b, tensors, outputs = transposed(program, a, b, tensors, outputs)
         parts = _products(a, b, program.order)
         m, n, l = parts[0].shape
         extents = {"m": m, "n": n, "l": l}
@@ -59,6 +61,13 @@ def function(text: str, _name: str) -> Any:
             store(value.to(torch.uint8) if value.dtype == torch.bool and to.dtype == torch.uint8 else value, to)
 
     return compute
+
+
+def transposed(program: Any, a: Any, b: Any, tensors: Any, outputs: Any) -> tuple[Any, ...]:
+    """What a kernel makes of what it is handed: A and B exchanged, and M and N of all that no reshape cut."""
+    pairs = (tensors, [access for _, access in program.tensors]), (outputs, program.stores)
+    each = [[x if any(access.inner) else x.transpose(0, 1) for x, access in zip(*one, strict=True)] for one in pairs]
+    return b.transpose(0, 1), a.transpose(0, 1), *each
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emulated import _KINDS, Emulated, _products
+from emulated import _KINDS, Emulated, _products, transposed
 from test_fragment import traced
 
 from epifuse.fusion.vocabulary import VOCABULARY
@@ -334,7 +334,7 @@ def _patches() -> list[tuple[Any, dict[str, Any]]]:
     every |= {"element": _element, "store_inside": _stored_inside, "under": lambda fragment, _: fragment, "row": _row}
     every |= {
         "stored": lambda value, _kind, _dtype: value.load(),
-        "whole": lambda tensor, access: Memory(tensor, access),
+        "whole": lambda tensor, access, _: Memory(tensor, access),
     }
     modules = (emit, epilogue, reduce, lifecycle, direct, line, scalar, vector)
     found = [(module, {name: value for name, value in every.items() if hasattr(module, name)}) for module in modules]
@@ -353,6 +353,8 @@ def function(registers: dict[int, tuple[Places, list[Any]]]) -> Any:
         assert source.design.exchanged == 0, "rows of several CTAs"
 
         def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
+            if design.swapped:
+                a, b, tensors, outputs = transposed(program, a, b, tensors, outputs)
             products = _products(a, b, program.order)
             product, parts = products[0], _parts(len(places[0].registers), design) if program.order else None
             made = epilogue.Epilogue(design, program, places[0], parts)

@@ -66,21 +66,20 @@ def _compile(source: KernelSource, options: str) -> Any:
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
+    swapped, majors = source.design.swapped, source.by_rows
+    shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
+    if swapped:  # as they are handed over
+        shapes, majors = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0])
     a, b = (
         _matrix(dtype, by_rows, (*shape, *batches))
-        for dtype, by_rows, shape in zip(
-            source.dtypes,
-            source.by_rows,
-            ((extents["m"], extents["k"]), (extents["k"], of_product)),
-            strict=True,
-        )
+        for dtype, by_rows, shape in zip(source.dtypes, majors, shapes, strict=True)
     )
     shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
-    tensors = tuple(_tensor(access, shape, modes) for _, access in program.tensors)
+    tensors = tuple(_tensor(access, shape, modes, swapped) for _, access in program.tensors)
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
-    outputs = tuple(_tensor(access, shape, modes) for access in program.stores)
+    outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
     # Partial results of reductions, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
@@ -110,17 +109,20 @@ def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:
     return tuple(1 if i == contiguous else cute.sym_int64(divisibility=128 // dtype.width) for i in range(modes))
 
 
-def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int) -> Any:
+def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bool) -> Any:
     """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind.
 
-    An axis that a reshape cut comes in pieces, the fastest first; `whole` puts them together again.
+    An axis that a reshape cut comes in pieces, the fastest first, in the kernel's order; `whole` puts them together
+    again. All else is handed over as it lies where A and B are `swapped`.
     """
-    dtype = DTYPES[access.dtype]
+    dtype, as_it_lies = DTYPES[access.dtype], swapped and not any(access.inner)
+    if as_it_lies:
+        shape = shape[1], shape[0], shape[2]
     if not access.travels.staged:
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
-    contiguous = 1 if access.by_rows else 0
+    contiguous = 1 if access.by_rows != as_it_lies else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
     return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)
 

@@ -78,7 +78,6 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.swapped = design.swapped
         self.views = _views(plan, program, swapped=design.swapped)
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
@@ -98,8 +97,6 @@ class GpuKernel:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
             return _on_the_host(self.host, a, b, operands, outputs)
-        if self.swapped:
-            a, b = b, a
         none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
@@ -136,12 +133,11 @@ class GpuKernel:
         order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
         writes = [(order.index(name), make) for name, make in self.outputs]
         tail = (self.clusters or self._count_clusters(), self.band, self.kept)
-        first, second = (1, 0) if self.swapped else (0, 1)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
             made = [torch.empty_strided(shape, strides, dtype=dtype, device=at) for shape, strides, dtype, at in making]
-            a = tensors[first] if of_a is None else of_a(tensors[first])
-            b = tensors[second] if of_b is None else of_b(tensors[second])
+            a = tensors[0] if of_a is None else of_a(tensors[0])
+            b = tensors[1] if of_b is None else of_b(tensors[1])
             read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
             memory = (
@@ -264,11 +260,12 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
-    the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, A is B transposed.
+    the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, the kernel itself
+    exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
     """
     given = plan.problem
     product = filled(swap.problem_of(given) if swapped else given)
-    first, second = (given.b, given.a) if swapped else (given.a, given.b)
+    first, second = (product.b, product.a) if swapped else (product.a, product.b)
     problem = weave.problem_of(program.order, product, plan.graph)
     extents, batched, by_name = problem.extents, problem.batched, problem.by_name
     infos, names = dict(problem.outputs), [one.output for one in program.prints]
@@ -278,24 +275,24 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
         assert isinstance(operand, TensorInfo)
         found = seen(operand, load)
         assert found is not None, "refused while planning"
-        operands.append((load.name, _full(operand, found, along, access, problem)))
+        operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
     for output, access, along in program.writes:
         info = infos.get(output.name)
         found = written(output, info, extents)
         own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
-        outputs.append((output.name, _full(own, found, along, access, problem)))
+        outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
         if output.name in names:
             printed.append((output.name, found.shape, access.dtype))
     return _Views(
-        _matrix(first, product.a, extents["l"], batched=batched),
-        _matrix(second, product.b, extents["l"], batched=batched),
+        _matrix(given.a, first, extents["l"], batched=batched, swapped=swapped),
+        _matrix(given.b, second, extents["l"], batched=batched, swapped=swapped),
         tuple(operands),
         tuple(outputs),
         tuple(printed),
     )
 
 
-def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem) -> View:
+def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem, *, swapped: bool) -> View:
     """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
 
     A tile that does not vary over L has one batch.
@@ -303,20 +300,29 @@ def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: P
     where, start = modes(found.strides, along, problem.extents), found.start
     shape = where.extents
     steps = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, where.strides, strict=True)])
+    order = (1, 0, 2) if swapped and not any(where.inner) else range(len(shape))
+
+    def seen_as(shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
+        places = [i for i in order if i < len(shape)]
+        return View.beside(own, tuple([shape[i] for i in places]), tuple([strides[i] for i in places]), start)
+
     if not access.travels.staged:
-        return View.beside(own, shape, steps, start)
+        return seen_as(shape, steps)
     # No address depends on the stride of a single row or batch, but TMA checks it.
     if 0 in steps:
         span = round_up(shape[0] * shape[1], 16)
         steps = tuple([stride or span for stride in steps])
     legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
     if not problem.batched:
-        return View.beside(own, shape[:2], legal[:2], start)
-    return View.beside(own, (*shape[:2], shape[2] if "l" in access.axes else 1), legal, start)
+        return seen_as(shape[:2], legal[:2])
+    return seen_as((*shape[:2], shape[2] if "l" in access.axes else 1), legal)
 
 
-def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool) -> View:
-    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts. `own` is the tensor's own."""
+def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, swapped: bool) -> View:
+    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts. `own` is the tensor's own.
+
+    `given` is the tensor as the kernel sees it: where that is `swapped`, transposed.
+    """
     shape, (row, column) = given.shape[-2:], given.strides[-2:]
     span = round_up(shape[0] * shape[1], 16 // given.dtype.itemsize)
     # No address depends on the stride of a single row or batch, but TMA checks it.
@@ -324,6 +330,8 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool) 
         row = span if shape[0] == 1 else row
     else:
         column = span if shape[1] == 1 else column
+    if swapped:
+        shape, row, column = shape[::-1], column, row
     if not batched:
         return View.beside(own, shape, (row, column))
     varies = len(given.shape) == 3 and given.shape[0] == batches

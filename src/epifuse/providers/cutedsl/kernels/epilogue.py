@@ -57,7 +57,11 @@ class Epilogue:
 
     def whole(self, tensors, outputs):
         """Operands and outputs as (M, N, L)."""
-        return tuple(map(whole, tensors, self.scene.loads)), tuple(map(whole, outputs, self.program.stores))
+        pairs = (tensors, self.scene.loads), (outputs, self.program.stores)
+        return tuple(
+            tuple(whole(tensor, access, self.design.swapped) for tensor, access in zip(*pair, strict=True))
+            for pair in pairs
+        )
 
     def carriers(self, tensors, outputs):
         """TMA's descriptors, by access."""

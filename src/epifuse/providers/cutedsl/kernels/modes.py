@@ -8,10 +8,10 @@ from cutlass import Int32, Int64
 from epifuse.providers.cutedsl.ways import Access
 
 
-def whole(tensor: Any, access: Access) -> Any:
-    """A tensor as (M, N, L): an axis that a reshape cut is one mode of several pieces."""
+def whole(tensor: Any, access: Access, swapped: bool) -> Any:
+    """A tensor as (M, N, L): an axis that a reshape cut is one mode of several pieces, in the kernel's order."""
     if not any(access.inner):
-        return with_batches(tensor)
+        return with_batches(exchanged(tensor) if swapped else tensor)
     shape, stride, first = [], [], 0
     for inner in access.inner:
         last = first + len(inner)
@@ -19,6 +19,12 @@ def whole(tensor: Any, access: Access) -> Any:
         stride.append(tensor.stride[first : last + 1] if inner else tensor.stride[last])
         first = last + 1
     return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def exchanged(tensor: Any) -> Any:
+    """The transposed matrix, or matrices."""
+    order = [1, 0, 2][: cute.rank(tensor)]
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=order))
 
 
 def with_batches(tensor: Any) -> Any:

@@ -20,7 +20,7 @@ from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
-from epifuse.providers.cutedsl.kernels.modes import with_batches
+from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
     accumulator_registers,
     as_accumulators,
@@ -99,6 +99,8 @@ class Sm90Gemm:
         kept: Int64,
         stream: Any,
     ):
+        if const_expr(self.design.swapped):
+            a, b = exchanged(b), exchanged(a)
         a, b = with_batches(a), with_batches(b)
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
         bm, bn = self.design.tile
