@@ -22,7 +22,7 @@ VARIANTS = {
 
 
 def chosen(product: str) -> str:
-    """The best of the designs that were measured: those with A and B exchanged are younger."""
+    """The best of the designs that were measured: those that split K or exchange A and B are younger."""
     m, n, k = map(int, product.split("x"))
     options = {"dtype": torch.bfloat16, "device": "meta"}
     args = ef.GemmArguments(torch.empty(m, k, **options), torch.empty(n, k, **options).t())

@@ -38,7 +38,7 @@ def test_operands_of_the_last_tile(case: str, design, machine: Machine) -> None:
             name: machine.laid_out(torch.randint(0, 100, (m, n)).to(dtype), layout)
             for name, (dtype, layout) in OPERANDS[case].items()
         }
-        pinned = ef.Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
+        pinned = ef.Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule, split=1)
         options = {"constraints": pinned if machine.gpu else None, "layouts": ("rows",)}
         check(machine, source_of(operands), a, b, operands, out_dtypes=torch.bfloat16, **options)
 
@@ -60,5 +60,5 @@ def test_beside_a_long_main_loop(machine: Machine) -> None:
     a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
     C = machine.laid_out(torch.randint(0, 100, (m, n)).bfloat16(), "rows")
     source = "def epi(accum, C): D = accum - C; rows = sum_of_squares(D, dim=-1); return D, rows\n"
-    pinned = ef.Constraints(tile=(128, 128), cluster=(2, 1), schedule="pingpong") if machine.gpu else None
+    pinned = ef.Constraints((128, 128), (2, 1), "pingpong", split=1) if machine.gpu else None
     check(machine, source, a, b, {"C": C}, out_dtypes=torch.bfloat16, constraints=pinned, layouts=("rows",))

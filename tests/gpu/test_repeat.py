@@ -204,7 +204,7 @@ def sized(function: Any, l: int, m: int, n: int, k: int, alpha: float = 1.0) -> 
     lead = (l,) if l else ()
     a, b = (torch.empty(*lead, *shape, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
     operands = {"C": torch.empty(*lead, m, n), "row": torch.empty(n), "alpha": alpha}
-    pinned = Constraints(tile=(128, 128), cluster=(1, 1), schedule="pingpong")
+    pinned = Constraints(tile=(128, 128), cluster=(1, 1), schedule="pingpong", split=1)
     return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands), constraints=pinned)
 
 

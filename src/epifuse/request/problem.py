@@ -81,10 +81,11 @@ Operands = tuple[tuple[str, OperandInfo], ...]
 class Constraints:
     """What the caller asks of the kernel. `select` honours or refuses every field.
 
-    `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; None leaves the
-    choice to us. With `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands.
-    With `tune` the kernel is the one that was measured to be the fastest of those that meet the rest, if that was.
-    Raises `ArgumentError` for values of any other type.
+    `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; `split` is in how
+    many parts K is multiplied, which decides the last bits of a sum. None leaves the choice to us. With
+    `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands. With `tune` the kernel
+    is the one that was measured to be the fastest of those that meet the rest, if that was. Raises `ArgumentError` for
+    values of any other type.
     """
 
     tile: tuple[int, int] | None = None
@@ -95,6 +96,7 @@ class Constraints:
     allow_recompute: bool = False
     batch_invariant: bool = CONFIG.batch_invariant
     tune: bool = False
+    split: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in ("tile", self.tile), ("cluster", self.cluster):
@@ -104,6 +106,8 @@ class Constraints:
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise fail("option", None, name=name, want="True or False", value=flag)
+        if self.split is not None and (type(self.split) is not int or self.split < 1):
+            raise fail("option", None, name="split", want="a whole number from 1 on, or None", value=self.split)
         if not isinstance(self.schedule, (str, type(None))):
             raise fail("option", None, name="schedule", want="a name or None", value=self.schedule)
         if not isinstance(self.precision, (str, type(None))) or self.precision not in _PRECISIONS:

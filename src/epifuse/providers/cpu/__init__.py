@@ -39,8 +39,9 @@ class CpuProvider:
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
-        for field in ("cluster", "schedule"):
-            if (asked := getattr(problem.constraints, field)) not in (None, (1, 1)):  # a cluster of one is none
+        for field in ("cluster", "schedule", "split"):
+            # A cluster of one is none, and one part of K is all of it.
+            if (asked := getattr(problem.constraints, field)) not in (None, (1, 1), 1):
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if problem.constraints.batch_invariant:

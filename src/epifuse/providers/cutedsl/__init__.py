@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache, partial
 from importlib import import_module
 
@@ -11,14 +11,24 @@ from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import inputs, load, partials, recompute, swap, weave
-from epifuse.providers.cutedsl.designs import DESIGNS, PLAIN_SPECS, ROW_DESIGNS, SPECS, SWAPPED_DESIGNS, SWAPPED_SPECS
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.designs import (
+    DESIGNS,
+    PLAIN_SPECS,
+    ROW_DESIGNS,
+    SPECS,
+    SPLIT_DESIGNS,
+    SPLIT_ROW_DESIGNS,
+    SWAPPED_DESIGNS,
+    SWAPPED_SPECS,
+)
 from epifuse.providers.cutedsl.family import Family, family_of
 from epifuse.providers.cutedsl.heuristic import estimates, wide_k
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.request.problem import Problem
 
-__all__ = ["DESIGNS", "ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
+__all__ = ["DESIGNS", "ROW_DESIGNS", "SPLIT_DESIGNS", "SPLIT_ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
 
 
 class CuteDslProvider:
@@ -74,8 +84,14 @@ def _prepared() -> None:
 
 
 _BITS = ("K ascending in one accumulator", "K ascending in one accumulator, A and B exchanged")
-"""What designs do, as they are and exchanged: tile and cluster only decide in which order several elements are
-added. NVIDIA does not promise that an instruction adds up alike with its operands exchanged."""
+"""What designs that do not split K do, as they are and exchanged: tile and cluster only decide in which order several
+elements are added. NVIDIA does not promise that an instruction adds up alike with its operands exchanged."""
+
+
+def _bits(design: Design) -> Hashable:
+    """In which order K is added up: parts end between blocks of K."""
+    whole = _BITS[design.swapped]
+    return (whole, design.split, design.spans) if design.split > 1 else whole
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
@@ -119,7 +135,7 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
             partial(partials.workspace_bytes, reductions, found.design, problem.extents) if reductions else 0,
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
-            bits=None if work.reduces else _BITS[work.is_swapped],
+            bits=None if work.reduces else _bits(found.design),
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

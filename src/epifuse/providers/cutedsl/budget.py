@@ -203,6 +203,15 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
     return places
 
 
+def sum_stages(design: Design) -> tuple[int, int]:
+    """In how many stages of A and B a CTA receives another's part of a tile's sums, and how many 16 bytes of each
+    thread in one: as few stages as hold equal parts."""
+    threads, quads = WARP_GROUP * design.sharing, _accumulators(design) // 4
+    room = sum(size // (16 * threads) for size in stage_bytes(design))
+    stages = next(count for count in range(1, quads + 1) if quads % count == 0 and quads // count <= room)
+    return stages, quads // stages
+
+
 EXCHANGES = 2
 """Slots of what CTAs tell each other: who tells the next but one has heard the next from all, so all have read this."""
 
@@ -216,6 +225,7 @@ def exchange_bytes(design: Design) -> int:
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
+    barriers += 8 * design.stages if design.split > 1 else 0  # stages of the leader's
     if design.load_stages:
         barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # of spare stages
     head, tiles = barriers + exchange_bytes(design), 0

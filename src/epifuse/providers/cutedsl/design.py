@@ -21,7 +21,8 @@ class Design:
     those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
     a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
-    whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`.
+    whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
+    parts K is, each multiplied by a CTA of its own, of the same cluster.
     """
 
     tile: tuple[int, int]
@@ -37,6 +38,12 @@ class Design:
     raster: int = 0
     parts: int = 1
     swapped: bool = False
+    split: int = 1
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.split
 
     @property
     def schedule(self) -> str:
@@ -46,7 +53,8 @@ class Design:
         return "pingpong" if self.pingpong else "cooperative"
 
     def __str__(self) -> str:
-        return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}"
+        parts = f", K in {self.split} parts" if self.split > 1 else ""
+        return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}{parts}"
 
     @property
     def sharing(self) -> int:

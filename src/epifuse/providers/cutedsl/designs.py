@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from epifuse.plan import KernelSpec
 from epifuse.providers.cutedsl.design import Design
 
@@ -31,8 +33,29 @@ ROW_DESIGNS = tuple(
 )
 """Further candidates where values need whole rows, which only a cluster holds."""
 
+SPLIT_DESIGNS = tuple(
+    Design(tile, cluster, True, spans, split=split)
+    for tile, spans, cluster, splits in (
+        ((128, 128), 1, (2, 1), (2, 4)),
+        ((128, 128), 1, (1, 1), (2,)),
+        ((64, 128), 1, (1, 1), (2, 4, 8)),
+        ((64, 64), 2, (1, 1), (2,)),
+    )
+    for split in splits
+)
+"""Further candidates where tiles are few and K is long: a cluster's CTAs share a tile's K, and its leader adds up.
 
-SWAPPED_DESIGNS = tuple(Design((rows, 64), (1, 1), True, 2, swapped=True) for rows in (16, 32, 64))
+A cluster of 8 is the largest that every GPU launches. Sums of larger tiles take their leader too long."""
+
+SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
+"""The same where values need whole rows: each of the CTAs that share them leads another."""
+
+PLAIN_DESIGNS = (*DESIGNS, *ROW_DESIGNS, *SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS)
+
+
+SWAPPED_DESIGNS = tuple(
+    Design((rows, 64), (1, 1), True, 2, swapped=True, split=split) for split in (1, 2) for rows in (16, 32, 64)
+)
 """Candidates for few rows, with A and B exchanged (`swap.py`), as tiles of the result.
 
 Of 64 columns, which is the least that wgmma has of what it multiplies by rows: the more tiles, the more multiprocessors
@@ -41,10 +64,11 @@ read B. Eight rows took as long as sixteen."""
 
 def _spec(design: Design) -> KernelSpec:
     (m, n), (cm, cn) = design.tile, design.cluster
-    name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
+    split = f"_split{design.split}" if design.split > 1 else ""
+    name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}{split}"
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", design)
 
 
-PLAIN_SPECS = tuple(map(_spec, (*DESIGNS, *ROW_DESIGNS)))
+PLAIN_SPECS = tuple(map(_spec, PLAIN_DESIGNS))
 SWAPPED_SPECS = tuple(map(_spec, SWAPPED_DESIGNS))
 SPECS = PLAIN_SPECS + SWAPPED_SPECS

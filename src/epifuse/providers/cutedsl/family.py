@@ -20,7 +20,14 @@ from epifuse.plan import Details, KernelSpec, Refusal
 from epifuse.providers.cutedsl import budget, inputs, invariance, refusals, rows, tuned, weave
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
-from epifuse.providers.cutedsl.designs import DESIGNS, PLAIN_SPECS, ROW_DESIGNS, SWAPPED_DESIGNS, SWAPPED_SPECS
+from epifuse.providers.cutedsl.designs import (
+    PLAIN_DESIGNS,
+    PLAIN_SPECS,
+    ROW_DESIGNS,
+    SPLIT_ROW_DESIGNS,
+    SWAPPED_DESIGNS,
+    SWAPPED_SPECS,
+)
 from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
 from epifuse.providers.cutedsl.lowering import Lowered
@@ -160,7 +167,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
     return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
 
 
-_STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in (*DESIGNS, *ROW_DESIGNS))) for i in (0, 1))
+_STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in PLAIN_DESIGNS)) for i in (0, 1))
 _LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGNS)
 
 
@@ -239,9 +246,10 @@ class Family:
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
+        reason = reason or refusals.unsplit(own, problem)
         if reason is not None:
             return reason
-        if design in ROW_DESIGNS and not work.shares_rows:
+        if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
         if reason := weave.unfit(design, work.order, problem):
             return reason
@@ -279,8 +287,9 @@ class Family:
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
         # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
         # where K is short, which is not worth a kernel of its own.
-        registers = budget.registers(found, program, waited_for=(work.reduces and short) or several)
-        spare = 0 if several else budget.spare(found, program, short=short)
+        alone = found.split > 1  # mostly of one tile, with nothing beside its epilogue
+        registers = budget.registers(found, program, waited_for=(work.reduces and short) or several or alone)
+        spare = 0 if several or alone else budget.spare(found, program, short=short)
         return program, replace(found, registers=registers, spare=spare)
 
 

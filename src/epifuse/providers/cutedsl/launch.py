@@ -87,7 +87,7 @@ class GpuKernel:
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
-        self.cluster_size, self.band = design.cluster[0] * design.cluster[1], design.raster
+        self.cluster_size, self.band = design.ctas, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters = 0
 

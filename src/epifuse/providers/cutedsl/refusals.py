@@ -12,6 +12,7 @@ from epifuse.providers.cutedsl import costs, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
+from epifuse.providers.cutedsl.heuristic import is_short
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
@@ -57,13 +58,22 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
 
 def not_asked_for(design: Design, problem: Problem) -> str | None:
     """Why a design is not the one that was asked for."""
-    for field in ("tile", "cluster", "schedule"):
+    for field in ("tile", "cluster", "schedule", "split"):
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
             there = dict.fromkeys(str(getattr(spec.design, field)) for spec in SPECS)
             known = "" if str(asked) in there else f"; there are {', '.join(there)}"
             return f"its {field} is {own}, not the one asked for{known}"
     return None
+
+
+def unsplit(design: Design, problem: Problem) -> str | None:
+    """Why K is not multiplied in the parts of a design. None of them may be empty: K has blocks for all."""
+    if design.split == 1:
+        return None
+    if problem.accumulator != torch.float32:
+        return f"it adds up parts of K in float32, and the accumulator is {problem.accumulator}"
+    return f"K = {problem.extents['k']} is too short for {design.split} parts" if is_short(problem) else None
 
 
 def not_by_tma(program: Program, problem: Problem) -> str | None:

@@ -65,6 +65,7 @@ class Division:
     def warp_of_all(self, served, warp):
         """Number of a warp among those of the launch that multiply."""
         x, y, z = cute.arch.block_idx()
+        z = z // self.design.split if self.design.split > 1 else z
         cta = (z * self.design.cluster[1] + y) * self.design.cluster[0] + x
         return (cta * MATH_GROUPS + served) * WARPS + warp
 

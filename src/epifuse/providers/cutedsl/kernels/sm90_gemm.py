@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, const_expr, pipeline
+from cutlass import Float32, Int32, Int64, const_expr, extract_mlir_values, new_from_mlir_values, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
@@ -31,6 +31,7 @@ from epifuse.providers.cutedsl.kernels.multiply import (
 from epifuse.providers.cutedsl.kernels.parts import in_turn, lie_apart, parts_of, sources
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
+from epifuse.providers.cutedsl.kernels.split import Split
 from epifuse.providers.cutedsl.program import Program
 
 try:
@@ -48,7 +49,8 @@ class Cta(NamedTuple):
     """What all roles of a CTA know.
 
     The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
-    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next.
+    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; its blocks of K, and the
+    barriers by which it may send what it adds up.
     """
 
     buffers: tuple
@@ -59,11 +61,9 @@ class Cta(NamedTuple):
     place: Any
     first: Any
     step: Any
-
-    @property
-    def k_tiles(self):
-        """Blocks of K."""
-        return cute.size(self.tiles[0], mode=[3])
+    k_first: Any
+    k_tiles: Any
+    opened: Any
 
 
 class Sm90Gemm:
@@ -83,6 +83,7 @@ class Sm90Gemm:
         self.ahead = budget.ahead(design, program)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
+        self.split = Split(design)
         self.merging = merging_kernels(design, program)
 
     @cute.jit
@@ -137,9 +138,9 @@ class Sm90Gemm:
         self.kernel(
             loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order, policy
         ).launch(
-            grid=(*self.cluster, clusters),
+            grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
-            cluster=(*self.cluster, 1),
+            cluster=(*self.cluster, self.design.split),
             min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
@@ -188,11 +189,13 @@ class Sm90Gemm:
 
         allocator = SmemAllocator()
         barriers = allocator.allocate_array(cutlass.Int64, 2 * self.stages)
+        opened = self.split.allocate(allocator)
         small = self.epilogue.allocate(allocator)
         buffer_a = allocator.allocate_tensor(self.types[0], smem_a.outer, 1024, smem_a.inner)
         buffer_b = allocator.allocate_tensor(self.types[1], smem_b.outer, 1024, smem_b.inner)
         shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
-        cluster = cute.make_layout((*self.cluster, 1))
+        whole = *self.cluster, self.design.split
+        cluster = cute.make_layout(whole)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         place = cluster.get_flat_coord(rank)
         # One arrival per consumer warp of each CTA that reads this CTA's data.
@@ -203,43 +206,58 @@ class Sm90Gemm:
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, readers * self.groups * 4),
             tx_count=self.stage_bytes,
-            cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
+            cta_layout_vmnk=cute.make_layout((1, *whole)),
             defer_sync=True,
         )
         if const_expr(self.epilogue.has_barriers):
             if thread == 0:
                 self.epilogue.initialise(shared)
                 cute.arch.mbarrier_init_fence()
-        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
+        if const_expr(self.design.split > 1):
+            if thread == 0:
+                self.split.initialise(opened)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=whole, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         box_b = bn // len(loads_b), bk
         tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
-        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+        pipeline.pipeline_init_wait(cluster_shape_mn=whole)
 
         # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
         cute.arch.griddepcontrol_wait()
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
-        cta = Cta((buffer_a, buffer_b), shared, carriers, (tiles_a, *tiles_b), order, place, first, step)
+        if const_expr(self.design.split > 1):
+            first, step = first // self.design.split, step // self.design.split
+        part = place[2] if const_expr(self.design.split > 1) else 0
+        k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
+        tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
+        cta = Cta(buffers, shared, carriers, tiles, order, place, first, step, k_first, k_tiles, opened)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
                 self.load_operands(cta, pipe, tuple(carrier[0] for carrier in loads))
             if const_expr(bool(self.arrivals.members)):
-                if warp == 1 or warp == 2:
+                if (warp == 1 or warp == 2) and part == 0:
                     self.load_tiles(cta, warp - 1)
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
             workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
-            self.multiply(cta, pipe, mma, atom, group - 1, Given(tensors, numbers, outputs, workspace, shape), policy)
+            given = Given(tensors, numbers, outputs, workspace, shape)
+            if const_expr(self.design.split > 1):
+                if part == 0:
+                    self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
+                else:
+                    self.contribute(cta, pipe, mma, group - 1)
+            else:
+                self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
 
     @cute.jit
     def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple):
         """Warp 0: A and B of each tile, a block of K at a time."""
         tma_a, *atoms_b = atoms
         tiles_a, *tiles_b = cta.tiles
-        cluster = cute.make_layout((*self.cluster, 1))
+        cluster = cute.make_layout((*self.cluster, self.design.split))
         turn = cta.first
         mask_a = cute.make_layout_image_mask(cluster, cta.place, mode=1) if const_expr(self.cluster[1] > 1) else 0
         mask_b = cute.make_layout_image_mask(cluster, cta.place, mode=0) if const_expr(self.cluster[0] > 1) else 0
@@ -257,7 +275,7 @@ class Sm90Gemm:
                 barrier = pipe.producer_get_barrier(state)
                 cute.copy(
                     tma_a,
-                    from_a[None, m, k, l],
+                    from_a[None, m, cta.k_first + k, l],
                     to_a[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=mask_a,
@@ -265,12 +283,16 @@ class Sm90Gemm:
                 for tma_b, to_b, from_b in each_b:
                     cute.copy(
                         tma_b,
-                        from_b[None, n, k, l],
+                        from_b[None, n, cta.k_first + k, l],
                         to_b[None, state.index],
                         tma_bar_ptr=barrier,
                         mcast_mask=mask_b,
                     )
                 state.advance()
+            if const_expr(self.design.split > 1):
+                for number in cutlass.range(self.split.received(cta.place), unroll=1):
+                    self.split.open(number, state, pipe, cta)
+                    state.advance()
             turn += cta.step
         if const_expr(self.design.spare > 0):
             # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
@@ -330,12 +352,7 @@ class Sm90Gemm:
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
-        uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
-        fragment_a = mma.make_fragment_A(uniform.partition_A(cta.buffers[0]))
-        fragment_b = mma.make_fragment_B(uniform.partition_B(cta.buffers[1]))
-        partition = mma.partition_shape_C(self.design.tile)
-        registers = accumulator_registers(cute.size(partition), self.accumulator)
-        accum = as_accumulators(registers, partition, self.accumulator)
+        registers, factors = self.factors(mma, cta.buffers, within)
         leaving = cta.carriers[self.departures.number]
         leaving = leaving, self.departures.partitions(cta.shared.own[self.departures.number], leaving)
         alone = self.departures.senders > 1
@@ -350,8 +367,8 @@ class Sm90Gemm:
         if const_expr(self.pingpong):
             # The second group takes every other tile, and skips the stages of the first group's.
             if team == 1:
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = _after(read, cta.k_tiles + self.split.parts_in_stages)
+                free = _after(free, cta.k_tiles + self.split.parts_in_stages)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
@@ -359,21 +376,8 @@ class Sm90Gemm:
             held = self.epilogue.fetch(at, own, given)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            mma.set(warpgroup.Field.ACCUMULATE, False)
-            for k in cutlass.range(cta.k_tiles, unroll=1):
-                pipe.consumer_wait(read)
-                warpgroup.fence()
-                for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
-                    index = (None, None, block, read.index)
-                    cute.gemm(mma, accum, fragment_a[index], fragment_b[index], accum)
-                    mma.set(warpgroup.Field.ACCUMULATE, True)
-                warpgroup.commit_group()
-                read.advance()
-                if k >= self.ahead:
-                    warpgroup.wait_group(self.ahead)
-                    pipe.consumer_release(free)
-                    free.advance()
-            if const_expr(self.pingpong):
+            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            if const_expr(self.pingpong and self.design.split == 1):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
             ending = Last(turn + cta.step >= cta.order.total, within, starts)
@@ -384,9 +388,15 @@ class Sm90Gemm:
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
                 pipe.consumer_release(free)
                 free.advance()
+            if const_expr(self.design.split > 1):
+                read = self.split.gather(registers, read, pipe, cta.buffers, within * WARP_GROUP + own)
+                free = _after(free, self.split.parts_in_stages)
+                if const_expr(self.pingpong):
+                    # Only now: who waits for a stage must know that the phase before is over.
+                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             if const_expr(self.pingpong):
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = _after(read, cta.k_tiles + self.split.parts_in_stages)
+                free = _after(free, cta.k_tiles + self.split.parts_in_stages)
 
             values = sums(registers, self.accumulator)
             if const_expr(self.epilogue.deposits):
@@ -440,6 +450,73 @@ class Sm90Gemm:
             cute.arch.griddepcontrol_launch_dependents()
         if sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def contribute(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32):
+        """A warp group of a CTA whose part of K is not the first: its products go to the leader."""
+        thread, _, _ = cute.arch.thread_idx()
+        turn = cta.first
+        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        own = within * WARP_GROUP + thread % WARP_GROUP
+        registers, factors = self.factors(mma, cta.buffers, within)
+        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        to = self.split.first(cta)
+        turn += team * cta.step
+        if const_expr(self.pingpong):
+            if team == 1:
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
+                to = self.split.passed(to, cta)
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
+        while turn < cta.order.total:
+            if const_expr(self.pingpong):
+                cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            warpgroup.wait_group(0)
+            for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
+                pipe.consumer_release(free)
+                free.advance()
+            self.split.send(registers, to, pipe, cta, own)
+            to = self.split.passed(to, cta)
+            if const_expr(self.pingpong):
+                cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
+                to = self.split.passed(to, cta)
+            turn += stride
+        if const_expr(len(self.merging) > 0):
+            cute.arch.griddepcontrol_launch_dependents()
+
+    def factors(self, mma, buffers, within):
+        """Registers of a warp group's accumulators; these as accumulators, and what of the stages it multiplies."""
+        uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
+        fragment_a = mma.make_fragment_A(uniform.partition_A(buffers[0]))
+        fragment_b = mma.make_fragment_B(uniform.partition_B(buffers[1]))
+        partition = mma.partition_shape_C(self.design.tile)
+        registers = accumulator_registers(cute.size(partition), self.accumulator)
+        return registers, (as_accumulators(registers, partition, self.accumulator), fragment_a, fragment_b)
+
+    @cute.jit
+    def product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
+        """The main loop over so many blocks of K; the last multiplications are still under way."""
+        accum, fragment_a, fragment_b = factors
+        mma = new_from_mlir_values(mma, extract_mlir_values(mma))  # what is set of it within a branch stays there
+        mma.set(warpgroup.Field.ACCUMULATE, False)
+        for k in cutlass.range(blocks, unroll=1):
+            pipe.consumer_wait(read)
+            warpgroup.fence()
+            for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
+                index = (None, None, block, read.index)
+                cute.gemm(mma, accum, fragment_a[index], fragment_b[index], accum)
+                mma.set(warpgroup.Field.ACCUMULATE, True)
+            warpgroup.commit_group()
+            read.advance()
+            if k >= self.ahead:
+                warpgroup.wait_group(self.ahead)
+                pipe.consumer_release(free)
+                free.advance()
+        return read, free
 
 
 def _after(state, steps):
