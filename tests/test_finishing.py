@@ -16,7 +16,7 @@ import epifuse as ef
 from epifuse.providers.cutedsl import partials
 from epifuse.providers.cutedsl.kernels import merge
 
-L, M, N = 3, 128, 192
+L, M, N = 3, 192, 128  # more rows than A and B are exchanged for
 CASES = {
     "a mean of row losses": ("r = sum(x, dim=-1); s = mean(r * r); return r, s", 2),
     "a share of all": ("r = sum(x, dim=-1) / sum(x); return r", 2),
