@@ -83,15 +83,14 @@ def _prepared() -> None:
     import_module(f"{__name__}.compile").warm(load.OPTIONS)
 
 
-_BITS = ("K ascending in one accumulator", "K ascending in one accumulator, A and B exchanged")
-"""What designs that do not split K do, as they are and exchanged: tile and cluster only decide in which order several
-elements are added. NVIDIA does not promise that an instruction adds up alike with its operands exchanged."""
+_BITS = "K ascending in one accumulator"
+"""What designs that do not split K do: tile, cluster and whether A and B are exchanged only decide in which order
+several elements are added (`tests/gpu/test_swapped.py` compares the bits)."""
 
 
 def _bits(design: Design) -> Hashable:
     """In which order K is added up: parts end between blocks of K."""
-    whole = _BITS[design.swapped]
-    return (whole, design.split, design.spans) if design.split > 1 else whole
+    return (_BITS, design.split, design.spans) if design.split > 1 else _BITS
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:

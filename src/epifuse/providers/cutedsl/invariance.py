@@ -1,7 +1,8 @@
 """Which designs give a row the same bits, whatever the other rows are and how many. Imports no cutlass.
 
 Every design that does not split K adds the products of an element in ascending order of K, so elementwise epilogues
-have the same bits in all of them. Whether a split pays follows from M, so none is taken. A reduction along a row is
+have the same bits in all of them, A and B exchanged or not. Whether a split pays follows from M, so none is taken. A
+reduction along a row is
 merged within a thread over a tile's columns, over the four lanes that share the row, and then tile by tile, or CTA by
 CTA where a cluster shares rows: its bits follow from how many columns a tile has, and from how many CTAs share a row.
 Neighbouring columns (`segments`) never leave a tile, and are merged alike in all designs.
@@ -24,10 +25,14 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
     """Why a design is not the one that was asked for: it follows from N and the epilogue, whatever M is."""
     if not problem.constraints.batch_invariant:
         return None
-    if design.split > 1 or design.swapped:
-        return "what is asked for are the bits of K in one part, A and B as they are, whatever M is"
+    if design.split > 1:
+        return "what is asked for are the bits of K in one part, whatever M is"
     if not work.reduces_axes:
         return None
+    if design.swapped:
+        return (
+            "what is asked for are the bits of rows of A and B as they are, not exchanged, whatever M is"
+        )
     if work.shares_rows:
         wanted = next((tree for tree in _HOLDING if tree[0] * tree[1] >= problem.extents["n"]), None)
     else:
