@@ -1,7 +1,8 @@
-"""Parts of K: where planning takes them, what is compiled, and that no CTA waits for ever or reads what is old."""
+"""Parts of K: where planning takes them, where their sums lie, and what is compiled."""
 
 import re
-from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,40 +11,51 @@ import epifuse as ef
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
-from clusters import Cluster, stages_of
 from hopper import BF16, arguments
 from test_sm90_compile import built, softmax, spills
 
 from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import SPLIT_DESIGNS, SPLIT_ROW_DESIGNS, SWAPPED_DESIGNS, budget, tuned
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels import split
+from epifuse.providers.cutedsl.kernels.split import Split
 
 EXCHANGED = [one.exchanged_sides for one in SWAPPED_DESIGNS if one.split > 1]
-
-
-def run(design, k_tiles, tiles, seed, monkeypatch):
-    cluster = Cluster(design, k_tiles, tiles, seed)
-    for name, value in cluster.fakes().items():
-        monkeypatch.setattr(split, name, value)
-    cluster.run()
-    count = 4 * cluster.split.rounds * cluster.split.quads
-    for rank in range(design.cluster[0] * design.cluster[1]):
-        for tile in range(tiles):
-            for within in range(design.sharing):
-                found = cluster.sums[rank, tile, within]
-                assert found == ["".join(f"{tile} {part} {i}; " for part in range(design.split)) for i in range(count)]
-
-
 OTHERS = Design((128, 256), (2, 1), False, split=4), Design((64, 64), (1, 1), True, 2, split=4)
-"""Parts that take more stages than there are; so few blocks of K that those of two tiles are open at once."""
+"""Warp groups that share a tile, in clusters; more parts than planning takes."""
 
 
 @pytest.mark.parametrize("design", [*SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS, *OTHERS, *EXCHANGED], ids=str)
-def test_parts_are_added_in_ascending_order_and_nobody_waits_for_ever(design, monkeypatch):
-    """With several tiles and as few blocks of K as planning allows, whatever comes first."""
-    for seed in range(2):
-        run(replace(design, stages=stages_of(design)), design.split + seed, 3, seed, monkeypatch)
+def test_sums_and_flags_have_places_of_their_own_within_the_workspace(design, monkeypatch):
+    """Those of every tile, part, warp group and thread, behind what reductions leave there."""
+    monkeypatch.setattr(split, "Int64", int)
+    monkeypatch.setattr(split.cute, "size", lambda tensor: tensor.words)
+    extents = {"m": 3 * design.tile[0] * design.cluster[0] - 1, "n": design.tile[1] * design.cluster[1], "l": 2}
+    before, size = 1024, budget.sums_bytes(design, extents)
+    start = 1 << 20
+    iterator = SimpleNamespace(toint=lambda: start)
+    workspace = SimpleNamespace(words=(before + size) // 4, iterator=iterator)
+    parts, taken = Split(design), set()
+    for turn, x, y in product(range(6), range(design.cluster[0]), range(design.cluster[1])):
+        cta = SimpleNamespace(order=SimpleNamespace(total=6), place=(x, y))
+        for thread in (0, 1, WARP_GROUP * design.sharing - 1):
+            at = parts.place(workspace, turn, cta, thread)
+            for part in range(design.split - 1):
+                sums = {at.sums + part * parts.bytes + quad * parts.row for quad in range(parts.quads)}
+                assert all(place % 16 == 0 for place in sums)
+                flags = set() if thread % WARP_GROUP else {at.flags + part * budget.FLAG_BYTES}
+                assert not taken & (sums | flags)
+                taken |= sums | flags
+    assert min(taken) == start + before, "the first sums of the first tile"
+    assert max(taken) + 8 <= start + before + size
+
+
+def test_blocks_of_k_are_shared_out_in_ascending_order_and_the_last_cluster_leads():
+    parts = Split(Design((128, 128), (1, 1), True, split=4))
+    shares = [parts.blocks(37, part) for part in range(4)]
+    assert [first for first, _ in shares] == [sum(count for _, count in shares[:part]) for part in range(4)]
+    assert sum(count for _, count in shares) == 37
+    assert [parts.part(block) for block in range(8)] == [3, 2, 1, 0] * 2
 
 
 def choice(m, n, k, **options):
@@ -105,7 +117,6 @@ def test_what_cannot_be_split_says_why():
 def test_every_part_has_a_block_of_the_shortest_k(design):
     """A part without one would wait for nothing, and its leader for it."""
     assert design.split * design.spans * budget.K_SPAN <= tuned.SHORT_K.value
-    assert design.ctas <= 8, "the largest cluster that every GPU launches"
 
 
 def test_plans_of_equal_bits_add_k_up_in_one_order():
@@ -133,7 +144,7 @@ def test_sums_go_straight_from_registers_and_nothing_spills(design, capfd, tmp_p
     program, staged, function = built(args, tmp_path, design)
     assert budget.shared_bytes(staged, [one for _, one in program.loads], program.stores) <= TARGETS[90].shared_memory
     ptx = function.__ptx__
-    moved = re.findall(r"st\.async\S*v4\.b32", ptx)
+    moved = re.findall(r"st\.global\S*v4", ptx)
     assert 4 * len(moved) == design.tile[0] * design.tile[1] // (128 * design.sharing), "each sum once"
     report = capfd.readouterr().err
     assert set(spills(report)) == {0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -203,13 +203,22 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
     return places
 
 
-def sum_stages(design: Design) -> tuple[int, int]:
-    """In how many stages of A and B a CTA receives another's part of a tile's sums, and how many 16 bytes of each
-    thread in one: as few stages as hold equal parts."""
-    threads, quads = WARP_GROUP * design.sharing, _accumulators(design) // 4
-    room = sum(size // (16 * threads) for size in stage_bytes(design))
-    stages = next(count for count in range(1, quads + 1) if quads % count == 0 and quads // count <= room)
-    return stages, quads // stages
+FLAG_BYTES = 16
+"""Of a tile's sums of a part of K: one of eight for each warp group that has some."""
+
+
+def part_bytes(design: Design) -> int:
+    """What a CTA whose part of K is not the last writes of a tile."""
+    return 4 * prod(design.tile)
+
+
+def sums_bytes(design: Design, extents: Mapping[str, int]) -> int:
+    """Bytes of workspace that all of them take."""
+    if design.split == 1:
+        return 0
+    sides = zip((extents["m"], extents["n"]), (design.tile[0], design.columns), design.cluster, strict=True)
+    tiles = extents["l"] * prod(-(-extent // (tile * ctas)) * ctas for extent, tile, ctas in sides)
+    return tiles * (design.split - 1) * (part_bytes(design) + FLAG_BYTES)
 
 
 EXCHANGES = 2
@@ -225,7 +234,6 @@ def exchange_bytes(design: Design) -> int:
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
     """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
-    barriers += 8 * design.stages if design.split > 1 else 0  # stages of the leader's
     if design.load_stages:
         barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # of spare stages
     head, tiles = barriers + exchange_bytes(design), 0

@@ -80,10 +80,10 @@ def _compile(source: KernelSource, options: str) -> Any:
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
     outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
-    # Partial results of reductions, where there are some.
+    # Partial results of reductions, and sums of parts of K, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
-        if reductions_of(program.graph)
+        if reductions_of(program.graph) or source.design.split > 1
         else ()
     )
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)

@@ -22,7 +22,7 @@ class Design:
     a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
-    parts K is, each multiplied by a CTA of its own, of the same cluster.
+    parts K is, each multiplied by a cluster of its own.
     """
 
     tile: tuple[int, int]
@@ -43,7 +43,7 @@ class Design:
     @property
     def ctas(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster[0] * self.cluster[1] * self.split
+        return self.cluster[0] * self.cluster[1]
 
     @property
     def schedule(self) -> str:

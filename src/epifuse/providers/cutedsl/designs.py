@@ -37,15 +37,15 @@ SPLIT_DESIGNS = tuple(
     Design(tile, cluster, True, spans, split=split)
     for tile, spans, cluster, splits in (
         ((128, 128), 1, (2, 1), (2, 4)),
-        ((128, 128), 1, (1, 1), (2,)),
-        ((64, 128), 1, (1, 1), (2, 4, 8)),
+        ((128, 128), 1, (1, 1), (2, 4, 8)),
+        ((64, 128), 1, (1, 1), (2, 4)),
         ((64, 64), 2, (1, 1), (2,)),
     )
     for split in splits
 )
-"""Further candidates where tiles are few and K is long: a cluster's CTAs share a tile's K, and its leader adds up.
+"""Further candidates where tiles are few and K is long: neighbouring clusters share a tile's K, and one adds up.
 
-A cluster of 8 is the largest that every GPU launches. Sums of larger tiles take their leader too long."""
+Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json)."""
 
 SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
 """The same where values need whole rows: each of the CTAs that share them leads another."""

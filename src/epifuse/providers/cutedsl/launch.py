@@ -87,7 +87,7 @@ class GpuKernel:
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
-        self.cluster_size, self.band = design.ctas, design.raster
+        self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters = 0
 
@@ -153,8 +153,9 @@ class GpuKernel:
         return launch
 
     def _count_clusters(self) -> int:
-        """How many run at once; asked of the GPU by the first call, for a kernel may be built without one."""
-        clusters = resident_clusters(self.index, self.cluster_size)
+        """How many run at once, of as many parts of K; asked of the GPU by the first call, for a kernel may be built
+        without one."""
+        clusters = max(resident_clusters(self.index, self.cluster_size) // self.split, 1)
         self.clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
         return self.clusters
 

@@ -49,8 +49,8 @@ class Cta(NamedTuple):
     """What all roles of a CTA know.
 
     The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
-    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; its blocks of K, and the
-    barriers by which it may send what it adds up.
+    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which part of K it has, and
+    its blocks of it.
     """
 
     buffers: tuple
@@ -61,9 +61,9 @@ class Cta(NamedTuple):
     place: Any
     first: Any
     step: Any
+    part: Any
     k_first: Any
     k_tiles: Any
-    opened: Any
 
 
 class Sm90Gemm:
@@ -140,7 +140,7 @@ class Sm90Gemm:
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
-            cluster=(*self.cluster, self.design.split),
+            cluster=(*self.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
@@ -189,13 +189,11 @@ class Sm90Gemm:
 
         allocator = SmemAllocator()
         barriers = allocator.allocate_array(cutlass.Int64, 2 * self.stages)
-        opened = self.split.allocate(allocator)
         small = self.epilogue.allocate(allocator)
         buffer_a = allocator.allocate_tensor(self.types[0], smem_a.outer, 1024, smem_a.inner)
         buffer_b = allocator.allocate_tensor(self.types[1], smem_b.outer, 1024, smem_b.inner)
         shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
-        whole = *self.cluster, self.design.split
-        cluster = cute.make_layout(whole)
+        cluster = cute.make_layout(self.cluster)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         place = cluster.get_flat_coord(rank)
         # One arrival per consumer warp of each CTA that reads this CTA's data.
@@ -206,33 +204,31 @@ class Sm90Gemm:
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, readers * self.groups * 4),
             tx_count=self.stage_bytes,
-            cta_layout_vmnk=cute.make_layout((1, *whole)),
+            cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
             defer_sync=True,
         )
         if const_expr(self.epilogue.has_barriers):
             if thread == 0:
                 self.epilogue.initialise(shared)
                 cute.arch.mbarrier_init_fence()
-        if const_expr(self.design.split > 1):
-            if thread == 0:
-                self.split.initialise(opened)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=whole, is_relaxed=True)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         box_b = bn // len(loads_b), bk
         tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
-        pipeline.pipeline_init_wait(cluster_shape_mn=whole)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
         # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
         cute.arch.griddepcontrol_wait()
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
+        part = 0
         if const_expr(self.design.split > 1):
+            part = self.split.part(first)
             first, step = first // self.design.split, step // self.design.split
-        part = place[2] if const_expr(self.design.split > 1) else 0
         k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
         tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
-        cta = Cta(buffers, shared, carriers, tiles, order, place, first, step, k_first, k_tiles, opened)
+        cta = Cta(buffers, shared, carriers, tiles, order, place, first, step, part, k_first, k_tiles)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
@@ -242,13 +238,13 @@ class Sm90Gemm:
                     self.load_tiles(cta, warp - 1)
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
-            workspace = workspaces[0] if const_expr(len(self.merging) > 0) else None
+            workspace = workspaces[0] if const_expr(len(workspaces) > 0) else None
             given = Given(tensors, numbers, outputs, workspace, shape)
             if const_expr(self.design.split > 1):
                 if part == 0:
                     self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
                 else:
-                    self.contribute(cta, pipe, mma, group - 1)
+                    self.contribute(cta, pipe, mma, group - 1, workspace)
             else:
                 self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
 
@@ -257,7 +253,7 @@ class Sm90Gemm:
         """Warp 0: A and B of each tile, a block of K at a time."""
         tma_a, *atoms_b = atoms
         tiles_a, *tiles_b = cta.tiles
-        cluster = cute.make_layout((*self.cluster, self.design.split))
+        cluster = cute.make_layout(self.cluster)
         turn = cta.first
         mask_a = cute.make_layout_image_mask(cluster, cta.place, mode=1) if const_expr(self.cluster[1] > 1) else 0
         mask_b = cute.make_layout_image_mask(cluster, cta.place, mode=0) if const_expr(self.cluster[0] > 1) else 0
@@ -289,10 +285,6 @@ class Sm90Gemm:
                         mcast_mask=mask_b,
                     )
                 state.advance()
-            if const_expr(self.design.split > 1):
-                for number in cutlass.range(self.split.received(cta.place), unroll=1):
-                    self.split.open(number, state, pipe, cta)
-                    state.advance()
             turn += cta.step
         if const_expr(self.design.spare > 0):
             # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
@@ -367,8 +359,8 @@ class Sm90Gemm:
         if const_expr(self.pingpong):
             # The second group takes every other tile, and skips the stages of the first group's.
             if team == 1:
-                read = _after(read, cta.k_tiles + self.split.parts_in_stages)
-                free = _after(free, cta.k_tiles + self.split.parts_in_stages)
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
@@ -377,7 +369,7 @@ class Sm90Gemm:
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
-            if const_expr(self.pingpong and self.design.split == 1):
+            if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
             ending = Last(turn + cta.step >= cta.order.total, within, starts)
@@ -389,14 +381,12 @@ class Sm90Gemm:
                 pipe.consumer_release(free)
                 free.advance()
             if const_expr(self.design.split > 1):
-                read = self.split.gather(registers, read, pipe, cta.buffers, within * WARP_GROUP + own)
-                free = _after(free, self.split.parts_in_stages)
-                if const_expr(self.pingpong):
-                    # Only now: who waits for a stage must know that the phase before is over.
-                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
+                thread_of_tile = within * WARP_GROUP + own
+                where = self.split.place(given.workspace, turn, cta, thread_of_tile)
+                self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
             if const_expr(self.pingpong):
-                read = _after(read, cta.k_tiles + self.split.parts_in_stages)
-                free = _after(free, cta.k_tiles + self.split.parts_in_stages)
+                read = _after(read, cta.k_tiles)
+                free = _after(free, cta.k_tiles)
 
             values = sums(registers, self.accumulator)
             if const_expr(self.epilogue.deposits):
@@ -452,8 +442,10 @@ class Sm90Gemm:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def contribute(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32):
-        """A warp group of a CTA whose part of K is not the first: its products go to the leader."""
+    def contribute(
+        self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32, workspace: cute.Tensor
+    ):
+        """A warp group of a CTA whose part of K is not the first: its products go to the one whose part is."""
         thread, _, _ = cute.arch.thread_idx()
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
@@ -461,29 +453,26 @@ class Sm90Gemm:
         registers, factors = self.factors(mma, cta.buffers, within)
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        to = self.split.first(cta)
         turn += team * cta.step
         if const_expr(self.pingpong):
             if team == 1:
                 read = _after(read, cta.k_tiles)
                 free = _after(free, cta.k_tiles)
-                to = self.split.passed(to, cta)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            if const_expr(self.pingpong):
+                cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             warpgroup.wait_group(0)
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
                 pipe.consumer_release(free)
                 free.advance()
-            self.split.send(registers, to, pipe, cta, own)
-            to = self.split.passed(to, cta)
+            self.split.send(registers, self.split.place(workspace, turn, cta, own), cta.part, own, TOGETHER + served)
             if const_expr(self.pingpong):
-                cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
                 read = _after(read, cta.k_tiles)
                 free = _after(free, cta.k_tiles)
-                to = self.split.passed(to, cta)
             turn += stride
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
