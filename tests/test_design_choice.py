@@ -50,9 +50,22 @@ def summary(ratios: list[float]) -> tuple[float, float]:
 
 
 def test_our_choice_is_near_the_best_of_our_designs() -> None:
-    mean, worst = summary([beside_the_best(product, chosen(product)) for product in PRODUCTS])
-    assert (len(PRODUCTS), round(mean, 3), round(worst, 3)) == (51, 1.005, 1.047)
-    assert "takes 0.5 % more than the best of our designs on average and 4.7 % at most" in PAGE
+    """But with the fewest rows, for which there are designs that were not measured then."""
+    more = [product for product in PRODUCTS if int(product.partition("x")[0]) > 16]
+    mean, worst = summary([beside_the_best(product, chosen(product)) for product in more])
+    assert (len(PRODUCTS), round(mean, 3), round(worst, 3)) == (51, 1.003, 1.024)
+    assert "takes 0.3 % more than the best of our designs on average and 2.4 % at most where M is above 16" in PAGE
+
+
+def test_so_it_is_where_k_is_split() -> None:
+    for product, row in json.loads((ROOT / "benchmarks/results/split_h100.json").read_text())["products"].items():
+        times = row["pick"]["microseconds"]
+        m, n, k = map(int, product.rpartition(":")[2].split("x"))
+        options = {"dtype": torch.bfloat16, "device": "meta"}
+        args = ef.GemmArguments(torch.empty(m, k, **options), torch.empty(n, k, **options).t())
+        (best,) = ef.get_kernels(args, cc=90, limit=1)
+        assert times[best.metadata.kernel_name] <= 1.005 * min(times.values()), product
+    assert "it is within 0.5 % of the best" in PAGE
 
 
 def test_the_data_has_every_design() -> None:

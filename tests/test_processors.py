@@ -86,7 +86,7 @@ def test_the_target_of_a_device_is_its_own_model(monkeypatch: pytest.MonkeyPatch
     assert found.processor.multiprocessors == 78
 
 
-SMALL = Processor("made up", 16, 16, 8 << 20, bytes_a_second=1e12, operations_a_second=1e14, clock=1e9)
+SMALL = Processor("made up", 16, 16, 8 << 20, bytes_a_second=4e11, operations_a_second=1e14, clock=1e9)
 
 
 def costs(m: int, n: int) -> dict[str, float]:

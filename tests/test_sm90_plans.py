@@ -202,3 +202,15 @@ def test_a_plan_says_which_operands_made_room():
     plan = str(hopper_kernel(args).plan)
     assert "direct, 8 bytes at a time, as A and B have more stages so" in plan
     assert "direct, 8 bytes at a time, as shared memory has no room for all of them" in plan
+
+
+def test_what_the_model_says_of_the_best_three_is_shown() -> None:
+    """In microseconds, each term that there is; the plan's own first, and no slower than the next."""
+    args = arguments(lambda accum: accum, m=16, n=4096, k=14336)
+    lines = [line for line in str(ef.explain(args, cc=90)).splitlines() if line.startswith("model")]
+    names = [kernel.metadata.kernel_name for kernel in ef.get_kernels(args, cc=90, limit=3)]
+    assert [line.split()[1].rstrip(":") for line in lines] == names
+    costs = [float(line.split()[2]) for line in lines]
+    assert costs == sorted(costs)
+    assert all("multiplying" in line and "A and B from memory" in line for line in lines)
+    assert all(("sums of parts of K" in line) == ("_split" in name) for line, name in zip(lines, names, strict=True))

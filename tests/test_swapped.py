@@ -23,10 +23,11 @@ def best(m, n=4096, k=4096, epilogue=bias_gelu, **operands):
 
 @pytest.mark.parametrize(("m", "rows"), [(1, 16), (16, 16), (17, 32), (33, 64), (64, 64)])
 def test_few_rows_go_into_the_least_tile_that_holds_them(m, rows):
-    """Then B is read once, by as many multiprocessors as there are tiles of 64 columns."""
+    """Then B is read once, by as many multiprocessors as there are tiles of 64 columns; 64 rows fill one either way."""
     for n, k in ((4096, 4096), (4096, 14336), (6144, 4096), (3584, 18944)):
         design = best(m, n, k)
-        assert (design.swapped, design.tile) == (True, (rows, 64))
+        assert design.tile == (rows, 64)
+        assert design.swapped or rows == 64
 
 
 def test_many_rows_do_not():

@@ -197,9 +197,16 @@ class Explanation:
         parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
         notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []), *self.tuned)
         parts += [f"note     {note}" for note in notes]
+        parts += [f"model    {line}" for line in self._estimates()]
         parts += [f"refused  {reason}" for reason in self.selection.reasons]
         parts += [str(self.selection.loc)] if self.selection.loc else []
         return "\n".join(parts)
+
+    def _estimates(self) -> Iterator[str]:
+        """What the costs of the best plans are made of, where their provider says so."""
+        for plan in self.selection.plans[:3]:
+            if plan.allocation.estimate is not None:
+                yield f"{plan.spec.name}: {plan.allocation.estimate()}"
 
 
 _NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unfused in PyTorch"

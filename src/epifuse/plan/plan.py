@@ -33,7 +33,7 @@ class Allocation:
     `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
     where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
     priced: nothing is lowered again. Of one problem, allocations with equal `bits` give the same results to the last
-    bit; None is equal to no other.
+    bit; None is equal to no other. `estimate` tells people what the cost is made of.
     """
 
     tile: tuple[int, int]
@@ -43,6 +43,7 @@ class Allocation:
     launches: tuple[Plan, ...] = field(default=(), compare=False)
     program: Any = field(default=None, compare=False, repr=False)
     bits: Hashable = field(default=None, compare=False, repr=False)
+    estimate: Callable[[], str] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def workspace_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 
@@ -10,8 +10,8 @@ from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import inputs, load, partials, recompute, swap, weave
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl import budget, inputs, load, partials, recompute, swap, weave
+from epifuse.providers.cutedsl.design import Design, round_up
 from epifuse.providers.cutedsl.designs import (
     DESIGNS,
     PLAIN_SPECS,
@@ -23,9 +23,10 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_SPECS,
 )
 from epifuse.providers.cutedsl.family import Family, family_of
-from epifuse.providers.cutedsl.heuristic import estimates, wide_k
+from epifuse.providers.cutedsl.heuristic import estimates, terms, wide_k
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
+from epifuse.providers.cutedsl.partials import Reduction
 from epifuse.request.problem import Problem
 
 __all__ = ["DESIGNS", "ROW_DESIGNS", "SPLIT_DESIGNS", "SPLIT_ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
@@ -93,6 +94,12 @@ def _bits(design: Design) -> Hashable:
     return (_BITS, design.split, design.spans) if design.split > 1 else _BITS
 
 
+def _workspace_bytes(design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int]) -> int:
+    """Partial results of reductions first, whose places follow from the shape, and sums of parts of K at the end."""
+    first = partials.workspace_bytes(reductions, design, extents)
+    return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
+
+
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
     family = family_of(work, problem)
@@ -131,10 +138,13 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
         return Allocation(
             able[index].design.tile,
             costs[index],
-            partial(partials.workspace_bytes, reductions, found.design, problem.extents) if reductions else 0,
+            partial(_workspace_bytes, found.design, reductions, problem.extents)
+            if reductions or found.design.split > 1
+            else 0,
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
             bits=None if work.reduces else _bits(found.design),
+            estimate=lambda: terms(rates[index], problem.extents, wide_k(problem)).told(problem.target.processor),
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

@@ -10,40 +10,33 @@ from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
 
-_PART_K = 512
-"""What a value of a part's sums costs their leader, in multiplications: 4 bytes, of some 25 a nanosecond that reach a
-multiprocessor from others of its cluster (arXiv 2402.13499), beside 3000 multiplications."""
-_HANDED_OVER = 3_000_000
-"""What the first of them takes beside, in what `estimates` gives: a microsecond of 3e12 multiplications a second."""
-
 
 class Parts(NamedTuple):
     """What the model knows of a design that splits K: in how many parts, what their sums take a tile, and the time of a
-    byte of memory: parts are all read at once, and not faster than that."""
+    byte of L2: parts are all read at once, and not faster than L2 sends them."""
 
     number: int
     sums: int
-    byte: float
+    byte_of_l2: float
 
     @staticmethod
     def of(design: Design, processor: Processor) -> Parts | None:
         """None where K is whole."""
         if design.split == 1:
             return None
-        multiplications = processor.operations_a_second / (2 * processor.multiprocessors)
-        sums = (design.split - 1) * _PART_K * design.tile[0] * design.tile[1]
-        # Where A and B are exchanged, waves that are not full tell it already.
-        return Parts(design.split, sums, 0.0 if design.swapped else multiplications / processor.bytes_a_second)
+        each = (design.split - 1) * tuned.SUM_READ.value + tuned.SUM_WRITTEN.value
+        sums = each * design.tile[0] * design.tile[1] + tuned.HANDED_OVER.value
+        return Parts(design.split, sums, _multiplications_a_second(processor) / processor.l2_bytes_a_second)
 
 
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
-    Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once; what an exposed
-    epilogue adds to K; the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill;
-    what a wave that is not full takes at least of a full one's time, where each tile reads rows that no other does; by
-    how many rows of tiles there are the area of a tile, the cost of the cluster and of the last epilogue; and what
-    parts of K take.
+    Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once, and how many take
+    all of memory's bandwidth; the time of a byte of it; what an exposed epilogue adds to K; the area of a tile, and the
+    rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how many rows of
+    tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; and what parts of
+    K take.
     """
 
     rows: int
@@ -52,15 +45,17 @@ class Rated(NamedTuple):
     across: int
     wide: int
     resident: int
+    filling: float
+    byte: float
     exposed: int
+    area: int
     rate: float
     pair: float
     exchange: float
     spilling: float
-    least: float
-    several: tuple[int, float, int]
-    one: tuple[int, float, int]
-    few: tuple[int, float, int]
+    clusters: tuple[float, float, float]
+    tail: int
+    swapped: bool
     parts: Parts | None
 
     @staticmethod
@@ -68,57 +63,96 @@ class Rated(NamedTuple):
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), pingpong = design.tile, design.cluster, design.pingpong
         exposed, exchanges = tuned.EPILOGUE_K.value, shares_rows and cn > 1
-
-        def among(rows: str, area: int) -> tuple[int, float, int]:
-            return area, tuned.CLUSTER_COST.value[design.cluster, rows], exposed * area if pingpong else 0
-
+        resident, bandwidth = processor.at_once(design.ctas), tuned.BANDWIDTH.value * processor.bytes_a_second
+        several, one, few = (tuned.CLUSTER_COST.value[design.cluster, rows] for rows in ("several", "one", "few"))
         return Rated(
             m,
             m * cm,
             cm,
             design.columns * cn,
             cn,
-            processor.at_once(design.ctas),
+            resident,
+            tuned.FILLING.value * resident,
+            _multiplications_a_second(processor) / bandwidth,
             0 if pingpong else exposed,
+            m * n,
             tuned.RATES.value[design.tile, pingpong],
             tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
             tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
             tuned.SPILLING.value if spills else 1.0,
-            tuned.LEAST_WAVE.value if design.swapped else 1.0,
-            among("several", m * n),
-            among("one", m * n),
-            among("few", m * n if design.swapped else max(m * n, tuned.LEAST_AREA.value)),
+            (several, one, few),
+            exposed * m * n if pingpong else 0,
+            design.swapped,
             Parts.of(design, processor),
         )
 
 
-def estimates(designs: Iterable[Rated], extents: Mapping[str, int], k: float) -> list[float]:
-    """Estimated times in arbitrary units: waves of tiles, times the time of a tile, and the last epilogue.
+def _multiplications_a_second(processor: Processor) -> float:
+    """Of one multiprocessor: the unit of `estimates` is the time of one multiplication."""
+    return processor.operations_a_second / (2 * processor.multiprocessors)
 
-    Where K is in parts, each takes a CTA, memory has to bring A and B meanwhile, and the sums of the parts follow. `k`
-    are elements of 16 bits along K. Asked of every design for every problem.
+
+class Terms(NamedTuple):
+    """What the model says a launch takes, in the time of one multiplication of a multiprocessor."""
+
+    multiplying: float
+    reading: float
+    of_l2: float
+    sums: float
+    ending: float
+    spilling: float
+
+    @property
+    def cost(self) -> float:
+        """Multiplying or reading A and B, whichever is longer, a share of the other, and what follows."""
+        longer, shorter = max(self.multiplying, self.reading), min(self.multiplying, self.reading)
+        return (max(longer + tuned.OVERLAP.value * shorter, self.of_l2) + self.sums + self.ending) * self.spilling
+
+    def told(self, processor: Processor) -> str:
+        """In microseconds."""
+        second = _multiplications_a_second(processor)
+        named = {
+            "multiplying": self.multiplying,
+            "A and B from memory": self.reading,
+            "from L2": self.of_l2,
+            "sums of parts of K": self.sums,
+            "the last epilogue": self.ending,
+        }
+        parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
+        spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
+        return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
+
+
+def terms(rated: Rated, extents: Mapping[str, int], k: float) -> Terms:
+    """Of one design: waves of tiles, times the time of a tile; what memory takes to bring A and B, and L2 where K is in
+    parts, each of which takes a CTA.
+
+    Few CTAs do not take all of memory's bandwidth. `k` are elements of 16 bits along K.
     """
     batches, height, width = extents["l"], extents["m"], extents["n"]
-    found = []
-    for rated in designs:
-        rows, down, high, across, wide, resident, exposed, rate, pair, exchange, spilling, least, *areas, parts = rated
-        several, one, few = areas
-        tiles = batches * -(-height // down) * high * -(-width // across) * wide
-        own = k
-        if parts is not None:
-            tiles, own = tiles * parts.number, k / parts.number
-        # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-        waves: float = -(-tiles // resident)
-        if least < 1.0 and width <= across and tiles % resident:
-            waves += max(least, tiles % resident / resident) - 1.0
-        area, cluster, tail = several if height > rows else one if 2 * height > rows else few
-        work = (own + exposed) * area / rate
-        cost = waves * work * (pair if waves == 2 else 1.0) * exchange * cluster
-        if parts is not None:
-            read = 2 * k * batches * (height + width)
-            cost = max(cost, read * parts.byte) + waves * parts.sums + _HANDED_OVER
-        found.append((cost + tail) * spilling)
-    return found
+    rows, down, high, across, wide, resident, filling, byte, exposed, area, rate = rated[:11]
+    pair, exchange, spilling, (several, one, few), tail, swapped, parts = rated[11:]
+    clusters, number = -(-height // down) * -(-width // across), parts.number if parts is not None else 1
+    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
+    waves = -(-(batches * clusters * high * wide * number) // resident)
+    cluster = several if height > rows else one if 2 * height > rows else few
+    work = (k / number + exposed) * area / rate
+    with_rows = batches * -(-height // rows) * -(-width // (across // wide)) * number
+    # Where A and B are exchanged, each tile along N reads the long operand again.
+    long, inputs = height * -(-width // across) if swapped else height, 2 * k * batches
+    return Terms(
+        waves * work * (pair if waves == 2 else 1.0) * exchange * cluster,
+        inputs * (long + width) * byte * max(1.0, filling / max(with_rows, 1)),
+        inputs * clusters * (down + across) * parts.byte_of_l2 if parts is not None else 0.0,
+        waves * parts.sums if parts is not None else 0.0,
+        tail,
+        spilling,
+    )
+
+
+def estimates(designs: Iterable[Rated], extents: Mapping[str, int], k: float) -> list[float]:
+    """What the model says each design takes. Asked of every design for every problem."""
+    return [terms(rated, extents, k).cost for rated in designs]
 
 
 def band(problem: Problem) -> int:

@@ -30,9 +30,7 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
     if not work.reduces_axes:
         return None
     if design.swapped:
-        return (
-            "what is asked for are the bits of rows of A and B as they are, not exchanged, whatever M is"
-        )
+        return "what is asked for are the bits of rows of A and B as they are, not exchanged, whatever M is"
     if work.shares_rows:
         wanted = next((tree for tree in _HOLDING if tree[0] * tree[1] >= problem.extents["n"]), None)
     else:

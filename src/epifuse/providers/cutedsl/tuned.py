@@ -24,6 +24,7 @@ class Tuned(Generic[Value]):
 
 
 MODEL = ("design_choice.json",)
+SPLITS = ("split_h100.json",)
 SPILLS = ("test_reductions_fit_beside_the_widest_accumulator",)
 
 # How long K is.
@@ -94,18 +95,19 @@ PAIRS_THAT_EXCHANGE = Tuned(
 SPILLING = Tuned(
     2.0, "time", ("spilling-64x128",), "What spills loses so much that 64 x 128, whose rate is 0.8, is chosen instead."
 )
-LEAST_WAVE = Tuned(
-    0.5,
-    "of a full wave's time",
-    MODEL,
-    "Where A and B are exchanged, memory is waited for, and few tiles have more of its bandwidth each.",
+BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
+FILLING = Tuned(0.5, "of the multiprocessors", (*MODEL, *SPLITS), "So many take nearly all of memory's bandwidth.")
+OVERLAP = Tuned(
+    0.2, "of the shorter time", (*MODEL, *SPLITS), "Multiplying and reading A and B hide each other nearly, not wholly."
 )
-LEAST_AREA = Tuned(
-    64 * 128,
-    "elements",
-    MODEL,
-    "Where most rows of a tile are empty, memory is waited for, and a smaller tile gains nothing.",
+SUM_READ = Tuned(
+    364,
+    "multiplications",
+    SPLITS,
+    "Adding up a value of another part of K: 4 bytes, of 33 a nanosecond, beside 3000 multiplications.",
 )
+SUM_WRITTEN = Tuned(240, "multiplications", SPLITS, "Writing it, which all parts do at once: 50 bytes a nanosecond.")
+HANDED_OVER = Tuned(4_500_000, "multiplications", SPLITS, "It takes 1.5 us until a flag is seen.")
 BAND = Tuned(8, "clusters along M", ("bands-long-k", "stages-cool-clock"), "Eight share operands best.")
 SHORT_BAND = Tuned(
     4,
