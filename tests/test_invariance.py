@@ -130,3 +130,16 @@ def test_the_environment_asks_for_every_call():
     program = "import epifuse as ef; assert ef.Constraints().batch_invariant"
     environment = {**os.environ, "EPIFUSE_BATCH_INVARIANT": "1"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+@pytest.mark.parametrize("n", [1040, 2048])
+def test_one_launch_is_not_given_up_for_several_where_rows_are_few(n):
+    """Which of both were cheaper follows from M, and they merge rows differently."""
+    asked = ef.Constraints(batch_invariant=True, allow_recompute=True)
+    plans = set()
+    for m in ROWS:
+        a, b = torch.empty(m, 4096, dtype=BF16, device="meta"), torch.empty(n, 4096, dtype=BF16, device="meta").t()
+        args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(softmax, {}), constraints=asked)
+        plan = ef.explain(args, cc=90).plan
+        plans.add((len(plan.allocation.launches), plan.spec.design.tile[1], plan.spec.design.cluster[1]))
+    assert len(plans) == 1

@@ -214,3 +214,26 @@ def test_what_the_model_says_of_the_best_three_is_shown() -> None:
     assert costs == sorted(costs)
     assert all("multiplying" in line and "A and B from memory" in line for line in lines)
     assert all(("sums of parts of K" in line) == ("_split" in name) for line, name in zip(lines, names, strict=True))
+
+
+def test_b_without_batches_is_read_once() -> None:
+    """By the model; of A there are as many as batches."""
+
+    def reading(*lead: int) -> float:
+        a = torch.empty(16, 16, 4096, dtype=BF16, device="meta")
+        b = torch.empty(*lead, 1024, 4096, dtype=BF16, device="meta").mT
+        told = next(line for line in str(ef.explain(ef.GemmArguments(a, b), cc=90)).splitlines() if "model" in line)
+        return float(told.split("A and B from memory ")[1].split(",")[0].split(")")[0])
+
+    assert reading(16) > 3 * reading()
+
+
+def test_nothing_is_estimated_of_no_elements_and_of_several_launches() -> None:
+    a, b = torch.empty(0, 64, dtype=BF16, device="meta"), torch.empty(128, 64, dtype=BF16, device="meta").t()
+    assert "model" not in str(ef.explain(ef.GemmArguments(a, b), cc=90))
+    asked = ef.Constraints(allow_recompute=True)
+    made = arguments(layer_norm, m=1000, n=4096)
+    args = ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, constraints=asked)
+    explained = ef.explain(args, cc=90)
+    assert len(explained.plan.allocation.launches) > 1
+    assert "model" not in str(explained)

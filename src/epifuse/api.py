@@ -204,7 +204,10 @@ class Explanation:
 
     def _estimates(self) -> Iterator[str]:
         """What the costs of the best plans are made of, where their provider says so."""
-        for plan in self.selection.plans[:3]:
+        plans = self.selection.plans[:3]
+        if plans and plans[0].allocation.estimate is None:  # of several launches, on a CPU, of nothing
+            return
+        for plan in plans:
             if plan.allocation.estimate is not None:
                 yield f"{plan.spec.name}: {plan.allocation.estimate()}"
 

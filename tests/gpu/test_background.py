@@ -62,7 +62,7 @@ print(times[0], max(times[1:]), len(submitted()), len(load._FUNCTIONS), "cutlass
 """
 
 CAPTURED = """
-run(1)
+run(200)
 run(4096)
 assert len(submitted()) == 1, "there was no stand-in"
 wait()

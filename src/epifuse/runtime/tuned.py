@@ -142,8 +142,9 @@ def shape_class(plan: Plan) -> str:
 
 
 def _rows(m: int) -> int:
-    """The last M of a class: no tile has fewer than 64 rows."""
-    return -(-m // 64) * 64
+    """The last M of a class: tiles for few rows have 16 and more, and all others 64 and more."""
+    step = 16 if m <= 128 else 64
+    return -(-m // step) * step
 
 
 def _lies(value: Any, dtype: torch.dtype | None = None) -> str:

@@ -23,7 +23,7 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_SPECS,
 )
 from epifuse.providers.cutedsl.family import Family, family_of
-from epifuse.providers.cutedsl.heuristic import estimates, terms, wide_k
+from epifuse.providers.cutedsl.heuristic import estimates, told
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
@@ -131,7 +131,7 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
     work = family.work
     problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
-    costs = estimates(rates, problem.extents, wide_k(problem))
+    costs = estimates(rates, problem)
 
     def allocation(index: int) -> Allocation:
         found, reductions = arranged[index], work.reductions
@@ -144,7 +144,7 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
             bits=None if work.reduces else _bits(found.design),
-            estimate=lambda: terms(rates[index], problem.extents, wide_k(problem)).told(problem.target.processor),
+            estimate=None if problem.is_empty else lambda: told(rates[index], problem),
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -123,11 +124,12 @@ class Terms(NamedTuple):
         return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
 
 
-def terms(rated: Rated, extents: Mapping[str, int], k: float) -> Terms:
+def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int, int]) -> Terms:
     """Of one design: waves of tiles, times the time of a tile; what memory takes to bring A and B, and L2 where K is in
     parts, each of which takes a CTA.
 
-    Few CTAs do not take all of memory's bandwidth. `k` are elements of 16 bits along K.
+    Few CTAs do not take all of memory's bandwidth. `k` are elements of 16 bits along K, `copies` how many batches of A
+    and of B there are.
     """
     batches, height, width = extents["l"], extents["m"], extents["n"]
     rows, down, high, across, wide, resident, filling, byte, exposed, area, rate = rated[:11]
@@ -139,20 +141,32 @@ def terms(rated: Rated, extents: Mapping[str, int], k: float) -> Terms:
     work = (k / number + exposed) * area / rate
     with_rows = batches * -(-height // rows) * -(-width // (across // wide)) * number
     # Where A and B are exchanged, each tile along N reads the long operand again.
-    long, inputs = height * -(-width // across) if swapped else height, 2 * k * batches
+    long = height * -(-width // across) if swapped else height
     return Terms(
         waves * work * (pair if waves == 2 else 1.0) * exchange * cluster,
-        inputs * (long + width) * byte * max(1.0, filling / max(with_rows, 1)),
-        inputs * clusters * (down + across) * parts.byte_of_l2 if parts is not None else 0.0,
+        2 * k * (copies[0] * long + copies[1] * width) * byte * max(1.0, filling / max(with_rows, 1)),
+        2 * k * batches * clusters * (down + across) * parts.byte_of_l2 if parts is not None else 0.0,
         waves * parts.sums if parts is not None else 0.0,
         tail,
         spilling,
     )
 
 
-def estimates(designs: Iterable[Rated], extents: Mapping[str, int], k: float) -> list[float]:
+def estimates(designs: Iterable[Rated], problem: Problem) -> list[float]:
     """What the model says each design takes. Asked of every design for every problem."""
-    return [terms(rated, extents, k).cost for rated in designs]
+    extents, k, copies = problem.extents, _wide_k(problem), _copies(problem)
+    return [terms(rated, extents, k, copies).cost for rated in designs]
+
+
+def told(rated: Rated, problem: Problem) -> str:
+    """What the model says of one design, for people."""
+    return terms(rated, problem.extents, _wide_k(problem), _copies(problem)).told(problem.target.processor)
+
+
+def _copies(problem: Problem) -> tuple[int, int]:
+    """How many batches of A and of B there are in memory."""
+    a, b = (math.prod(info.shape[:-2]) for info in (problem.a, problem.b))
+    return a, b
 
 
 def band(problem: Problem) -> int:
@@ -175,7 +189,7 @@ def length_class(problem: Problem) -> tuple[int, bool, bool]:
     return band(problem), is_short(problem), is_long(problem)
 
 
-def wide_k(problem: Problem) -> float:
+def _wide_k(problem: Problem) -> float:
     """Elements of 16 bits along K."""
     return _k_bytes(problem) / 2
 

@@ -25,7 +25,9 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
     """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
     answers = one_launch(specs, work, problem)
     ways = _Ways(specs, work, problem, one_launch)
-    if not (problem.constraints.allow_recompute and ways.found):
+    # Which of both is taken would follow from M, and they merge rows differently.
+    invariant = problem.constraints.batch_invariant and len(answers.specs) > 0
+    if invariant or not (problem.constraints.allow_recompute and ways.found):
         return answers._replace(refusals=lambda: [ways.refused(one) for one in answers.refusals()])
     own = _by_name(answers)
     return Answers.of([(spec, ways.settled(own[spec.name])) for spec in specs])

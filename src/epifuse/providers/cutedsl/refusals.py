@@ -73,7 +73,7 @@ def unsplit(design: Design, problem: Problem) -> str | None:
         return None
     if problem.accumulator != torch.float32:
         return f"it adds up parts of K in float32, and the accumulator is {problem.accumulator}"
-    return f"K = {problem.extents['k']} is too short for {design.split} parts" if is_short(problem) else None
+    return f"K is too short for {design.split} parts" if is_short(problem) else None
 
 
 def not_by_tma(program: Program, problem: Problem) -> str | None:
