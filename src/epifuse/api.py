@@ -209,7 +209,7 @@ class Explanation:
             return
         for plan in plans:
             if plan.allocation.estimate is not None:
-                yield f"{plan.spec.name}: {plan.allocation.estimate()}"
+                yield f"{plan.spec.name}: {plan.allocation.estimate().text}"
 
 
 _NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unfused in PyTorch"

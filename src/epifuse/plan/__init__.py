@@ -1,6 +1,6 @@
 """Planning: which kernel runs a graph, how, and why the others do not."""
 
-from epifuse.plan.plan import Allocation, Answers, Details, Plan, Reason, Refusal
+from epifuse.plan.plan import Allocation, Answers, Details, Estimate, Plan, Reason, Refusal
 from epifuse.plan.select import Selection, select
 from epifuse.plan.spec import KernelSpec
 
@@ -8,6 +8,7 @@ __all__ = [
     "Allocation",
     "Answers",
     "Details",
+    "Estimate",
     "KernelSpec",
     "Plan",
     "Reason",

@@ -25,6 +25,13 @@ class Details(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Estimate(NamedTuple):
+    """What a plan's cost is made of: for people, and how much of it memory has no part in."""
+
+    text: str
+    multiplying: float
+
+
 @dataclass(frozen=True)
 class Allocation:
     """What a provider decided for a problem it supports; the lowest `cost` is best.
@@ -33,7 +40,7 @@ class Allocation:
     `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
     where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
     priced: nothing is lowered again. Of one problem, allocations with equal `bits` give the same results to the last
-    bit; None is equal to no other. `estimate` tells people what the cost is made of.
+    bit; None is equal to no other. `estimate` says what the cost is made of.
     """
 
     tile: tuple[int, int]
@@ -43,7 +50,7 @@ class Allocation:
     launches: tuple[Plan, ...] = field(default=(), compare=False)
     program: Any = field(default=None, compare=False, repr=False)
     bits: Hashable = field(default=None, compare=False, repr=False)
-    estimate: Callable[[], str] | None = field(default=None, compare=False, repr=False)
+    estimate: Callable[[], Estimate] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def workspace_bytes(self) -> int:

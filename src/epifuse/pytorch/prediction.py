@@ -80,7 +80,9 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     sizes, allocation = plan.problem.extents, plan.allocation
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * a.element_size() / 2, allocation.tile)
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
-    return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), allocation.cost, waits)
+    # What memory takes is predicted here, beside what the epilogue moves.
+    cost = allocation.cost if allocation.estimate is None else allocation.estimate().multiplying
+    return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), cost, waits)
 
 
 def predicted(site: Site) -> Prediction:

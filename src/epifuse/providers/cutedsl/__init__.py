@@ -23,7 +23,7 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_SPECS,
 )
 from epifuse.providers.cutedsl.family import Family, family_of
-from epifuse.providers.cutedsl.heuristic import estimates, told
+from epifuse.providers.cutedsl.heuristic import estimate, estimates
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
@@ -144,7 +144,7 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
             bits=None if work.reduces else _bits(found.design),
-            estimate=None if problem.is_empty else lambda: told(rates[index], problem),
+            estimate=None if problem.is_empty else partial(estimate, rates[index], problem),
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

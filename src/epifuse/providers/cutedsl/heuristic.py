@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
+from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
@@ -109,6 +110,11 @@ class Terms(NamedTuple):
         longer, shorter = max(self.multiplying, self.reading), min(self.multiplying, self.reading)
         return (max(longer + tuned.OVERLAP.value * shorter, self.of_l2) + self.sums + self.ending) * self.spilling
 
+    @property
+    def without_memory(self) -> float:
+        """The cost where A and B are there."""
+        return (max(self.multiplying, self.of_l2) + self.sums + self.ending) * self.spilling
+
     def told(self, processor: Processor) -> str:
         """In microseconds."""
         second = _multiplications_a_second(processor)
@@ -158,9 +164,10 @@ def estimates(designs: Iterable[Rated], problem: Problem) -> list[float]:
     return [terms(rated, extents, k, copies).cost for rated in designs]
 
 
-def told(rated: Rated, problem: Problem) -> str:
-    """What the model says of one design, for people."""
-    return terms(rated, problem.extents, _wide_k(problem), _copies(problem)).told(problem.target.processor)
+def estimate(rated: Rated, problem: Problem) -> Estimate:
+    """What the model says of one design."""
+    found = terms(rated, problem.extents, _wide_k(problem), _copies(problem))
+    return Estimate(found.told(problem.target.processor), found.without_memory)
 
 
 def _copies(problem: Problem) -> tuple[int, int]:
