@@ -26,10 +26,10 @@ class Details(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: for people, and how much of it memory has no part in."""
+    """What a plan's cost is made of: a text for people, and the cost without reading A and B from memory."""
 
     text: str
-    multiplying: float
+    without_memory: float
 
 
 @dataclass(frozen=True)

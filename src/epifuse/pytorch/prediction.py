@@ -80,8 +80,8 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     sizes, allocation = plan.problem.extents, plan.allocation
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * a.element_size() / 2, allocation.tile)
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
-    # What memory takes is predicted here, beside what the epilogue moves.
-    cost = allocation.cost if allocation.estimate is None else allocation.estimate().multiplying
+    # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes.
+    cost = allocation.cost if allocation.estimate is None else allocation.estimate().without_memory
     return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), cost, waits)
 
 

@@ -208,7 +208,7 @@ FLAG_BYTES = 16
 
 
 def part_bytes(design: Design) -> int:
-    """What a CTA whose part of K is not the last writes of a tile."""
+    """What a CTA whose part of K is not the first writes of a tile."""
     return 4 * prod(design.tile)
 
 
@@ -251,8 +251,7 @@ def fit(
 
     First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
     rows, warp by warp: a stage more of A and B gains more. Three or four where a warp group sends together, and waits
-    together. Only divisors of the number of subtiles, and one where a tile has one:
-    a slot is then known while tracing.
+    together. Only divisors of the number of subtiles, and one where a tile has one: a slot is then known while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2] or [1]
     loading = counts if any(access.travels.staged for access in loads) else [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
 
 ACCUMULATORS = {
@@ -44,7 +45,6 @@ def _along_its_length(info: TensorInfo) -> TensorInfo:
 
 
 _MOST = (1 << 31) - 1  # of extents and of tiles: both are counted in 32 bits
-_FEW_ROWS = 128
 _LEAST_TILE, _LEAST_ROWS = 64, 16  # the latter of tiles for few rows (`swap.py`)
 _STEP = 1024  # more than the clusters at once: so far beyond the last tile a count may go
 
@@ -52,7 +52,7 @@ _STEP = 1024  # more than the clusters at once: so far beyond the last tile a co
 def uncounted(problem: Problem) -> str | None:
     """Why so many rows, columns or tiles cannot be counted, or None."""
     e = problem.extents
-    rows = _LEAST_ROWS if e["m"] <= _FEW_ROWS else _LEAST_TILE
+    rows = _LEAST_ROWS if e["m"] <= swap.MOST_ROWS else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
         return f"it counts rows, columns and tiles up to {_MOST}"

@@ -153,7 +153,7 @@ class GpuKernel:
         return launch
 
     def _count_clusters(self) -> int:
-        """How many run at once, of as many parts of K; asked of the GPU by the first call, for a kernel may be built
+        """How many clusters run at once for each part of K. The first call asks the GPU, as a kernel may be built
         without one."""
         clusters = max(resident_clusters(self.index, self.cluster_size) // self.split, 1)
         self.clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters

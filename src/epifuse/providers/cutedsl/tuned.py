@@ -59,7 +59,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     },
     "rate beside the best, by tile and ping-pong",
     MODEL,
-    "Plain products of bfloat16 with K of 1024 and more; 64 x 32 and 64 x 16 bring as many rows at a time as 64 x 128.",
+    "Plain products of bfloat16 with K of 1024 and more. 64 x 32 and 64 x 16 are assumed: memory decides there.",
 )
 CLUSTER_COST: Tuned[Mapping[tuple[tuple[int, int], str], float]] = Tuned(
     {
@@ -96,7 +96,9 @@ SPILLING = Tuned(
     2.0, "time", ("spilling-64x128",), "What spills loses so much that 64 x 128, whose rate is 0.8, is chosen instead."
 )
 BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
-FILLING = Tuned(0.5, "of the multiprocessors", (*MODEL, *SPLITS), "So many take nearly all of memory's bandwidth.")
+FILLING = Tuned(
+    0.5, "of the multiprocessors", (*MODEL, *SPLITS), "CTAs on so many take nearly all of memory's bandwidth."
+)
 OVERLAP = Tuned(
     0.2, "of the shorter time", (*MODEL, *SPLITS), "Multiplying and reading A and B hide each other nearly, not wholly."
 )
@@ -107,7 +109,7 @@ SUM_READ = Tuned(
     "Adding up a value of another part of K: 4 bytes, of 33 a nanosecond, beside 3000 multiplications.",
 )
 SUM_WRITTEN = Tuned(240, "multiplications", SPLITS, "Writing it, which all parts do at once: 50 bytes a nanosecond.")
-HANDED_OVER = Tuned(4_500_000, "multiplications", SPLITS, "It takes 1.5 us until a flag is seen.")
+HANDED_OVER = Tuned(4_500_000, "multiplications", SPLITS, "Until a flag is seen 1.5 us pass, by a fit.")
 BAND = Tuned(8, "clusters along M", ("bands-long-k", "stages-cool-clock"), "Eight share operands best.")
 SHORT_BAND = Tuned(
     4,

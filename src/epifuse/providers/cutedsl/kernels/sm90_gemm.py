@@ -445,7 +445,7 @@ class Sm90Gemm:
     def contribute(
         self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32, workspace: cute.Tensor
     ):
-        """A warp group of a CTA whose part of K is not the first: its products go to the one whose part is."""
+        """A warp group of a CTA that has not the first part of K: its sums go to the CTA that has it."""
         thread, _, _ = cute.arch.thread_idx()
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)

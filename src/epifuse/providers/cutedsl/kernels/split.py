@@ -1,15 +1,15 @@
 """K in parts: neighbouring clusters multiply a part of K each, and the one of the first part adds up what they have.
 
-Sums go through the workspace, which L2 holds: a warp group writes its sums of a tile, then a flag; the same warp group
-of the cluster that leads waits for the flags of all other parts, and adds up in ascending order of K. So a split does
-not depend on how many clusters of four or eight CTAs a GPU runs at once: 30 of four on one H100, 32 on another.
+A warp group writes its sums of a tile into the workspace, which L2 holds, and then sets a flag. The same warp group of
+the leading cluster waits for the flags of all other parts, and adds up in ascending order of K. A split therefore does
+not depend on how many clusters of four or eight CTAs a GPU runs at once (split_cluster_h100.json).
 
-Of neighbours the last has the first part: a CTA waits only for such as have a lower index, which the GPU has placed
-before it, and nobody waits for a CTA that has no multiprocessor yet.
+The leader is the last of the neighbours and has the first part, so that a CTA only waits for CTAs with a lower index.
+GPUs start CTAs in that order, which CUDA does not promise; CUTLASS's stream-K relies on it as well.
 
-Nobody sets the flags to zero before a launch, which would cost a launch of its own: a flag that is set is one 64-bit
-number, which memory holds by chance once in 2^64 times, and who has seen it takes it back. So a launch that is replayed
-finds no flag of the one before.
+The workspace is not cleared before a launch, which would take another launch. A set flag is one 64-bit number: memory
+that was never written holds it with a probability of 2^-64. The leader clears a flag once it has seen it, so that a
+launch that is replayed on the same memory finds none that is set.
 """
 
 from typing import Any, NamedTuple
