@@ -1,4 +1,6 @@
-"""`import epifuse` is cheap and silent: no compiler and no form is loaded, no device is touched."""
+"""`import epifuse` is cheap and silent: no compiler and no form is loaded, no device is touched.
+
+What launches a kernel is loaded where PyTorch can drive a GPU, so that no first call waits for it."""
 
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import pytest
 PROBE = """
 import epifuse, sys, torch
 assert "cutlass" not in sys.modules, "cutlass was imported"
-assert "tvm_ffi" not in sys.modules, "the runtime was imported"
+assert ("tvm_ffi" in sys.modules) <= (torch.version.cuda is not None), "the runtime was imported"
 assert not torch.cuda.is_initialized(), "CUDA was initialised"
 """
 
