@@ -16,7 +16,7 @@ SETTING = f"""
 import sys, time, warnings
 import torch
 import epifuse as ef
-from epifuse.providers.cutedsl import load
+from epifuse.base.loaded import LOADED
 from epifuse.runtime import background
 
 def gelu(accum, bias):
@@ -58,7 +58,7 @@ while waited_for != len(submitted()):
     wait()
     again = [run(m) for m in sizes]
 assert all(map(torch.equal, found, again)), "a stand-in has other bits"
-print(times[0], max(times[1:]), len(submitted()), len(load._FUNCTIONS), "cutlass" in sys.modules)
+print(times[0], max(times[1:]), len(submitted()), len(LOADED), "cutlass" in sys.modules)
 """
 
 CAPTURED = """
@@ -66,15 +66,15 @@ run(200)
 run(4096)
 assert len(submitted()) == 1, "there was no stand-in"
 wait()
-before, graph, stream = len(load._FUNCTIONS), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+before, graph, stream = len(LOADED), torch.cuda.CUDAGraph(), torch.cuda.Stream()
 with torch.cuda.graph(graph, stream=stream):
     captured = run(4096)
     unseen = run(4000)
-assert len(load._FUNCTIONS) == before, "a kernel was loaded while a graph was captured"
+assert len(LOADED) == before, "a kernel was loaded while a graph was captured"
 graph.replay()
 torch.cuda.synchronize()
 swapped = run(4096)
-assert len(load._FUNCTIONS) == before + 1, "the better kernel does not serve"
+assert len(LOADED) == before + 1, "the better kernel does not serve"
 assert torch.equal(captured, swapped) and torch.equal(unseen, run(4000))
 torch.testing.assert_close(captured.float(), want[:4096], rtol=2e-2, atol=2e-2)
 """

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from epifuse.base import store
-from epifuse.base.cache import LRU
+from epifuse.base.loaded import is_loaded as is_in_memory
+from epifuse.base.loaded import loaded
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 _CPU = Path("/proc/cpuinfo")
@@ -26,7 +27,7 @@ _LIBRARY = ".so"
 Command = tuple[str, ...]
 """The path of a compiler, and arguments that go with it."""
 
-_LOOPS: LRU[str, Callable[..., Any]] = LRU(512)  # by source: many plans share one
+_LOOPS = "loops of the CPU"
 _failures: dict[Command, str] = {}  # what a compiler said when it could not build; told once, then planning avoids it
 
 
@@ -49,7 +50,7 @@ def build(source: str) -> Callable[..., Any]:
 
     Raises `BuildError`, and warns the first time, where the compiler cannot build or what it built cannot be loaded.
     """
-    return _LOOPS.get_or_make(source, lambda: _load(source))
+    return loaded(_LOOPS, source, lambda: _load(source))
 
 
 def _load(source: str) -> Callable[..., Any]:
@@ -65,7 +66,7 @@ def _load(source: str) -> Callable[..., Any]:
 
 def is_loaded(source: str) -> bool:
     """Whether `build` would answer at once."""
-    return _LOOPS.get(source) is not None
+    return is_in_memory(_LOOPS, source)
 
 
 def is_stored(source: str) -> bool:

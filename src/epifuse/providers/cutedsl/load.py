@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,8 +24,9 @@ from typing import Any
 import torch
 
 from epifuse.base import store
-from epifuse.base.cache import LRU
 from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.loaded import is_loaded as is_in_memory
+from epifuse.base.loaded import loaded
 
 if torch.version.cuda is not None:
     # Every launch needs it. With the library and not with the first call, which it would take most of: 20 ms, and 138
@@ -38,9 +38,6 @@ OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
 _NAME = "kernel"  # of the function in the file
 _LIBRARY, _OBJECT = ".so", ".o"
 
-# By text, options and process: what a thread of the parent was loading when it forked is never there in the child.
-_FUNCTIONS: LRU[tuple[str, str, int], Future[Callable[..., Any]]] = LRU(512)
-
 
 def function(text: str, name: str = "a kernel") -> Callable[..., Any]:
     """The raw tvm-ffi function of a kernel, which launches it on torch's current stream. One thread loads it for all.
@@ -48,24 +45,12 @@ def function(text: str, name: str = "a kernel") -> Callable[..., Any]:
     It costs 0.12 us a call, 0.37 us through the DSL's wrapper for keyword arguments. `name` is the kernel's in
     messages. Raises `UnsupportedError` where it would have to be compiled and must not be.
     """
-    key = (text, OPTIONS, os.getpid())
-    if (found := _FUNCTIONS.get(key)) is not None:
-        return found.result()
-    mine = Future[Callable[..., Any]]()
-    found = _FUNCTIONS.put(key, mine)
-    if found is mine:
-        try:
-            mine.set_result(load(stored(text, name)))
-        except BaseException as error:
-            _FUNCTIONS.drop(key, mine)
-            mine.set_exception(error)
-    return found.result()
+    return loaded(OPTIONS, text, lambda: load(stored(text, name)))
 
 
 def is_loaded(text: str) -> bool:
     """Whether `function` would answer at once."""
-    found = _FUNCTIONS.get((text, OPTIONS, os.getpid()))
-    return found is not None and found.done()
+    return is_in_memory(OPTIONS, text)
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
