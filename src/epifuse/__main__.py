@@ -13,22 +13,28 @@ from epifuse.tools import cache, doctor, explain, tune
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("doctor", help="what is installed, which kernels run here, and why the others do not")
-    explain.add_options(commands.add_parser("explain", help="which kernel would run an epilogue, and why no other"))
-    demo = commands.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
-    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
-    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
-    cache.add_options(commands.add_parser("cache", help="the kernels that are kept on disk: how many, or remove them"))
-    tune.add_options(commands.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
-    commands.add_parser("docs", help="the language on one page, in Markdown")
-    commands.add_parser("version", help="the version")
+    parser = commands()
     options = parser.parse_args(arguments)
     try:
         return _run(options)
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
+
+
+def commands() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
+    found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    found.add_parser("doctor", help="what is installed, which kernels run here, and why the others do not")
+    explain.add_options(found.add_parser("explain", help="which kernel would run an epilogue, and why no other"))
+    demo = found.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
+    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
+    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
+    cache.add_options(found.add_parser("cache", help="the kernels that are kept on disk: how many, or remove them"))
+    tune.add_options(found.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
+    found.add_parser("docs", help="the language on one page, in Markdown")
+    found.add_parser("version", help="the version")
+    return parser
 
 
 def _above_zero(text: str) -> int:
