@@ -25,8 +25,7 @@ getattr(build_meta, sys.argv[1])(sys.argv[2])
 
 def build(what: str, source: Path, into: Path) -> Path:
     """Without isolation: nothing is downloaded."""
-    done = subprocess.run([sys.executable, "-c", BUILD, what, str(into)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(source, sys.executable, "-c", BUILD, what, str(into))
     (made,) = into.iterdir()
     return made
 

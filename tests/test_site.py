@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+import epifuse as ef
 from epifuse.__main__ import commands
 from epifuse.base import exceptions
 from epifuse.base.config import Config, to_environment
+from epifuse.fusion import VOCABULARY
 from tests.test_docs import ROOT
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
@@ -131,6 +133,12 @@ def test_every_command_and_option_is_documented() -> None:
         parser = choices.choices[name]
         known = {option for action in parser._actions for option in action.option_strings}
         assert set(re.findall(r"(--\w+)", words)) <= known
+
+
+def test_every_public_name_stands_in_the_reference() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = [name for name in ef.__all__ if name not in VOCABULARY]
+    assert [name for name in names if f"ef.{name}\n" not in page and f"`ef.{name}`" not in page] == []
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------
