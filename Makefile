@@ -54,7 +54,7 @@ bench: setup
 	$(PY) benchmarks/cpu_epilogue.py
 
 site: setup
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,6 +120,26 @@ def test_what_is_lacking_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     assert "nvidia-cutlass-dsl" in str(load.lacking())
     monkeypatch.setattr(load, "compiler", lambda: ())
     assert load.lacking() is None
+
+
+def test_what_pytorch_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert doctor._gpus() == [H100, H100]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor._gpus() == []
+    monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "version")
+    assert doctor._driver() == ""
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Tue\nGCC version: 12\n"
+    )
+    assert doctor._driver() == "580.65.06, "
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert [doctor._why_no_gpu(newest) for newest in (None, 13)] == ["", "install a build of PyTorch for CUDA"]
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "nvidia-smi" in doctor._why_no_gpu(13)
 
 
 # --- explain --------------------------------------------------------------------------------------------------------
