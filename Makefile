@@ -16,10 +16,10 @@ ifeq ($(shell uname -s),Linux)
 OLDEST_STAMP := .venv/oldest/.installed
 endif
 
-.PHONY: help setup demo test oldest check fuzz bench clean
+.PHONY: help setup demo test oldest check fuzz bench site clean
 
 help:
-	@echo "make setup | demo | test | oldest | check | fuzz N=10000 | bench | clean"
+	@echo "make setup | demo | test | oldest | check | fuzz N=10000 | bench | site | clean"
 
 setup: $(STAMP)
 
@@ -53,6 +53,9 @@ fuzz: setup
 bench: setup
 	$(PY) benchmarks/cpu_epilogue.py
 
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@ python benchmarks/gemm_epilogue.py --peers cuBLAS,QuACK --shapes 4096x4096x4096 
 python benchmarks/gemm_epilogue.py --cases softmax,rmsnorm --peers torch.compile         whole rows
 python benchmarks/gemm_epilogue.py --host                                      only the host time of a launch
 python benchmarks/gemm_epilogue.py --check [FILE]                              which figures of a file hold
-python benchmarks/gemm_epilogue.py --publish [FILE]                            README's table and the chart from a file
+python benchmarks/gemm_epilogue.py --publish [FILE]                            tables of pages and the chart from a file
 """
 
 from __future__ import annotations
@@ -198,8 +198,9 @@ def _check(results: dict[str, Any]) -> int:
 def _publish(results: dict[str, Any]) -> None:
     save(RESULTS, results)
     gemm_report.chart(results, RESULTS.with_suffix(".png"))
-    readme = HOME.parent / "README.md"
-    readme.write_text(gemm_report.inserted(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for name in gemm_report.PAGES:
+        page = HOME.parent / name
+        page.write_text(gemm_report.inserted(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What the measurements say: ratios, the figures that must hold, the README's table and the chart. Needs no GPU."""
+"""What measurements say: ratios, figures that must hold, tables and figures of pages, the chart. Needs no GPU."""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,13 +187,19 @@ def _cold(results: Results) -> Verdict:
     return Verdict(claim, max(taken) <= 3.0, f"longest of {len(taken)}: {max(taken):.2f} s")
 
 
-# --- the README's table ------------------------------------------------------------------------------------------
+# --- the pages ---------------------------------------------------------------------------------------------------
 
+PAGES = ("docs/performance.md", "README.md")
+"""What shows results, from the root of the repository: each has one of the sections below."""
 START, END = "<!-- gemm_epilogue: written by benchmarks/gemm_epilogue.py -->", "<!-- gemm_epilogue ends -->"
+FIGURES_START, FIGURES_END = START.replace(":", " figures:"), END.replace(" ends", " figures end")
+
+_FIGURES = (("gelu_sums", (16384, 4096, 1024), "torch.compile"), ("plain", (4096, 4096, 4096), "cuBLAS"))
+"""What the README says in one sentence: a case with more than an activation, and what the product alone takes."""
 
 
 def table(results: Results) -> str:
-    """The README's tables: a row for each case, a column for each shape, epifuse's time and the best peer's."""
+    """A row for each case, a column for each shape, epifuse's time and the best peer's."""
     about = f"{results['device']}, {results['date']}, bfloat16, microseconds (medians of {results['rounds']} rounds): "
     cells = {(tuple(row["shape"]), row["case"]): _cell(row) for row in results["rows"]}
     parts = [about + "epifuse, and the best peer."]
@@ -217,14 +224,31 @@ def _cell(row: Row) -> str:
 
 
 def section(results: Results) -> str:
-    """The table between its marks, as it stands in the README."""
-    return f"{START}\n{table(results)}\n\n![Speed beside the peers](benchmarks/results/gemm_epilogue.png)\n{END}"
+    """The table between its marks, as it stands in docs/performance.md."""
+    picture = "![Speed beside the peers](../benchmarks/results/gemm_epilogue.png)"
+    return f"{START}\n{table(results)}\n\n{picture}\n{END}"
+
+
+def figures(results: Results) -> str:
+    """Two figures with their conditions between their marks, as they stand in the README."""
+    cells = {(row["case"], tuple(row["shape"])): row["microseconds"] for row in results["rows"]}
+    formulas = {case.name: case.formula for case in CASES}
+    told = []
+    for case, shape, peer in _FIGURES:
+        if (times := cells.get((case, shape))) and peer in times:
+            where = " x ".join(map(str, shape))
+            told.append(f"`{formulas[case]}` of {where} takes {times[EPIFUSE]:.0f} us, {peer} {times[peer]:.0f} us")
+    text = f"On one {results['device']}, bfloat16, M x N x K: {'; '.join(told)}."
+    return f"{FIGURES_START}\n{textwrap.fill(text, 120, break_on_hyphens=False)}\n{FIGURES_END}"
 
 
 def inserted(page: str, results: Results) -> str:
-    """The README with the section of these results instead of the one it has."""
-    before, rest = page.split(START, 1)
-    return before + section(results) + rest.split(END, 1)[1]
+    """A page with the sections of these results instead of those it has."""
+    for start, end, make in (START, END, section), (FIGURES_START, FIGURES_END, figures):
+        if start in page:
+            before, rest = page.split(start, 1)
+            page = before + make(results) + rest.split(end, 1)[1]
+    return page
 
 
 # --- the chart ---------------------------------------------------------------------------------------------------

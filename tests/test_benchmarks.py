@@ -1,4 +1,4 @@
-"""The benchmark programs without a GPU: what they conclude from measurements; README shows the committed ones."""
+"""The benchmark programs without a GPU: what they conclude from measurements; pages show the committed ones."""
 
 import copy
 import importlib
@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -164,21 +165,33 @@ def test_the_chart_is_a_picture(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_section_of_the_readme_is_replaced_whole() -> None:
-    page = f"before\n{gemm_report.START}\nold\n{gemm_report.END}\nafter\n"
-    once = gemm_report.inserted(page, results())
-    assert once == f"before\n{gemm_report.section(results())}\nafter\n"
+@pytest.mark.parametrize(
+    ("start", "end", "made"),
+    [
+        (gemm_report.START, gemm_report.END, gemm_report.section),
+        (gemm_report.FIGURES_START, gemm_report.FIGURES_END, gemm_report.figures),
+    ],
+    ids=["table", "figures"],
+)
+def test_a_section_is_replaced_whole(start: str, end: str, made: Callable[[dict[str, Any]], str]) -> None:
+    once = gemm_report.inserted(f"before\n{start}\nold\n{end}\nafter\n", results())
+    assert once == f"before\n{made(results())}\nafter\n"
     assert gemm_report.inserted(once, results()) == once
 
 
-def test_the_readme_shows_the_committed_results() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = page[page.index(gemm_report.START) : page.index(gemm_report.END) + len(gemm_report.END)]
-    if not gemm_epilogue.RESULTS.exists():
-        assert shown == f"{gemm_report.START}\n{gemm_report.END}", "a table without measurements"
-        return
+def test_figures_have_their_conditions() -> None:
+    run = results()
+    run["rows"].append(row("plain", (4096, 4096, 4096), 181.4, cuBLAS=180.2))
+    said = "On one NVIDIA H200, bfloat16, M x N x K: `A @ B` of 4096 x 4096 x 4096 takes 181 us, cuBLAS 180 us."
+    assert " ".join(gemm_report.figures(run).splitlines()[1:-1]) == said
+
+
+@pytest.mark.parametrize("name", gemm_report.PAGES)
+def test_pages_show_the_committed_results(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert (gemm_report.START in page) != (gemm_report.FIGURES_START in page)
     committed = json.loads(gemm_epilogue.RESULTS.read_text())
-    assert shown == gemm_report.section(committed), "run: python benchmarks/gemm_epilogue.py --publish"
+    assert gemm_report.inserted(page, committed) == page, "run: python benchmarks/gemm_epilogue.py --publish"
     assert gemm_epilogue.RESULTS.with_suffix(".png").exists()
 
 

@@ -1,4 +1,4 @@
-"""The model that orders the designs, beside what each design took on an H200; and what docs/hopper.md says of it."""
+"""The model that orders the designs, beside what each design took on an H200; and what docs/hopper_notes.md says."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from epifuse.providers.cutedsl import DESIGNS
 ROOT = Path(__file__).parents[1]
 DATA = json.loads((ROOT / "benchmarks/results/design_choice.json").read_text())
 PRODUCTS = DATA["products"]
-PAGE = " ".join((ROOT / "docs/hopper.md").read_text().split())
+PAGE = " ".join((ROOT / "docs/hopper_notes.md").read_text().split())
 FLAT = PAGE.replace(" %", "%")
 VARIANTS = {
     each["id"]: each

@@ -28,7 +28,10 @@ DOCUMENTS = (
     "docs/cutlass_names.md",
     "docs/visitor_trees.md",
     "docs/hopper.md",
+    "docs/hopper_kernel.md",
+    "docs/hopper_notes.md",
     "docs/caching.md",
+    "docs/performance.md",
 )
 EXAMPLE = re.compile(r"```python\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 
@@ -40,7 +43,8 @@ def examples() -> list[re.Match[str]]:
 def output_of(source: str, folder: Path) -> str:
     """What a person sees who saves the example as example.py and runs it, with no kernel compiled before."""
     (folder / "example.py").write_text(source, encoding="utf-8")
-    run = [sys.executable, "-W", "error", "example.py"]
+    of_torch = "ignore:`torch.jit.script:DeprecationWarning"  # its compiler warns of itself as it is imported
+    run = [sys.executable, "-W", "error", "-W", of_torch, "example.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "EPIFUSE_CACHE_DIR": str(folder / "store")}
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The command line: `python -m epifuse demo | docs | tune | version`."""
+"""The command line: `python -m epifuse`, or `epifuse` where it is installed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from pathlib import Path
 
 from epifuse import __version__
 from epifuse.base.errors import EpifuseError
-from epifuse.tools import tune
+from epifuse.tools import cache, doctor, explain, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
-    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
-    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
-    commands.add_parser("docs", help="the language on one page, in Markdown")
-    tune.add_options(commands.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
-    commands.add_parser("version", help="the version")
+    parser = commands()
     options = parser.parse_args(arguments)
     try:
         return _run(options)
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
+
+
+def commands() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
+    found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    found.add_parser("doctor", help="what is installed, which kernels run here, and why the others do not")
+    explain.add_options(found.add_parser("explain", help="which kernel would run an epilogue, and why no other"))
+    demo = found.add_parser("demo", help="a loss on real data, fused: its graph, plan, result, time and memory")
+    demo.add_argument("--svg", type=Path, default=Path("epilogue.svg"), help="where the picture of the graph goes")
+    demo.add_argument("--rounds", type=_above_zero, default=9, help="timed rounds")
+    cache.add_options(found.add_parser("cache", help="the kernels that are kept on disk: how many, or remove them"))
+    tune.add_options(found.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
+    found.add_parser("docs", help="the language on one page, in Markdown")
+    found.add_parser("version", help="the version")
+    return parser
 
 
 def _above_zero(text: str) -> int:
@@ -43,10 +52,12 @@ def _run(options: argparse.Namespace) -> int:
         from epifuse.tools.language import page
 
         print(page(), end="")
-    elif options.command == "tune":
-        return tune.run(options)
-    else:
+    elif options.command == "version":
         print(__version__)
+    else:
+        return {"cache": cache.run, "doctor": doctor.run, "explain": explain.run, "tune": tune.run}[options.command](
+            options
+        )
     return 0
 
 

@@ -26,7 +26,7 @@ from epifuse.providers.cutedsl.load import _version
 from epifuse.runtime.run import launch
 from epifuse.runtime.tuned import merge
 from epifuse.runtime.workers import Workers
-from epifuse.tools import debug
+from epifuse.tools import debug, described
 from tests.errors.facade_triggers import FACADES
 from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
@@ -448,6 +448,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "no_compile": _compiling_forbidden,
     "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
+    "epilogue_file": lambda: described.epilogue("no_such.py:epi"),
+    "epilogue_name": lambda: described.epilogue("types:no_such"),
+    "not_described": lambda: described.guessed(["bias", "x1"], {}),
     "tuned_file": lambda: merge(Path("no_such.json")),
     "operator_spec": lambda: torch.ops.epifuse.gemm(torch.ones(M, K), torch.ones(K, N), [], [], "NOSPEC"),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),

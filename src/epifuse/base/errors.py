@@ -126,6 +126,13 @@ CATALOGUE: dict[str, Sentence] = {
         "torch.jit.trace and make_fx cannot record this call: they would keep its memory and not its computation",
         "call ef.gemm or ef.linear, which they record, or call it outside what is traced",
     ),
+    "epilogue_file": Sentence(_A, "{path} cannot be read as a Python file: {why}"),
+    "epilogue_name": Sentence(_A, "{text} names no function", "{hint}"),
+    "not_described": Sentence(
+        _A,
+        "the epilogue takes '{name}', and nothing says what that is",
+        "add --arg {name}=N for a row, Mx1 for a column, MxN for a full tensor, or a number, as {name}=0.5",
+    ),
     "tuned_file": Sentence(_A, "{path} holds no results of ef.tune: {why}"),
     "operator_spec": Sentence(
         _A, "this text is no call of epifuse::gemm: {detail}", "let ef.gemm write it, while PyTorch traces it"

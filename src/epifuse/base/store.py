@@ -144,6 +144,11 @@ def rewrite(kind: str, key: str, change: Callable[[Path], str]) -> Path:
             return _rewritten(_private_folder() / kind / f"{key}.json", change)
 
 
+def folders() -> tuple[Path | None, Path | None]:
+    """The user's folder, and the one that is only read; None for one that cannot be used or that there is not."""
+    return _user_folder(), _read_only_folder()
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +190,7 @@ def _remove_corrupted(folder: Path | None, key: str, suffix: str) -> None:
         return
     # Without the lock this could remove what another process has just made anew under the same name. Where another
     # holds it, that one makes the file, and the corrupted one is found again next time.
-    with suppress(OSError), _lock(folder, key, patience=0):
+    with suppress(OSError), lock(folder, key, patience=0):
         for path in files:
             if not _is_sound(path):
                 path.unlink(missing_ok=True)
@@ -322,7 +327,8 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: Path, key: str, patience: float = _PATIENCE) -> BaseFileLock:
+def lock(folder: Path, key: str, patience: float = _PATIENCE) -> BaseFileLock:
+    """That of all keys that begin as `key` does."""
     from filelock import FileLock  # here: importing it takes longer than finding a kernel, which needs no lock
 
     _shard(folder, key).mkdir(mode=0o755, exist_ok=True)
@@ -335,11 +341,11 @@ def _locked_folder(key: str) -> Iterator[Path]:
     with ExitStack() as held:
         folder = _user_folder() or _private_folder()
         try:
-            held.enter_context(_lock(folder, key))
+            held.enter_context(lock(folder, key))
         except OSError as error:  # a full disk, one that is only read, or another process that does not end
             _warn_once(folder, str(error))
             folder = _private_folder()
-            held.enter_context(_lock(folder, key))
+            held.enter_context(lock(folder, key))
         yield folder
 
 

@@ -33,6 +33,9 @@ class Provider(Protocol):
     def specs(self) -> tuple[KernelSpec, ...]:
         """Its kernels."""
 
+    def lacks(self, spec: KernelSpec) -> str | None:
+        """What this machine lacks to build this kernel, whatever it is asked for, or None. It starts no compiler."""
+
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
 

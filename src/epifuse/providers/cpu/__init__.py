@@ -33,6 +33,10 @@ class CpuProvider:
         """The compiled loop where it can, torch's own operations where it cannot."""
         return (_NATIVE, _PANEL)
 
+    def lacks(self, spec: KernelSpec) -> str | None:
+        """A C++ compiler, for the loop."""
+        return toolchain.missing() if spec.name == _NATIVE.name else None
+
     def lower(self, graph: Graph, problem: Problem) -> Lowered:
         """The programs of the panel kernel; the loop's when it is first asked for."""
         return Lowered(graph, problem)

@@ -41,6 +41,10 @@ class CuteDslProvider:
         """One kernel in the designs it can be built in."""
         return SPECS
 
+    def lacks(self, spec: KernelSpec) -> str | None:
+        """The packages of the extra `cuda`."""
+        return load.lacking()
+
     def lower(self, graph: Graph, problem: Problem) -> Lowered:
         """The graph as the kernel walks it, beside the one that several launches would split."""
         return lower(graph, problem)

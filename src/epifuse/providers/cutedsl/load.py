@@ -149,17 +149,26 @@ def runtime_library() -> Path:
         next((home for home in Path(places[0]).parents if home.name == "nvidia_cutlass_dsl"), None) if places else None
     )
     of_cuda = {int(path.parts[-3][2:]): path for path in home.glob(_RUNTIME)} if home else {}
-    newest = _cuda_of_the_driver()
+    newest = cuda_of_the_driver()
     if fitting := [number for number in of_cuda if newest is None or number <= newest]:
         return of_cuda[max(fitting)]
     raise _not_installed()
+
+
+def lacking() -> str | None:
+    """What is not installed of what makes and runs a kernel, or None."""
+    try:
+        compiler()
+    except EpifuseError as error:
+        return str(error)
+    return None
 
 
 def _not_installed() -> EpifuseError:
     return fail("missing_package", None, what="a kernel for GPUs", package="nvidia-cutlass-dsl", extra="cuda")
 
 
-def _cuda_of_the_driver() -> int | None:
+def cuda_of_the_driver() -> int | None:
     """The major version of CUDA that the driver knows; None where there is no driver."""
     number = ctypes.c_int()
     try:

@@ -1,0 +1,50 @@
+"""What the folders of the store hold, counted and cleared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from epifuse.base.store import lock
+
+
+class Held(NamedTuple):
+    """What a folder holds: its files by suffix, their bytes in all, and notes by kind."""
+
+    files: Counter[str]
+    bytes: int
+    notes: Counter[str]
+
+
+def held(folder: Path) -> Held:
+    """What stands in `folder` now."""
+    return _counted([*folder.glob("??/*.*"), *_notes(folder)], lambda path: None)
+
+
+def clear(folder: Path, *, and_notes: bool = False) -> Held:
+    """Remove what stands in `folder`, but for the files beside which another process makes one; what was removed."""
+    removed = _counted(_notes(folder) if and_notes else [], Path.unlink)
+    for shard in folder.glob("??"):
+        with suppress(OSError), lock(folder, shard.name, patience=0):
+            more = _counted(shard.glob("*.*"), Path.unlink)
+            removed = Held(removed.files + more.files, removed.bytes + more.bytes, removed.notes)
+    return removed
+
+
+def _notes(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*.json") if len(path.parent.name) > 2]  # two digits are a shard
+
+
+def _counted(paths: Iterable[Path], act: Callable[[Path], None]) -> Held:
+    files, size, notes = Counter[str](), 0, Counter[str]()
+    for path in paths:
+        with suppress(OSError):  # removed meanwhile
+            count = path.stat().st_size
+            act(path)
+            size += count
+            is_note = len(path.parent.name) > 2
+            (notes if is_note else files).update([path.parent.name if is_note else path.suffix])
+    return Held(files, size, notes)

@@ -1,0 +1,175 @@
+"""What the command line says of a call: an epilogue, shapes, dtypes and operands, as text."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.errors import EpifuseError, fail
+
+_DIMS = re.compile(r"(?:[LMN]|\d+)(?:x(?:[LMN]|\d+))*")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+class Operand(NamedTuple):
+    """What an operand is: a number, or the dims of a tensor, with its dtype where one is said."""
+
+    dims: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
+    number: float | int | None = None
+
+    def made(self, extents: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> Any:
+        """The number, or a tensor without content."""
+        if self.number is not None:
+            return self.number
+        sizes = [extents[dim] if dim in extents else int(dim) for dim in self.dims]
+        return torch.empty(sizes, dtype=self.dtype or dtype, device=device)
+
+    def __str__(self) -> str:
+        if self.number is not None:
+            return str(self.number)
+        return "x".join(self.dims) + (f":{str(self.dtype).removeprefix('torch.')}" if self.dtype else "")
+
+
+# --- epilogues -----------------------------------------------------------------------------------------------------
+
+
+def epilogue(text: str) -> str | Callable[..., Any]:
+    """The function that `FILE.py:function` or `module:function` names; any other text is the source of one.
+
+    The file or module is imported, so what stands at its top is run. Raises `ArgumentError` where that fails.
+    """
+    where, _, name = text.rpartition(":")
+    if where.endswith(".py") and re.fullmatch(r"\w*", name):
+        return _function(_imported_file(where), name, where)
+    if re.fullmatch(r"[\w.]+:\w+", text):
+        try:
+            module = import_module(where)
+        except ImportError as error:
+            want = f"FILE.py:function, module:function or source text ({error})"
+            raise fail("option", None, name="the epilogue", want=want, value=text) from None
+        return _function(module, name, where)
+    if text.endswith(".py"):
+        return _function(_imported_file(text), "", text)
+    return text
+
+
+def _imported_file(text: str) -> ModuleType:
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise fail("epilogue_file", None, path=path, why="there is no such file")
+    name = f"epifuse_file_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None, "the name ends in .py"
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)  # where dataclasses, among others, look for it
+    kept, sys.path = sys.path, [str(path.parent.absolute()), *sys.path]  # a file imports what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except EpifuseError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f"line {lines[-1]}: " if lines else ""
+        raise fail("epilogue_file", None, path=path, why=f"{where}{type(error).__name__}: {error}") from error
+    finally:
+        sys.path = kept
+    return module
+
+
+def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
+    """The function of this name; without a name the only one there is."""
+    found = getattr(module, name, None) if name else None
+    own = [one for one, value in vars(module).items() if _is_own(value, module) and not one.startswith("_")]
+    if found is None and not name and len(own) == 1:
+        found = getattr(module, own[0])
+    if found is None:
+        hint = f"write {where}:{own[0]}; there are {', '.join(own)}" if own else "it defines no function"
+        raise fail("epilogue_name", None, text=f"{where}:{name}" if name else where, hint=hint)
+    return found  # type: ignore[no-any-return]  # checked where it is parsed
+
+
+def _is_own(value: object, module: ModuleType) -> bool:
+    return isinstance(value, FunctionType) and value.__module__ == module.__name__
+
+
+# --- words of an option --------------------------------------------------------------------------------------------
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """M, N and K."""
+    if not re.fullmatch(r"\d+x\d+x\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not MxNxK")
+    return tuple(map(int, text.split("x")))
+
+
+def operand(text: str) -> tuple[str, Operand]:
+    """A name, and dims or a number: `bias=N`, `labels=Mx1:int64`, `alpha=0.5`."""
+    name, _, rest = text.partition("=")
+    if name.isidentifier() and _NUMBER.fullmatch(rest):
+        return name, Operand(number=int(rest) if rest.lstrip("+-").isdecimal() else float(rest))
+    dims, colon, kind = rest.partition(":")
+    if not (name.isidentifier() and _DIMS.fullmatch(dims)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name and dims or a number, as in bias=N, C=MxN, labels=Mx1:int64 or alpha=0.5"
+        )
+    return name, Operand(tuple(dims.split("x")), dtype(kind) if colon else None)
+
+
+def dtype(text: str) -> torch.dtype:
+    """One of PyTorch's dtypes that a tensor here may have."""
+    found = getattr(torch, text, None)
+    if not isinstance(found, torch.dtype):
+        raise argparse.ArgumentTypeError(f"{text!r} is no dtype of PyTorch")
+    if found not in BY_TORCH:
+        known = ", ".join(str(one).removeprefix("torch.") for one in BY_TORCH)
+        raise argparse.ArgumentTypeError(f"{text} is none of {known}")
+    return found
+
+
+def device(text: str) -> torch.device:
+    """One of PyTorch's devices."""
+    try:
+        return torch.device(text)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no device of PyTorch") from None
+
+
+# --- what is not said ------------------------------------------------------------------------------------------------
+
+_ROW, _TILE, _COLUMN = (Operand(tuple(dims)) for dims in ("N", "MN", "M1"))
+_USUAL: dict[str, Operand] = {
+    **dict.fromkeys(("bias", "b", "shift", "gamma", "row"), _ROW),
+    **dict.fromkeys(("C", "c", "residual", "skip", "aux", "x", "y", "target", "targets", "other"), _TILE),
+    **dict.fromkeys(("column", "col", "rstd"), _COLUMN),
+    "mask": Operand(("M", "N"), torch.bool),
+    "labels": Operand(("M", "1"), torch.int64),
+    "seed": Operand(number=0),
+    **dict.fromkeys(("alpha", "beta", "scale"), Operand(number=1.0)),
+    "eps": Operand(number=1e-6),
+}
+"""What parameters of these names mostly are."""
+
+
+def guessed(names: Sequence[str], said: Mapping[str, Operand]) -> dict[str, Operand]:
+    """What those of `names` are that nothing was said of, by their names. Raises `ArgumentError` for another name."""
+    found = {}
+    for name in names:
+        if name in said:
+            continue
+        if name not in _USUAL:
+            raise fail("not_described", None, name=name)
+        found[name] = _USUAL[name]
+    return found

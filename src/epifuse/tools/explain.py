@@ -1,0 +1,109 @@
+"""The command `explain`: the graph, the plan and the refusals of an epilogue that is in a file, for shapes alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from epifuse.api import Explanation, explain
+from epifuse.base.errors import fail
+from epifuse.base.target import TARGETS, target_of
+from epifuse.frontend import parsed
+from epifuse.request.problem import Constraints
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+from epifuse.tools import described
+from epifuse.tools.lines import rows, wrapped
+
+_META = torch.device("meta")
+_AXES = ("M", "N", "K")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument(
+        "epilogue", metavar="FILE.py:FUNCTION", help="or module:function, or source text; the file is imported"
+    )
+    for axis in _AXES:
+        parser.add_argument(f"--{axis.lower()}", type=int, metavar=axis)
+    parser.add_argument("--mnk", type=int, nargs=3, metavar=_AXES, help="the three at once; 4096 each unless given")
+    parser.add_argument("--batch", type=int, metavar="L", help="as many products at once; one unless given")
+    parser.add_argument("--cc", type=int, help="90 plans for Hopper, 0 for the CPU; else for this machine")
+    parser.add_argument(
+        "--dtype", default="bfloat16", type=described.dtype, help="of A, B and operands; bfloat16 unless given"
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=described.operand,
+        metavar="NAME=WHAT",
+        help="an operand, as in bias=N, C=MxN, labels=Mx1:int64 or alpha=0.5",
+    )
+    parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
+    parser.add_argument("--allow-recompute", action="store_true", help="the product may be computed more than once")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it; 1 where no kernel can run it. Raises `ArgumentError` and what parsing raises."""
+    extents = _extents(options)
+    function = described.epilogue(options.epilogue)
+    said = dict(options.arg)
+    known = parsed(function, said)
+    unsaid = [name for name in known.parameters if name not in known.defaults]
+    guesses = described.guessed(unsaid, said)
+    operands = {**guesses, **said}
+    made = {name: one.made(extents, _operand_dtype(options.dtype), _META) for name, one in operands.items()}
+    lead = (extents["L"],) if options.batch is not None else ()
+    args = GemmArguments(
+        torch.empty(*lead, extents["M"], extents["K"], dtype=options.dtype, device=_META),
+        torch.empty(*lead, extents["N"], extents["K"], dtype=options.dtype, device=_META).mT,
+        epilogue=EpilogueArguments.partial(function, made),
+        constraints=Constraints(precision=options.precision, allow_recompute=options.allow_recompute),
+    )
+    explanation = explain(args, cc=_here() if options.cc is None else options.cc)
+    print(*rows(_heading(args, operands, guesses)), sep="\n")
+    print()
+    print(_text(explanation))
+    return 0 if explanation.plan is not None else 1
+
+
+def _extents(options: argparse.Namespace) -> dict[str, int]:
+    given = dict(zip(_AXES, options.mnk or (4096, 4096, 4096), strict=True))
+    given.update({axis: value for axis in _AXES if (value := getattr(options, axis.lower())) is not None})
+    given["L"] = 1 if options.batch is None else options.batch
+    for axis, value in given.items():
+        if value < 0:
+            raise fail("option", None, name=axis, want="a whole number, 0 or more", value=value)
+    return given
+
+
+def _here() -> int | None:
+    """The compute capability of this machine's GPU, where plans are made for such a one."""
+    cc = target_of("cuda").cc if torch.cuda.is_available() else -1
+    return cc if cc in TARGETS else None
+
+
+def _operand_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of A and B, but where they have 8 bits: what stands beside these mostly is float32."""
+    return dtype if dtype.itemsize > 1 else torch.float32
+
+
+def _heading(
+    args: GemmArguments, operands: Mapping[str, described.Operand], guesses: Mapping[str, described.Operand]
+) -> Iterator[tuple[str, str]]:
+    dtype = str(args.A.dtype).removeprefix("torch.")
+    yield "product", f"{tuple(args.A.shape)} @ {tuple(args.B.shape)}, {dtype}; B is the transpose of a weight (N, K)"
+    if operands:
+        yield "operands", ", ".join(f"{name}={one}" for name, one in operands.items())
+    if guesses:
+        yield "", f"{', '.join(guesses)}: guessed from the name; --arg {next(iter(guesses))}=... says otherwise"
+
+
+def _text(explanation: Explanation) -> str:
+    """Wrapped, but for lines of the user's source, whose caret stands below its column."""
+    text, loc = str(explanation), explanation.selection.loc
+    source = str(loc) if loc else ""
+    body = text.removesuffix(source).rstrip("\n")
+    return "\n".join(filter(None, (wrapped(body), source)))

@@ -1,0 +1,54 @@
+"""Lines for people: rows of a name and a text, no wider than their terminal."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+
+_LEAST, _MOST = 60, 120
+_LABEL = re.compile(r"\s*\S+ {2,}|\s*%\d+ = |\s+|plan \w+: ")
+
+
+def width() -> int:
+    """Columns of the terminal, 80 where there is none."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, _LEAST), _MOST)
+
+
+def wrapped(text: str, columns: int | None = None) -> str:
+    """`text` with its long lines cut between words. What follows stands below what stood after the line's label."""
+    columns = columns or width()
+    return "\n".join(one for line in text.splitlines() for one in _cut(line, columns))
+
+
+def _cut(line: str, columns: int) -> list[str]:
+    if len(line) <= columns:
+        return [line]
+    label = _LABEL.match(line)
+    indent = min(len(label[0]) if label else 2, columns // 3)
+    return textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def rows(pairs: Iterable[tuple[str, str]], columns: int | None = None) -> Iterator[str]:
+    """Lines of names and what they are, in two columns."""
+    found = list(pairs)
+    wide = max((len(name) for name, _ in found), default=0)
+    columns = columns or width()
+    for name, text in found:
+        before = f"  {name:<{wide}}  "
+        for index, paragraph in enumerate(text.splitlines() or [""]):
+            first = before if index == 0 else " " * len(before)
+            wrap = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+            wrap.initial_indent, wrap.subsequent_indent = first, " " * len(before)
+            yield "\n".join(wrap.wrap(paragraph)) or first.rstrip()
+
+
+def size(count: int) -> str:
+    """Bytes, as people read them."""
+    number = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{count} bytes" if unit == "bytes" else f"{number:.3g} {unit}"

@@ -1,0 +1,287 @@
+"""The commands `doctor`, `explain` and `cache`: what they say is so, at 80 columns, and their errors are sentences."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.__main__ import main
+from epifuse.base import store
+from epifuse.providers.cpu import toolchain
+from epifuse.providers.cutedsl import load
+from epifuse.tools import described, doctor
+from epifuse.tools.doctor import Gpu
+from epifuse.tools.lines import rows, size, wrapped
+
+FILE = """
+from dataclasses import dataclass
+
+import epifuse as ef
+from beside import SLOPE
+
+@dataclass
+class Options:
+    slope: float = SLOPE
+
+def gelu_bias(accum, bias, residual, alpha=2.0):
+    D = ef.gelu(alpha * accum + bias) + residual
+    return D
+
+def odd(accum, table, flag=None):
+    D = accum * table + (0.0 if flag is None else flag)
+    return D
+
+def _helper(x):
+    return x
+"""
+H100 = Gpu("NVIDIA H100", 90, 80 << 30)
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "beside.py").write_text("SLOPE = 0.5\n")
+    (tmp_path / "epilogues.py").write_text(FILE)
+    return str(tmp_path / "epilogues.py")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    """What a command prints, which fits 80 columns but for words that are longer."""
+    assert main(words) == status
+    out = capsys.readouterr().out
+    long = [line for line in out.splitlines() if len(line) > 80 and len(line.split()) > 1 and "/" not in line]
+    assert long == []
+    return out
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+# --- doctor ---------------------------------------------------------------------------------------------------------
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: Iterable[Gpu] = (), lacks: str | None = None) -> None:
+    monkeypatch.setattr(doctor, "_gpus", lambda: list(gpus))
+    monkeypatch.setattr(load, "lacking", lambda: lacks)
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(monkeypatch)
+    out = said(capsys, "doctor")
+    for row in (f"PyTorch       {torch.__version__}", "GPU           none that PyTorch can use", "EPIFUSE_CACHE_DIR="):
+        assert row in out
+    able, unable = out.split("Kernels that can run here")[1].split("Kernels that cannot")
+    assert "cpu_panel" in able
+    assert "cpu_native" in able
+    assert "needs a GPU of compute capability 9.0 (sm_90a), and this machine has none" in " ".join(unable.split())
+    assert "ef.precompile(args, cc=90)" in unable
+
+
+def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(monkeypatch, [H100])
+    out = said(capsys, "doctor")
+    assert "0: NVIDIA H100, compute capability 9.0, 85.9 GB" in out
+    assert "sm90_gemm" in out
+    assert "Kernels that cannot" not in out
+
+
+def test_a_gpu_whose_kernels_cannot_run_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, [H100], "nvidia-cutlass-dsl is not there")
+    assert "nvidia-cutlass-dsl is not there" in said(capsys, "doctor", status=1)
+
+
+def test_another_gpu_and_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(monkeypatch, [Gpu("NVIDIA A100", 80, 40 << 30)])
+    monkeypatch.setattr(toolchain, "missing", lambda: "it needs g++ or clang++ on the PATH")
+    unable = " ".join(said(capsys, "doctor").split("Kernels that cannot")[1].split())
+    assert "and this machine has 8.0" in unable
+    assert "it needs g++ or clang++" in unable
+
+
+def test_what_is_lacking_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> tuple[str, ...]:
+        raise load._not_installed()
+
+    monkeypatch.setattr(load, "compiler", absent)
+    assert "nvidia-cutlass-dsl" in str(load.lacking())
+    monkeypatch.setattr(load, "compiler", lambda: ())
+    assert load.lacking() is None
+
+
+def test_what_pytorch_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert doctor._gpus() == [H100, H100]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor._gpus() == []
+    monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "version")
+    assert doctor._driver() == ""
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Tue\nGCC version: 12\n"
+    )
+    assert doctor._driver() == "580.65.06, "
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert [doctor._why_no_gpu(newest) for newest in (None, 13)] == ["", "install a build of PyTorch for CUDA"]
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "nvidia-smi" in doctor._why_no_gpu(13)
+
+
+# --- explain --------------------------------------------------------------------------------------------------------
+
+
+def test_an_epilogue_in_a_file(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", f"{file}:gelu_bias", "--mnk", "4096", "14336", "4096", "--cc", "90")
+    assert "bias, residual: guessed from the name" in out
+    assert "call gelu_erf" in out
+    assert "M=4096 N=14336 K=4096, A bf16, B bf16, accumulator f32, on sm_90a" in out
+    assert "cpu_native, cpu_panel: runs on the CPU" in out
+
+
+def test_it_says_what_explain_says(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "lambda accum, bias: relu(accum + bias)"
+    out = said(capsys, "explain", source, "--m", "64", "--n", "32", "--k", "16", "--dtype", "float32", "--cc", "0")
+    a, b = torch.empty(64, 16, device="meta"), torch.empty(32, 16, device="meta").t()
+    epilogue = ef.EpilogueArguments.partial(source, {"bias": torch.empty(32, device="meta")})
+    explained = str(ef.explain(ef.GemmArguments(a, b, epilogue=epilogue), cc=0))
+    assert out.split() == [*out.split("\n\n")[0].split(), *explained.split()]
+
+
+def test_operands_are_described(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "add --arg table=N for a row" in error(capsys, "explain", f"{file}:odd")
+    words = ("explain", f"{file}:odd", "--batch", "2", "--m", "48", "--arg", "table=LxMx1:float32", "--arg", "flag=2")
+    out = said(capsys, *words, "--dtype", "float8_e4m3fn", "--cc", "0")
+    assert "load     table: batch column, f32[2, 48, 1]" in out
+    assert "host #0 = flag" in out
+
+
+def test_nothing_can_run_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("explain", "lambda accum: accum.softmax(-1)", "--n", "10000", "--cc", "90")
+    out = said(capsys, *words, status=1)
+    assert "no kernel can run this" in out
+    assert "softmax over N = 10000 does not fit" in " ".join(out.split())
+    assert "2 launches" in said(capsys, *words, "--allow-recompute")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["{file}:nothing"], "names no function\n  hint: write {file}:gelu_bias; there are gelu_bias, odd"),
+        (["{file}"], "{file} names no function"),
+        (["{file}x.py:f"], "there is no such file"),
+        (["{folder}/beside.py:f"], "it defines no function"),
+        (["{folder}/wrong.py:f"], "line 2: ZeroDivisionError: division by zero"),
+        (["{folder}/exits.py:f"], "SystemExit: 3"),
+        (["no.such:f"], "No module named 'no'"),
+        (["{file}:gelu_bias", "--cc", "42"], "cc must be one of"),
+        (["{file}:gelu_bias", "--m", "-3"], "M must be a whole number"),
+        (["{file}:gelu_bias", "--arg", "bias=Q"], "is not a name and dims or a number"),
+        (["{file}:gelu_bias", "--arg", "no_such=N"], "Unexpected argument 'no_such'"),
+        (["{file}:gelu_bias", "--dtype", "complex64"], "complex64 is none of"),
+        (["{file}:gelu_bias", "--dtype", "float17"], "no dtype of PyTorch"),
+        (["{file}:gelu_bias", "--arg", "bias=7x7"], "does not broadcast"),
+    ],
+    ids=str,
+)
+def test_mistakes(words: list[str], sentence: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(file).parent
+    (folder / "wrong.py").write_text("x = 0\n1 / x\n")
+    (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    places = {"file": file, "folder": str(folder)}
+    printed = " ".join(error(capsys, "explain", *(word.format(**places) for word in words)).split())
+    assert " ".join(sentence.format(**places).split()) in printed
+
+
+def test_the_only_function_needs_no_name(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("def epi(accum):\n    return accum\n")
+    assert described.epilogue(str(tmp_path / "one.py")).__name__ == "epi"
+    assert described.epilogue("lambda accum: accum") == "lambda accum: accum"
+
+
+# --- cache ----------------------------------------------------------------------------------------------------------
+
+
+def filled(folder: Path) -> Path:
+    for place in ("0a/0a.1.so", "0a/0a.2.json", "0b/0b.3.o", "0b/half.part", "0b/lock", "tuned/x.json"):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text("ten bytes.")
+    return folder
+
+
+def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    own, image = filled(tmp_path / "own"), filled(tmp_path / "image")
+    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=own, cache_readonly=image))
+    shown = said(capsys, "cache")
+    assert shown.count("2 kernels, times of 1 site, tuned: 1 file, 50 bytes") == 2
+    assert str(own) in shown
+    assert str(image) in shown
+    assert said(capsys, "cache", "info") == shown
+    assert "removed 2 kernels, times of 1 site, 40 bytes" in said(capsys, "cache", "clear")
+    assert sorted(path.name for path in own.rglob("*.*")) == ["x.json"]
+    assert len(list(image.rglob("*.*"))) == 5, "that folder is only read"
+    said(capsys, "cache", "clear", "--tuned")
+    assert list(own.rglob("*.*")) == []
+    assert "0 kernels, 0 bytes" in said(capsys, "cache")
+
+
+def test_what_another_process_makes_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = filled(tmp_path / "own")
+    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=own))
+    with store.lock(own, "0a"):
+        assert "removed 1 kernel, 20 bytes" in said(capsys, "cache", "clear", status=1)
+    assert (own / "0a/0a.1.so").exists()
+    assert said(capsys, "cache", "clear").startswith("removed 1 kernel, times of 1 site, 20 bytes")
+
+
+def test_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path / "file"))
+    monkeypatch.setattr(store, "_warned", {})
+    with pytest.warns(UserWarning, match="are not shared"):
+        assert "none that can be used" in said(capsys, "cache")
+    monkeypatch.setattr(store, "_warned", {})
+    machine(monkeypatch)
+    assert "no folder; compiled kernels are not shared" in said(capsys, "doctor")
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_long_lines_are_cut_below_their_text() -> None:
+    assert wrapped("note     " + "word " * 8, 30).splitlines() == [
+        "note     word word word word",
+        "         word word word word",
+    ]
+    assert wrapped("  %12 = short") == "  %12 = short"
+    assert list(rows([("a", "one two three"), ("bc", "x\ny")], 13)) == [
+        "  a   one two\n      three",
+        "  bc  x",
+        "      y",
+    ]
+
+
+def test_sizes() -> None:
+    assert [size(n) for n in (0, 999, 1500, 2 << 30, 10**13)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.5 kB",
+        "2.15 GB",
+        "1e+04 GB",
+    ]
