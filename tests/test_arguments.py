@@ -172,12 +172,25 @@ def test_an_accumulator_that_does_not_go(dtype: torch.dtype, accumulator: torch.
         ef.gemm(A.to(dtype), B.to(dtype), accumulator_type=accumulator)
 
 
+@pytest.mark.parametrize(
+    ("named", "hint"), [({"out_dtype": torch.int8}, "did you mean out_dtypes="), ({"bas": B}, "did you mean bias=")]
+)
+def test_a_misspelled_argument_is_recognised(named: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ArgumentError, match=hint):
+        ef.gemm(A, B, epilogue=lambda accum, bias=0.0: accum + bias, **named)
+
+
+def test_an_epilogue_in_the_place_of_the_bias() -> None:
+    with pytest.raises(ArgumentTypeError, match="pass an epilogue by its name"):
+        ef.linear(A, B.T, ef.relu)  # type: ignore[arg-type]
+
+
 def test_gradients() -> None:
     weight = torch.nn.Parameter(B)
     with torch.no_grad():
         assert torch.equal(ef.gemm(A, weight), ACCUM)
     assert torch.equal(ef.gemm(A, weight.detach()), ACCUM)
-    with pytest.raises(ArgumentError, match=r"torch\.no_grad\(\) or \.detach\(\)"):
+    with pytest.raises(ArgumentError, match=r"\.detach\(\) or torch\.no_grad\(\)"):
         ef.GemmArguments(A, weight)
     with pytest.raises(ArgumentError, match="output 'D' is given, and an input requires grad"):
         ef.gemm(A, B, out=torch.zeros(M, N, requires_grad=True))

@@ -165,7 +165,9 @@ def test_mypy_agrees(tmp_path: Path) -> None:
         (ef.evt, "Sm90TreeVisitor", "write epifuse.evt.EVT"),
         (ef.evt.functional, "RELU", "write epifuse.evt.functional.relu"),
         (ef.evt.fusion, "LinearCombinationGroupedWgrad", "there is none yet"),
-        (ef.evt.fusion, "LinCombBias", r"docs/cutlass_names.md"),
+        (ef.evt.fusion, "LinCombBias", r"did you mean epifuse.evt.fusion.LinCombPerRowBias"),
+        (ef, "gelo", r"did you mean epifuse\.gelu"),
+        (ef, "quaternion", r"see dir\(epifuse\)"),
     ],
 )
 def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, name: str, hint: str) -> None:

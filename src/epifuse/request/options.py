@@ -9,6 +9,7 @@ import torch
 
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend import Parsed
+from epifuse.frontend.hints import argument_hint
 from epifuse.request.problem import Constraints
 
 
@@ -126,7 +127,8 @@ def given_by_name(
             if name in names:
                 raise fail("output_by_name", None, name=name)
             shown = ", ".join(parameters) or "none"
-            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
+            hint = argument_hint(name, (*_TAKEN[function], *parameters, *names))
+            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names), hint=hint)
     return given if out is None else {**given, **_destinations(out, names)}
 
 
