@@ -60,7 +60,7 @@ class Options(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All of them, to be found again by."""
+        """Hashable cache key."""
         dtypes = self.out_dtypes
         if dtypes is None and self.accumulate == ():  # asked by many launches, and `isinstance` costs 0.2 us
             return self
