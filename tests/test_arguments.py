@@ -413,7 +413,7 @@ def test_a_hint_on_the_wrong_side() -> None:
         ("accum", torch.bfloat16),
     ],
 )
-def test_a_last_cast_decides_the_dtype_of_an_output_that_nobody_declared(last: str, dtype: torch.dtype) -> None:
+def test_a_last_cast_decides_the_dtype_of_an_undeclared_output(last: str, dtype: torch.dtype) -> None:
     a, b = torch.ones(M, 4, dtype=torch.bfloat16), torch.ones(4, N, dtype=torch.bfloat16)
     text = f"def epi(accum):\n    D = {last}\n    return D"
     found = ef.gemm(a, b, epilogue=text)
@@ -469,7 +469,7 @@ def test_arguments_are_copied_and_run_on_their_own_tensors(copy: Any, epilogue: 
         assert torch.equal(made.epilogue.tensors[name], args.epilogue.tensors[name])
 
 
-def test_arguments_without_an_epilogue_and_those_of_a_lambda_are_copied() -> None:
+def test_arguments_of_no_epilogue_or_a_lambda_can_be_copied() -> None:
     plain = deepcopy(ef.GemmArguments(A, B, torch.zeros(M, N)))
     ef.get_kernels(plain)[0].run(plain)
     torch.testing.assert_close(plain.out, A @ B)

@@ -257,7 +257,7 @@ def test_peak_bytes_counts_what_is_alive_together() -> None:
     assert peak_bytes(run) == 7000
 
 
-def test_rounds_are_interleaved_and_a_slow_run_says_how_far_it_is(
+def test_rounds_alternate_and_a_slow_run_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, order = [0.0], []

@@ -176,6 +176,6 @@ def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, n
     assert not hasattr(module, name)
 
 
-def test_a_module_of_the_documentation_needs_no_import_of_its_own() -> None:
+def test_documented_modules_need_no_import_of_their_own() -> None:
     """README calls `epifuse.debug.to_svg`; what another test imported would be an attribute anyway."""
     assert ef.__getattr__("debug").to_svg.__module__ == "epifuse.tools.debug"
