@@ -206,13 +206,3 @@ def test_how_three_runs_differ_is_as_measured() -> None:
 
 
 CUBE, LONG, OWN = (4096, 4096, 4096), (4096, 14336, 4096), "epifuse plain"
-
-
-@pytest.mark.parametrize("name", [name for name, each in VARIANTS.items() if "kept" in each])
-def test_the_kept_variant_of_the_kernel_is_the_fastest(name) -> None:
-    experiment = VARIANTS[name]
-    kept, cases = experiment["kept"], experiment.get("kept_of")
-    rows = [row["microseconds"] for row in experiment["rows"] if cases is None or row["case"] in cases]
-    for other in {name for row in rows for name in row} - {kept, "QuACK"}:
-        ratios = [math.log(row[other] / row[kept]) for row in rows if other in row]
-        assert sum(ratios) > 0, other

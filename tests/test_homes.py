@@ -41,3 +41,10 @@ def test_a_fact_has_one_home(fact: str) -> None:
 def test_a_second_home_is_found(tmp_path: Path, fact: str, line: str) -> None:
     (tmp_path / "kernel.py").write_text(f"{line}\n")
     assert found(*HOMES[fact], tmp_path) == [f"kernel.py: {line}"]
+
+
+def test_names_of_tests_are_short() -> None:
+    """A report of failures shows them on one line."""
+    files = Path(__file__).parent.rglob("*.py")
+    names = {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))}
+    assert {name for name in names if len(name) >= 60} == set()
