@@ -1,13 +1,15 @@
-"""The reference notebook, cell by cell, from its own text with four edits made by rule."""
+"""Two notebooks, cell by cell: the reference one, with edits made by rule, and examples/tour.ipynb."""
 
 import ast
+import json
 import linecache
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import epifuse as ef
 
@@ -94,3 +96,63 @@ def test_hopper_carries_each_product(capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.gpu
 def test_every_cell_runs_on_a_gpu_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert told("cuda", capsys) == told("cpu", capsys)
+
+
+# --- the tour ---------------------------------------------------------------------------------------------------------
+
+TOUR = json.loads((Path(__file__).parents[1] / "examples" / "tour.ipynb").read_text(encoding="utf-8"))
+CODE = ["".join(cell["source"]) for cell in TOUR["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.fixture
+def pyplot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Without a window; and the number of threads, which the notebook sets, as before."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed; `make setup` installs it")
+    pyplot.switch_backend("agg")
+    yield pyplot
+    pyplot.close("all")
+    torch.set_num_threads(threads)
+
+
+def toured() -> dict[str, Any]:
+    """What the cells define. The first one chooses the device."""
+    namespace: dict[str, Any] = {"__name__": "tour"}
+    for number, cell in enumerate(CODE, 1):
+        run(cell, number, namespace)
+    return namespace
+
+
+def check_tour(pyplot: Any, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = toured()
+    assert found["device"].type == device
+    assert "<svg" in found["graph"]._repr_svg_()
+    printed = capsys.readouterr().out
+    assert str(found["here"].plan) in printed
+    assert "sm90_gemm" in printed
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
+    assert len(figures) == 3, "tiles, times and the roofline"
+    for figure in figures:
+        figure.canvas.draw()
+        assert all(axes.has_data() for axes in figure.axes)
+    assert all(time > 0 for times in found["seconds"].values() for time in times.values())
+    assert found["slope"].grad is not None
+
+
+def test_the_tour_runs_on_a_cpu(
+    pyplot: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_tour(pyplot, "cpu", capsys)
+
+
+@pytest.mark.gpu
+def test_the_tour_runs_on_a_gpu(pyplot: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    check_tour(pyplot, "cuda", capsys)
+
+
+def test_the_tour_holds_no_outputs() -> None:
+    """Times of whoever ran it last would stand beside code that has changed."""
+    cells = [cell for cell in TOUR["cells"] if cell["cell_type"] == "code"]
+    assert [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
