@@ -110,7 +110,7 @@ def test_what_cannot_be_split_says_why():
     half = torch.empty(512, 4096, dtype=torch.float16, device="meta")
     args = ef.GemmArguments(half, half.t(), None, torch.float16, constraints=ef.Constraints(split=2))
     told = {one.reason for one in ef.explain(args, cc=90).refusals}
-    assert "it adds up parts of K in float32, and the accumulator is torch.float16" in told
+    assert "it adds up parts of K in 32 bits, and the accumulator is torch.float16" in told
 
 
 @pytest.mark.parametrize("design", [*SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS, *EXCHANGED], ids=str)

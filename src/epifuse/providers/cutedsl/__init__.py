@@ -94,8 +94,9 @@ several elements are added (`tests/gpu/test_swapped.py` compares the bits)."""
 
 
 def _bits(design: Design) -> Hashable:
-    """In which order K is added up: parts end between blocks of K."""
-    return (_BITS, design.split, design.spans) if design.split > 1 else _BITS
+    """In which order K is added up, and in what: parts end between blocks of K."""
+    order: Hashable = (_BITS, design.promoted) if design.promoted else _BITS
+    return (order, design.split, design.spans) if design.split > 1 else order
 
 
 def _workspace_bytes(design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int]) -> int:

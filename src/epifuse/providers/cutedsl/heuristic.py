@@ -78,7 +78,8 @@ class Rated(NamedTuple):
             _multiplications_a_second(processor) / bandwidth,
             0 if pingpong else exposed,
             m * n,
-            tuned.RATES.value[design.tile, pingpong],
+            tuned.RATES.value[design.tile, pingpong]
+            * (tuned.PROMOTED_RATE.value[pingpong] if design.promoted else 1.0),
             tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
             tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
             tuned.SPILLING.value if spills else 1.0,

@@ -36,7 +36,8 @@ class Sums(NamedTuple):
 class Split:
     """The parts of K of `design`, of which there may be one."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, accumulator: Any = Float32) -> None:
+        self.accumulator = accumulator
         self.parts, self.ctas, self.width = design.split, design.ctas, design.cluster[0]
         self.row = WARP_GROUP * design.sharing * _QUAD  # bytes that all threads move at once
         self.bytes = budget.part_bytes(design)
@@ -88,12 +89,19 @@ class Split:
             for quad in cutlass.range_constexpr(self.quads):
                 values = self._quad(at, other, quad).load()
                 for i in cutlass.range_constexpr(4):
-                    registers[4 * quad + i] = registers[4 * quad + i] + values[i]
+                    registers[4 * quad + i] = self._sum(registers[4 * quad + i], values[i])
+
+    def _sum(self, x, y):
+        """Of integers as the tensor cores add them: what lies beyond 32 bits is the largest number, or the least."""
+        if self.accumulator is not Int32:
+            return x + y
+        text = "add.sat.s32 {$w0}, {$r0}, {$r1};"
+        return cute.arch.inline_ptx(text, write_only_types=[Int32], read_only_args=[x, y])
 
     def _quad(self, at, other, quad):
         start = at.sums + Int64(other * self.bytes) + quad * self.row
         return cute.make_tensor(
-            cute.make_ptr(Float32, start, cute.AddressSpace.gmem, assumed_align=_QUAD), cute.make_layout(4)
+            cute.make_ptr(self.accumulator, start, cute.AddressSpace.gmem, assumed_align=_QUAD), cute.make_layout(4)
         )
 
     def _flag(self, at, other):
