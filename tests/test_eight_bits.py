@@ -164,6 +164,23 @@ def test_the_option_reaches_the_plan_from_each_call():
     assert torch.equal(ef.linear(a, b.t(), fast_accum=True), torch.zeros(16, 16))
 
 
+def test_the_option_travels_with_a_compiled_call():
+    """As a part of the operator that PyTorch's compiler sees."""
+    from epifuse.pytorch.spec import decoded
+
+    seen = []
+
+    def backend(module, inputs):
+        seen.extend(node.args for node in module.graph.nodes if "epifuse" in str(node.target))
+        return module.forward
+
+    call = torch.compile(lambda a, b: ef.gemm(a, b, fast_accum=True), backend=backend, fullgraph=True)
+    a, b = torch.randn(16, 32).to(E4M3), torch.randn(32, 16).to(E4M3)
+    assert torch.equal(call(a, b), ef.gemm(a, b))
+    specs = [decoded(arg) for args in seen for arg in args if isinstance(arg, str)]
+    assert [spec.options.fast_accum for spec in specs] == [True]
+
+
 # --- what is compiled ------------------------------------------------------------------------------------------------
 
 

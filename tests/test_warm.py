@@ -151,7 +151,7 @@ def two_outputs(accum: Any) -> Any:
     return D, E
 
 
-@pytest.mark.parametrize("name", ["fast_math", "allow_recompute"])
+@pytest.mark.parametrize("name", ["fast_math", "allow_recompute", "fast_accum"])
 def test_an_option_that_only_equals_the_usual_one_is_refused_after_it(name: str) -> None:
     ef.gemm(A, B)
     with pytest.raises(ArgumentError, match=f"{name} must be True or False, got 0"):
