@@ -138,7 +138,7 @@ def _reached(problem: Problem) -> str:
     told = f"a sum is at most {' * '.join(map(str, factors))} = {reached} in size"
     if reached <= most:
         return f"{told}, which int32 holds"
-    return f"{told}, and int32 ends at {most}: the tensor cores make that number of what lies beyond"
+    return f"{told}, and int32 ends at {most}: what lies beyond is lost"
 
 
 def _looser(problem: Problem) -> list[str]:

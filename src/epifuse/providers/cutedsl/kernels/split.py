@@ -89,14 +89,7 @@ class Split:
             for quad in cutlass.range_constexpr(self.quads):
                 values = self._quad(at, other, quad).load()
                 for i in cutlass.range_constexpr(4):
-                    registers[4 * quad + i] = self._sum(registers[4 * quad + i], values[i])
-
-    def _sum(self, x, y):
-        """Of integers as the tensor cores add them: what lies beyond 32 bits is the largest number, or the least."""
-        if self.accumulator is not Int32:
-            return x + y
-        text = "add.sat.s32 {$w0}, {$r0}, {$r1};"
-        return cute.arch.inline_ptx(text, write_only_types=[Int32], read_only_args=[x, y])
+                    registers[4 * quad + i] = registers[4 * quad + i] + values[i]
 
     def _quad(self, at, other, quad):
         start = at.sums + Int64(other * self.bytes) + quad * self.row
