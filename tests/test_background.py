@@ -22,7 +22,7 @@ from epifuse.runtime import background
 from epifuse.runtime.launch import Prepared
 from tests.test_sm90_compile import column_sums, softmax
 
-BEST, GOOD, POOR = "best", "good", "poor"
+BEST, GOOD, POOR, OTHER = "best", "good", "poor", "with other bits"
 
 
 class Compiling(CpuProvider):
@@ -30,6 +30,7 @@ class Compiling(CpuProvider):
 
     def __init__(self) -> None:
         self.bits: dict[str, Hashable] = dict.fromkeys((BEST, GOOD, POOR), "same")
+        self.with_other_rows: tuple[str, ...] = ()
         self.loaded: set[str] = set()
         self.stored: set[str] = set()
         self.submitted: list[str] = []
@@ -44,6 +45,7 @@ class Compiling(CpuProvider):
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Any) -> Answers:
         own = super().supports(super().specs()[1:], work, problem).allocation(0)
         cost = {BEST: 1.0, GOOD: 2.0, POOR: 3.0}
+        own = replace(own, with_other_rows=lambda: self.with_other_rows)
         return Answers.of([(spec, replace(own, cost=cost[spec.name], bits=self.bits[spec.name])) for spec in specs])
 
     def build(self, plan: Plan) -> Runner:
@@ -104,6 +106,20 @@ def test_the_first_call_of_all_waits(kernels: Compiling) -> None:
     call()
     assert kernels.ran == [BEST]
     assert kernels.submitted == []
+
+
+def test_the_first_call_waits_for_kernels_with_other_bits_too(kernels: Compiling) -> None:
+    """Those that are for calls with another M: a worker compiles them while this call compiles its own."""
+    kernels.with_other_rows = OTHER, "stored"
+    kernels.stored.add("stored")
+    kernels.futures[OTHER] = Future()
+    threading.Timer(0.05, kernels.finish, [OTHER]).start()
+    call()
+    assert kernels.ran == [BEST]
+    assert kernels.submitted == [OTHER]
+    assert OTHER in kernels.stored
+    call(6)
+    assert kernels.submitted == [OTHER]
 
 
 def best_plan() -> Plan:

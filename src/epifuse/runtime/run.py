@@ -96,8 +96,10 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
         return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)
     try:
-        plan, until = choose(selection.best, selection)
+        plan, until, beside = choose(selection.best, selection)
         prepared = Prepared.of(plan, is_final=until is None)
+        for outcome in beside:
+            outcome.result()
     except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
         if call.request.options.fallback is None:
             raise

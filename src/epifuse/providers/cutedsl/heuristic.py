@@ -159,9 +159,10 @@ def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int,
     )
 
 
-def estimates(designs: Iterable[Rated], problem: Problem) -> list[float]:
-    """What the model says each design takes. Asked of every design for every problem."""
-    extents, k, copies = problem.extents, _wide_k(problem), _copies(problem)
+def estimates(designs: Iterable[Rated], problem: Problem, **others: int) -> list[float]:
+    """What the model says each design takes, with `others` of the extents. Asked of every design for every problem."""
+    k, copies = _wide_k(problem), _copies(problem)
+    extents = {**problem.extents, **others} if others else problem.extents
     return [terms(rated, extents, k, copies).cost for rated in designs]
 
 
