@@ -67,11 +67,29 @@ def seed(request: pytest.FixtureRequest) -> int:
     return value
 
 
+def golden_file(item: pytest.Item) -> Path:
+    """The text that a test with the fixture `golden` is compared with."""
+    test = ".".join(item.nodeid.split("::")[1:])
+    return GOLDEN / item.path.stem / (re.sub(r"[^\w.-]+", "_", test).strip("_") + ".txt")
+
+
+STALE = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m take tests out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Find golden files that no collected test is compared with; tests/test_golden.py reads the result."""
+    if any("::" in argument for argument in config.args):
+        return  # parts of files
+    used = {golden_file(item) for item in items if "golden" in getattr(item, "fixturenames", ())}
+    there = (path for stem in {item.path.stem for item in items} for path in (GOLDEN / stem).glob("*"))
+    config.stash[STALE] = sorted(path.relative_to(GOLDEN).as_posix() for path in {*there} - used)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """`golden(text)` compares with tests/golden/<file>/<test>.txt; --update-golden writes it."""
-    test = ".".join(request.node.nodeid.split("::")[1:])
-    path = GOLDEN / request.node.path.stem / (re.sub(r"[^\w.-]+", "_", test).strip("_") + ".txt")
+    path = golden_file(request.node)
 
     def compare(text: str) -> None:
         text = text.rstrip("\n") + "\n"

@@ -217,7 +217,7 @@ def test_what_several_tiles_write_is_added_once(name: str) -> None:
     assert torch.equal(out, 1 + 5 * want)
 
 
-def test_a_dim_may_be_kept_where_it_has_one_element_from_the_start() -> None:
+def test_a_dim_of_one_element_may_be_kept() -> None:
     """A reduction along one element is none by the time destinations are looked at."""
     C, s = whole(M, 1), torch.empty(M, 1)
     source = "def f(accum, C): D = accum; s = C.sum(dim=-1); return D, s"

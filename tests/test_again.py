@@ -245,7 +245,7 @@ def test_what_is_handed_over_is_what_is_saved() -> None:
     assert all(any(value is one for one in given) for value in saved)
 
 
-def test_a_weight_that_is_changed_before_the_backward_is_torchs_own_error() -> None:
+def test_a_weight_changed_before_the_backward_is_torchs_error() -> None:
     given = layer()
     warm(linear, *given)
     y = linear(*given)
@@ -264,7 +264,7 @@ def test_second_derivatives_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["silu", "tanh", "sigmoid", "relu"])
-def test_a_stored_derivative_widens_nothing_that_its_operations_widen(name: str) -> None:
+def test_a_stored_derivative_makes_no_float32_copy(name: str) -> None:
     made: list[tuple[torch.Size, torch.dtype]] = []
 
     class Copies(torch.utils._python_dispatch.TorchDispatchMode):

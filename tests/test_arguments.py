@@ -172,12 +172,25 @@ def test_an_accumulator_that_does_not_go(dtype: torch.dtype, accumulator: torch.
         ef.gemm(A.to(dtype), B.to(dtype), accumulator_type=accumulator)
 
 
+@pytest.mark.parametrize(
+    ("named", "hint"), [({"out_dtype": torch.int8}, "did you mean out_dtypes="), ({"bas": B}, "did you mean bias=")]
+)
+def test_a_misspelled_argument_is_recognised(named: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ArgumentError, match=hint):
+        ef.gemm(A, B, epilogue=lambda accum, bias=0.0: accum + bias, **named)
+
+
+def test_an_epilogue_in_the_place_of_the_bias() -> None:
+    with pytest.raises(ArgumentTypeError, match="pass an epilogue by its name"):
+        ef.linear(A, B.T, ef.relu)  # type: ignore[arg-type]
+
+
 def test_gradients() -> None:
     weight = torch.nn.Parameter(B)
     with torch.no_grad():
         assert torch.equal(ef.gemm(A, weight), ACCUM)
     assert torch.equal(ef.gemm(A, weight.detach()), ACCUM)
-    with pytest.raises(ArgumentError, match=r"torch\.no_grad\(\) or \.detach\(\)"):
+    with pytest.raises(ArgumentError, match=r"\.detach\(\) or torch\.no_grad\(\)"):
         ef.GemmArguments(A, weight)
     with pytest.raises(ArgumentError, match="output 'D' is given, and an input requires grad"):
         ef.gemm(A, B, out=torch.zeros(M, N, requires_grad=True))
@@ -400,7 +413,7 @@ def test_a_hint_on_the_wrong_side() -> None:
         ("accum", torch.bfloat16),
     ],
 )
-def test_a_last_cast_decides_the_dtype_of_an_output_that_nobody_declared(last: str, dtype: torch.dtype) -> None:
+def test_a_last_cast_decides_the_dtype_of_an_undeclared_output(last: str, dtype: torch.dtype) -> None:
     a, b = torch.ones(M, 4, dtype=torch.bfloat16), torch.ones(4, N, dtype=torch.bfloat16)
     text = f"def epi(accum):\n    D = {last}\n    return D"
     found = ef.gemm(a, b, epilogue=text)
@@ -456,7 +469,7 @@ def test_arguments_are_copied_and_run_on_their_own_tensors(copy: Any, epilogue: 
         assert torch.equal(made.epilogue.tensors[name], args.epilogue.tensors[name])
 
 
-def test_arguments_without_an_epilogue_and_those_of_a_lambda_are_copied() -> None:
+def test_arguments_of_no_epilogue_or_a_lambda_can_be_copied() -> None:
     plain = deepcopy(ef.GemmArguments(A, B, torch.zeros(M, N)))
     ef.get_kernels(plain)[0].run(plain)
     torch.testing.assert_close(plain.out, A @ B)

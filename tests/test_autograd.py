@@ -361,7 +361,7 @@ def test_a_second_backward_is_torchs_own_error() -> None:
         y.sum().backward()
 
 
-def test_second_derivatives_are_refused_where_they_are_asked_for() -> None:
+def test_second_derivatives_are_refused_when_asked_for() -> None:
     a, b = random(M, K), random(K, N)
     (gradient,) = torch.autograd.grad(ef.gemm(a, b, epilogue=ef.tanh).sum(), a, create_graph=True)
     torch.testing.assert_close(gradient, torch.autograd.grad(torch.tanh(a @ b).sum(), a)[0])
@@ -508,7 +508,7 @@ def test_fake_tensors_are_differentiable() -> None:
 # --- how the product comes back ---------------------------------------------------------------------------------------
 
 
-def test_a_derivative_no_kernel_carries_is_run_by_pytorch_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfusable_derivative_runs_in_pytorch_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = random(M, K), random(K, N)
     y = ef.gemm(a, b, epilogue=lambda accum: ef.tanh(accum) * 3.0, save="recompute")
 
@@ -526,7 +526,7 @@ def test_a_derivative_no_kernel_carries_is_run_by_pytorch_and_said(monkeypatch: 
 
 
 @pytest.mark.parametrize(("k", "stored"), [(12, False), (8192, True)])
-def test_a_long_product_is_stored_and_a_short_one_computed_again(k: int, stored: bool) -> None:
+def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: bool) -> None:
     a, b = torch.zeros(8, k, requires_grad=True), torch.zeros(k, 16)
     y = ef.gemm(a, b, epilogue=ef.gelu)
     assert any(value is not None and value.shape == (8, 16) for value in y.grad_fn.saved_tensors) == stored

@@ -104,7 +104,7 @@ def test_gradients_lie_as_what_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2, 3])
-def test_an_input_that_is_changed_before_the_backward_is_torchs_own_error(changed: int) -> None:
+def test_an_input_changed_before_the_backward_is_torchs_error(changed: int) -> None:
     inputs = leaves()
     y = fused(*inputs)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_an_input_that_is_changed_before_the_backward_is_torchs_own_error(change
         y.sum().backward()
 
 
-def test_the_same_gradient_of_two_operands_keeps_what_the_wider_one_holds() -> None:
+def test_a_gradient_shared_by_two_operands_keeps_wider_dtype() -> None:
     narrow, wide = leaf(M, N).detach().bfloat16().requires_grad_(), leaf(M, N).detach().float().requires_grad_()
     a, b = leaf(M, K).detach().float(), leaf(K, N).detach().float()
     y = ef.gemm(a, b, epilogue="def epi(accum, C, E): D = tanh(accum + E + C); return D", C=narrow, E=wide)
@@ -194,7 +194,7 @@ def test_gradients_of_every_sample() -> None:
     torch.testing.assert_close(*(function(x, weight, bias, scale) for function in per_sample))
 
 
-def test_second_derivatives_of_transforms_are_those_of_the_operations() -> None:
+def test_second_derivatives_of_transforms_match_the_operations() -> None:
     inputs = tuple(value.detach() for value in leaves())
     twice = [
         torch.func.grad(lambda x, f=f: torch.func.grad(lambda y: loss(f)(y, *inputs[1:]))(x).sum())
@@ -232,7 +232,7 @@ def arguments(*inputs: Tensor) -> ef.GemmArguments:
 def test_arguments_that_require_grad_are_refused_by_name(index: int) -> None:
     inputs = [x if i == index else x.detach() for i, x in enumerate(leaves())]
     name = ("A", "B", "operand 'bias'", "operand 'scale'")[index]
-    with pytest.raises(ArgumentError, match=f"{name} requires grad, which no autograd records here"):
+    with pytest.raises(ArgumentError, match=f"{name} requires grad, and this call records no gradients"):
         arguments(*inputs)
 
 
@@ -242,7 +242,7 @@ def test_a_kernel_records_nothing_and_says_so() -> None:
         args = arguments(*inputs)
         (kernel, *_) = ef.get_kernels(args)
     for launch in (kernel.run, kernel.bind):
-        with pytest.raises(ArgumentError, match="A requires grad, which no autograd records here"):
+        with pytest.raises(ArgumentError, match="A requires grad, and this call records no gradients"):
             launch(args)
     with torch.no_grad():
         kernel.run(args)

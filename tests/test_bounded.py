@@ -78,7 +78,7 @@ FLOATING = [name for name, row in PRIMITIVES.items() if row.rule in ("floating",
 
 
 @pytest.mark.parametrize("name", FLOATING)
-def test_what_a_primitive_with_a_pole_makes_of_a_number_near_zero_is_unknown(name):
+def test_the_bound_near_a_pole_is_unknown(name):
     """1 / x is positive or negative infinity where x is zero, by a sign that an error bound leaves open."""
     meaning, arity = PRIMITIVES[name].meaning, PRIMITIVES[name].arity
     for position in range(arity):
@@ -92,7 +92,7 @@ def test_what_a_primitive_with_a_pole_makes_of_a_number_near_zero_is_unknown(nam
 
 
 @pytest.mark.parametrize("name", [name for name in FLOATING if PRIMITIVES[name].arity == 1])
-def test_what_a_primitive_with_a_period_makes_of_a_number_moved_so_far_is_unknown(name):
+def test_the_bound_beyond_a_period_is_unknown(name):
     meaning, x = PRIMITIVES[name].meaning, torch.linspace(0.3, 1.2, 20, dtype=torch.float64)
     value = meaning(x)
     if torch.allclose(value, meaning(x + 2 * torch.pi)) and value.std() > 0.01:

@@ -59,7 +59,7 @@ def test_gradients_of_a_model(name: str) -> None:
     assert ordered["ours"][-1] <= 3 * max(ordered["eager"][-1], ordered["unfused"][-1])
 
 
-def test_what_the_backward_pass_compares_with_its_argument_is_not_fused_without_it() -> None:
+def test_a_backward_comparison_is_not_fused_without_its_input() -> None:
     """Its gradient goes where the argument equals it; of an argument that is computed again none might."""
 
     class Largest(nn.Linear):

@@ -440,7 +440,7 @@ def test_a_power_of_one_half_is_the_root(dtype):
         "n = amax(accum, dim=-1, keepdim=True) * 0.5; D = accum * n; u = n * 3; E = u * accum; return D, u, E, n",
     ],
 )
-def test_a_column_that_leaves_is_not_what_the_next_one_makes_of_it(body: str, shape: tuple[int, int, int]) -> None:
+def test_a_stored_column_is_not_changed_by_the_next_one(body: str, shape: tuple[int, int, int]) -> None:
     """Each is read by its tile, where it lies in a buffer, and evaluated whole once the sweep is done."""
     m, k, n = shape
     a, b = torch.randn(m, k), torch.randn(k, n)

@@ -98,7 +98,7 @@ def test_accesses_and_ragged_shapes(m, n, dtype, batch):
         torch.testing.assert_close(compiled[name], panel[name], rtol=tolerance, atol=tolerance)
 
 
-def test_the_accumulator_may_live_in_a_destination_that_an_operand_shares():
+def test_the_accumulator_may_use_a_shared_destination():
     a, b = torch.randn(40, 8), torch.randn(8, 33)
     c = torch.randn(40, 33)
     want = (a @ b) * c + c

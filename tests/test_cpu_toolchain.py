@@ -80,7 +80,7 @@ def run(program, **environment):
     assert done.returncode == 0, done.stderr
 
 
-def test_four_threads_make_the_same_first_call_and_a_next_process_compiles_nothing(tmp_path):
+def test_four_threads_compile_once_and_another_process_nothing(tmp_path):
     run(FIRST_CALLS, OMP_NUM_THREADS="1", EPIFUSE_CACHE_DIR=str(tmp_path))
     assert len(list(tmp_path.glob("??/*.so"))) == 4
     run(FIRST_CALLS, OMP_NUM_THREADS="1", EPIFUSE_CACHE_DIR=str(tmp_path), EPIFUSE_NO_COMPILE="1")
@@ -143,7 +143,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_compiler_that_cannot_build_is_told_once_and_the_panel_serves(how, monkeypatch, tmp_path):
+def test_a_broken_compiler_warns_once_and_the_panel_runs(how, monkeypatch, tmp_path):
     script, words = BROKEN[how]
     program = tmp_path / "broken"
     program.write_text(f"#!/bin/sh\n{script}\n")

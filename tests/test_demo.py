@@ -78,7 +78,10 @@ def test_the_demo_without_optional_packages(tmp_path: Path) -> None:
     done = command(*run, program=("-c", BARE), CUDA_VISIBLE_DEVICES="")
     told(done, "8960 x 256 features, 16 million logits", torch.finfo(torch.float32).eps * 16)
     left_out = [line for line in done.stdout.splitlines() if line.startswith("Left out:")]
-    install, instead = "hint: pip install 'epifuse[demo]'.", "Ten random patterns with noise take their place."
+    install, instead = (
+        "hint: in a checkout of epifuse: pip install '.[demo]'.",
+        "Ten random patterns with noise take their place.",
+    )
     assert left_out == [
         f"Left out: reading digits needs the package scikit-learn; {install} {instead}",
         f"Left out: the picture needs the package pygraphviz; {install}",
@@ -162,7 +165,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
-    with pytest.raises(ef.errors.UnsupportedError, match=r"pip install 'epifuse\[demo\]'"):
+    with pytest.raises(ef.errors.UnsupportedError, match=r"pip install '.\[demo\]'"):
         to_svg(small().arguments.graph, tmp_path / "x.svg")
 
 
@@ -254,7 +257,7 @@ def test_peak_bytes_counts_what_is_alive_together() -> None:
     assert peak_bytes(run) == 7000
 
 
-def test_rounds_are_interleaved_and_a_slow_run_says_how_far_it_is(
+def test_rounds_alternate_and_a_slow_run_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, order = [0.0], []

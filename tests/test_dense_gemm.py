@@ -212,7 +212,7 @@ def test_hopper_has_these_tiles() -> None:
     assert ef.get_kernels(other.arguments(a, b), cc=90) == []
 
 
-def test_hopper_computes_the_product_twice_for_a_norm_of_the_whole() -> None:
+def test_a_norm_of_the_whole_computes_the_product_twice() -> None:
     gemm = MultiOutput(device="meta")
     a, b = gemm.create_arguments(2, 512, 256, 128, "k", "k", "n", torch.bfloat16)
     args = gemm.arguments(a, b, torch.empty(2, 512, 256, device="meta"))

@@ -150,7 +150,7 @@ def test_what_a_burst_spends_on_row_squares_now_is_as_measured() -> None:
     assert f"and bursts take {now['row squares'] / now['A @ B'] - 1:.1%} more than the plain product" in FLAT
 
 
-def test_what_spare_stages_gain_where_each_cta_has_one_tile_is_as_measured() -> None:
+def test_the_gain_of_spare_stages_is_as_measured() -> None:
     found = VARIANTS["spare-cooperative"]
     times = [row["microseconds"] for row in found["rows"] if row["case"] in ("row_squares", "relu_residual", "resid")]
     gains = [1 - each["spare"] / each["without"] for each in times]
@@ -209,7 +209,7 @@ CUBE, LONG, OWN = (4096, 4096, 4096), (4096, 14336, 4096), "epifuse plain"
 
 
 @pytest.mark.parametrize("name", [name for name, each in VARIANTS.items() if "kept" in each])
-def test_the_variant_of_the_kernel_that_was_kept_is_the_fastest_of_those_measured(name) -> None:
+def test_the_kept_variant_of_the_kernel_is_the_fastest(name) -> None:
     experiment = VARIANTS[name]
     kept, cases = experiment["kept"], experiment.get("kept_of")
     rows = [row["microseconds"] for row in experiment["rows"] if cases is None or row["case"] in cases]

@@ -206,7 +206,7 @@ def test_a_layer_that_is_wrong_says_so(
     assert "'dx'" in capsys.readouterr().err
 
 
-def test_without_a_size_a_small_one_is_verified_and_a_useful_one_timed(
+def test_by_default_a_small_size_is_verified_a_large_one_timed(
     load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = load("common")

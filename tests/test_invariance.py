@@ -133,7 +133,7 @@ def test_the_environment_asks_for_every_call():
 
 
 @pytest.mark.parametrize("n", [1040, 2048])
-def test_one_launch_is_not_given_up_for_several_where_rows_are_few(n):
+def test_few_rows_keep_one_launch_instead_of_several(n):
     """Which of both were cheaper follows from M, and they merge rows differently."""
     asked = ef.Constraints(batch_invariant=True, allow_recompute=True)
     plans = set()

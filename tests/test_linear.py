@@ -37,7 +37,7 @@ def test_an_output_of_linear_that_cannot_be_seen_as_rows() -> None:
     x, out = torch.ones(2, 3, K), torch.zeros(3, 2, N).transpose(0, 1)
     ef.linear(x, B.T, out=out)
     assert torch.equal(out, torch.nn.functional.linear(x, B.T))
-    with pytest.raises(ArgumentError, match=r"leading dims of output 'D', of shape .* cannot be seen as one"):
+    with pytest.raises(ArgumentError, match="leading dims of output 'D' cannot be merged into one"):
         ef.linear(torch.ones(4, 3, 2, K), B.T, out=torch.zeros(2, 3, 4, N).transpose(0, 2))
     sliced = torch.zeros(2, 3, 2 * N)[..., ::2]
     ef.linear(x, B.T, out=sliced)

@@ -132,7 +132,7 @@ def test_a_region_ends_where_another_kernel_has_to_run() -> None:
     assert {node.name for node in region.outputs} == {"add", "relu", "sum_1", "sum_2"}
 
 
-def test_what_is_computed_for_the_product_alone_is_measured_with_it() -> None:
+def test_inputs_made_for_the_product_are_measured_with_it() -> None:
     module = traced(lambda a, b, x: a.sin() @ b + x.cos(), A, B, X)
     region = region_of(product_of(module), [])
     assert region is not None

@@ -43,7 +43,7 @@ def test_an_integer_is_exact_beside_integers(dtype: torch.dtype, number: Any) ->
         torch.testing.assert_close(result, want)
 
 
-def test_an_integer_beside_a_coordinate_is_exact_beyond_what_a_float_holds() -> None:
+def test_an_integer_beside_a_coordinate_is_exact_beyond_floats() -> None:
     a, b = torch.ones((1 << 24) + 4, 1), torch.ones(1, 1)
     row = (1 << 24) + 1
     result = ef.gemm(a, b, epilogue=lambda accum, k: ef.where(ef.index_m(accum) == k, 5.0, accum), k=row)

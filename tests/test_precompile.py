@@ -74,9 +74,7 @@ torch.testing.assert_close(found, torch.relu(a @ b + bias))
 """
 
 
-def test_a_process_that_must_not_compile_runs_what_was_compiled_ahead(
-    empty_store: Path, loop: ef.GemmArguments
-) -> None:
+def test_without_compiling_a_precompiled_kernel_runs(empty_store: Path, loop: ef.GemmArguments) -> None:
     environment = os.environ | {"EPIFUSE_NO_COMPILE": "1"}
 
     def run() -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ def code(path: Path) -> str:
     return " ".join(token.string for token in tokens if token.type not in (tokenize.COMMENT, tokenize.STRING))
 
 
-def test_one_line_of_src_knows_how_many_multiprocessors_there_are() -> None:
+def test_the_number_of_multiprocessors_stands_in_one_line() -> None:
     count = str(GPUS[DEFAULT].multiprocessors)
     found = {path.relative_to(SRC).as_posix(): code(path).split().count(count) for path in SRC.rglob("*.py")}
     assert {name: times for name, times in found.items() if times} == {"base/processors.py": 1}

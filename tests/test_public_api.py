@@ -165,7 +165,9 @@ def test_mypy_agrees(tmp_path: Path) -> None:
         (ef.evt, "Sm90TreeVisitor", "write epifuse.evt.EVT"),
         (ef.evt.functional, "RELU", "write epifuse.evt.functional.relu"),
         (ef.evt.fusion, "LinearCombinationGroupedWgrad", "there is none yet"),
-        (ef.evt.fusion, "LinCombBias", r"docs/cutlass_names.md"),
+        (ef.evt.fusion, "LinCombBias", r"did you mean epifuse.evt.fusion.LinCombPerRowBias"),
+        (ef, "gelo", r"did you mean epifuse\.gelu"),
+        (ef, "quaternion", r"see dir\(epifuse\)"),
     ],
 )
 def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, name: str, hint: str) -> None:
@@ -174,6 +176,6 @@ def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, n
     assert not hasattr(module, name)
 
 
-def test_a_module_of_the_documentation_needs_no_import_of_its_own() -> None:
+def test_documented_modules_need_no_import_of_their_own() -> None:
     """README calls `epifuse.debug.to_svg`; what another test imported would be an attribute anyway."""
     assert ef.__getattr__("debug").to_svg.__module__ == "epifuse.tools.debug"

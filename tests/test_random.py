@@ -57,7 +57,7 @@ def test_numbers_of_inductors_cpp() -> None:
 @pytest.mark.parametrize(
     "seed", [1 << 63, -(1 << 63) - 1, 1.5, True, torch.tensor(3.0), torch.tensor(3, dtype=torch.uint64)]
 )
-def test_a_seed_is_refused_by_the_reference_where_kernels_refuse_it(seed: Any) -> None:
+def test_the_reference_refuses_the_seeds_that_kernels_refuse(seed: Any) -> None:
     def epilogue(accum: Any, seed: Any) -> Any:
         return ef.dropout(accum, 0.5, seed)
 
@@ -176,7 +176,7 @@ class Layer(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_drops_what_inductor_drops_and_stores_no_mask() -> None:
+def test_dropout_matches_inductor_and_stores_no_mask() -> None:
     torch.manual_seed(0)
     model, x, to = Layer(), torch.randn(4, 32, 64), torch.randn(4, 32, 64)
 

@@ -23,7 +23,7 @@ def test_an_output_of_any_name_is_reached(name: str) -> None:
     assert result[-1:] == (result[name],)
 
 
-def test_what_a_tuple_has_is_there_where_no_output_takes_the_name() -> None:
+def test_tuple_methods_exist_unless_an_output_has_the_name() -> None:
     result = ef.gemm(A, B, epilogue="def epi(accum): D = accum; E = accum * 2; return E, D")
     assert result.names == ("E", "D")
     with pytest.raises(ef.errors.ArgumentError, match="there is no output 'F'; the outputs are E, D"):

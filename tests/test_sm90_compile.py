@@ -217,7 +217,7 @@ def test_what_only_finished_values_read_is_not_loaded_in_tiles():
 
 
 @pytest.mark.parametrize("batches", [(), (2,)])
-def test_a_matrix_is_handed_over_as_it_is_and_what_is_printed_needs_no_destination(batches):
+def test_printed_values_need_no_destination(batches):
     """A view costs the host a microsecond. Batches come first in PyTorch, and last in the kernel."""
     from epifuse.runtime.launch import Prepared
 
@@ -308,7 +308,7 @@ REGISTERS = {
 
 
 @pytest.mark.parametrize("case", REGISTERS)
-def test_an_epilogue_beside_a_main_loop_gets_few_registers_and_spills_none(case, capfd, tmp_path):
+def test_a_long_epilogue_gets_few_registers_and_does_not_spill(case, capfd, tmp_path):
     args, registers = REGISTERS[case]
     _, design, _ = built(args, tmp_path, SQUARE)
     assert design.registers == registers
@@ -348,7 +348,7 @@ LOGARITHMS = {"a number": (lambda accum: ef.sum(ef.softplus(accum)), 2), "rows":
 
 
 @pytest.mark.parametrize("case", LOGARITHMS)
-def test_a_sum_of_logarithms_takes_one_for_64_values_and_corrects_it_once(case, tmp_path):
+def test_a_sum_of_logarithms_takes_one_for_64_values(case, tmp_path):
     """A thread has 128 values, or 32 of each of four rows; `log1p` itself is a polynomial."""
     epilogue, products = LOGARITHMS[case]
     args = arguments(epilogue, m=2048, n=2048, k=4096)
@@ -398,7 +398,7 @@ def test_a_maximum_is_one_instruction_for_each_value(tmp_path):
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_warps_wait_for_each_other_in_the_epilogue_only_where_an_output_lies_by_columns(by_rows, tmp_path):
+def test_only_column_major_outputs_make_warps_wait(by_rows, tmp_path):
     """A barrier for each subtile then; else a warp sends its own rows, and the only barrier is the turn to multiply."""
     accum = torch.empty(512, 512, dtype=BF16)
     args = arguments(lambda accum: accum, accum=accum if by_rows else accum.t())

@@ -48,7 +48,7 @@ CROWDED = {
 
 
 @pytest.mark.parametrize("case", CROWDED)
-def test_what_would_spill_beside_the_widest_accumulator_is_refused_there(case):
+def test_the_widest_accumulator_refuses_what_would_spill(case):
     args = CROWDED[case]
     refusals = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=90).refusals}
     assert "leaves too few registers" in refusals["sm90_gemm_128x192_pingpong_2x1"]
@@ -86,7 +86,7 @@ def ways_of(program):
     return [access.way for _, access in program.loads], [access.way for access in program.stores]
 
 
-def test_float32_makes_room_for_stages_of_a_and_b_where_k_is_long():
+def test_float32_leaves_room_for_stages_if_k_is_long():
     """Two in and two out of float32 leave three stages in 128 x 128, which costs a quarter of the time at K = 4096."""
     design = SCHEDULES[128, 128]
     some, fewer = ["tile", "direct"], ["tile", "tile"]
@@ -192,7 +192,7 @@ def test_who_walks_a_tile_several_times_has_no_spare_stages():
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, BF16, torch.float32], ids=str)
-def test_operands_of_the_last_tile_lie_apart_within_spare_stages(dtype, design):
+def test_last_tile_operands_do_not_overlap_in_spare_stages(dtype, design):
     """Every round of subtiles but the first has a place of its own, of whole swizzle patterns."""
     program, staged = with_c(residual, 1024, design, dtype)
     places = budget.spare_places(staged, program)
@@ -221,7 +221,7 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("case", AHEAD)
-def test_two_blocks_of_k_are_under_way_beside_long_epilogues_that_reduce(case):
+def test_long_reducing_epilogues_keep_two_blocks_of_k_in_flight(case):
     epilogue, blocks = AHEAD[case]
     program, staged = arranged(arguments(epilogue, k=1024), SCHEDULES[128, 128])
     assert staged.stages >= 6
@@ -236,7 +236,7 @@ def test_fewer_operands_and_outputs_do_not(operands, dtype, k):
     assert SPILLING not in best.plan.allocation.notes
 
 
-def test_short_and_long_k_share_a_function_whatever_their_raster():
+def test_short_and_long_k_share_a_function_for_any_raster():
     both = [ef.get_kernels(arguments(bias_relu, k=k, bias=torch.empty(512)), cc=90) for k in (256, 4096)]
     short, long = (
         next(kernel.plan.allocation.program for kernel in kernels if kernel.spec.design == SCHEDULES[128, 128])

@@ -58,7 +58,7 @@ def sums(accum: Any) -> Any:
     return total
 
 
-def test_tensors_are_handed_over_as_they_are_or_as_views_of_their_memory(built: Any) -> None:
+def test_tensors_are_passed_as_they_are_or_as_views(built: Any) -> None:
     bias, C, D = torch.empty(256), torch.nn.Parameter(torch.empty(128, 256, dtype=BF16)), torch.empty(128, 256)
     positive = torch.empty(128, 256, dtype=torch.bool)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_tensor_that_wants_a_gradient_is_taken_as_it_is() -> None:
     assert len(tvm_ffi.get_global_func("ffi.Array")(*given, [*given])) == 3
 
 
-def test_each_launch_has_a_workspace_of_its_own_unless_the_caller_has_one(built: Any) -> None:
+def test_each_launch_has_its_own_workspace_unless_given_one(built: Any) -> None:
     args = arguments(sums, total=torch.empty(256))
     kernel = built(args)
     size = kernel.prepared.plan.allocation.workspace_bytes

@@ -70,7 +70,7 @@ def transports(args):
 TILE = "TMA through shared memory"
 
 
-def test_operands_and_outputs_of_both_parts_travel_by_tma_in_two():
+def test_tensors_of_both_parts_travel_by_two_tma_descriptors():
     assert transports(CASES["everything"]) == [
         ("bias", "once a tile"),
         ("bias", "once a tile"),

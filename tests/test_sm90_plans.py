@@ -129,7 +129,7 @@ def no_row_of_half_an_axis(accum):
         (no_row_of_half_an_axis, "D = accum.reshape(512, 8, 64).softmax(-2)"),
     ],
 )
-def test_a_refusal_of_what_is_computed_shows_where_it_is_written(epilogue, written):
+def test_a_refusal_shows_the_line_of_the_epilogue(epilogue, written):
     found = ef.explain(arguments(epilogue), cc=90)
     assert found.plan is None
     assert found.selection.loc.text.strip() == written
@@ -189,7 +189,7 @@ def test_a_plan_says_why_an_output_goes_direct(case):
     assert f" at a time, as its contiguous lines of {line} bytes are no multiple of 16\n" in plan
 
 
-def test_views_of_one_operand_are_said_to_travel_each_in_its_own_way():
+def test_the_plan_lists_each_view_of_an_operand():
     heads = "(accum + C).reshape(512, 8, 64) + C.reshape(512, 64, 8).permute(0, 2, 1)"
     source = f"def epi(accum, C): D = ({heads}).reshape(512, 512); return D"
     lines = str(hopper_kernel(storing(source, {}, C=torch.empty(512, 512))).plan).splitlines()
@@ -231,7 +231,7 @@ def test_b_without_batches_is_read_once() -> None:
     assert reading(16) > 3 * reading()
 
 
-def test_nothing_is_estimated_of_no_elements_and_of_several_launches() -> None:
+def test_no_estimate_for_no_elements_or_several_launches() -> None:
     a, b = torch.empty(0, 64, dtype=BF16, device="meta"), torch.empty(128, 64, dtype=BF16, device="meta").t()
     assert "model" not in str(ef.explain(ef.GemmArguments(a, b), cc=90))
     asked = ef.Constraints(allow_recompute=True)

@@ -26,7 +26,7 @@ OTHERS = Design((128, 256), (2, 1), False, split=4), Design((64, 64), (1, 1), Tr
 
 
 @pytest.mark.parametrize("design", [*SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS, *OTHERS, *EXCHANGED], ids=str)
-def test_sums_and_flags_have_places_of_their_own_within_the_workspace(design, monkeypatch):
+def test_sums_and_flags_do_not_overlap_in_the_workspace(design, monkeypatch):
     """Those of every tile, part, warp group and thread, behind what reductions leave there."""
     monkeypatch.setattr(split, "Int64", int)
     monkeypatch.setattr(split.cute, "size", lambda tensor: tensor.words)
@@ -50,7 +50,7 @@ def test_sums_and_flags_have_places_of_their_own_within_the_workspace(design, mo
     assert max(taken) + 8 <= start + before + size
 
 
-def test_blocks_of_k_are_shared_out_in_ascending_order_and_the_last_cluster_leads():
+def test_blocks_of_k_ascend_and_the_last_cluster_leads():
     parts = Split(Design((128, 128), (1, 1), True, split=4))
     shares = [parts.blocks(37, part) for part in range(4)]
     assert [first for first, _ in shares] == [sum(count for _, count in shares[:part]) for part in range(4)]

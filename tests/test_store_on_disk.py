@@ -239,9 +239,7 @@ def test_a_folder_that_is_not_ours_costs_one_warning(
     assert log.read_text().split() == ["x", "y"]
 
 
-def test_a_user_without_a_home_gets_no_folder_in_the_current_one(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_home_gets_no_folder_here(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     use(monkeypatch)
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: Path("~/.cache/epifuse"))
@@ -390,7 +388,7 @@ def open_path() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o500, 0o300])
-def test_a_folder_that_cannot_be_read_or_written_costs_one_warning(mode: int, open_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_costs_one_warning(mode: int, open_path: Path) -> None:
     cache = open_path / "cache"
     cache.mkdir()
     if os.geteuid() == 0:

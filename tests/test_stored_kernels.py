@@ -196,7 +196,7 @@ def in_a_new_process(program: str, text: str, *flags: str, **variables: str) -> 
     )
 
 
-def test_another_process_loads_a_stored_kernel_without_the_compiler(text: str) -> None:
+def test_another_process_loads_a_kernel_without_the_compiler(text: str) -> None:
     done = in_a_new_process(PROBE, text, EPIFUSE_NO_COMPILE="1")
     assert done.returncode == 0, done.stderr
     assert "Expects 9 parameters" in done.stdout
@@ -230,7 +230,7 @@ def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_without_a_linker_objects_are_stored_and_it_is_said_once(
+def test_without_a_linker_objects_are_stored_with_one_note(
     text: str, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "_linker", lambda: None)
@@ -301,7 +301,7 @@ def test_where_nothing_may_be_compiled_the_kernel_is_named(empty_store: Path, mo
         load.function(text_of(COMPILED["gelu"]), "sm90_gemm_64x64_pingpong_2x1")
 
 
-def test_another_version_of_the_compiler_does_not_find_the_kernel(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_compiler_version_does_not_find_the_kernel(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load.find(text) is not None
     monkeypatch.setattr(load, "compiler", lambda: ("nvidia-cutlass-dsl 0",))
     assert load.find(text) is None

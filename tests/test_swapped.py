@@ -66,7 +66,7 @@ def test_the_plan_says_so_and_can_be_asked_for():
     assert "bias: row" in str(kernel.plan), "of the result"
 
 
-def test_the_bits_are_said_to_be_those_of_the_other_designs_of_as_many_parts():
+def test_swapped_designs_claim_the_bits_of_the_others():
     kernels = ef.get_kernels(arguments(bias_gelu, m=16, bias=torch.empty(512, dtype=BF16)), cc=90)
     whole = {kernel.plan.allocation.bits for kernel in kernels if kernel.spec.design.split == 1}
     assert len(whole) == 1

@@ -2,12 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from unittest import mock
 
 import pytest
 import torch
 
 import epifuse as ef
 from epifuse.base import cache
+from epifuse.frontend import source as reader
 
 THREADS, SHAPES = 8, 50
 EPILOGUES = [
@@ -44,3 +46,13 @@ def test_first_calls_of_many_threads() -> None:
     start = Barrier(THREADS)
     with ThreadPoolExecutor(THREADS) as pool:
         assert [found for found in pool.map(failures, [start] * THREADS) if found] == []
+
+
+def test_a_parse_that_another_thread_spoiled_is_repeated() -> None:
+    """CPython 3.11 raises this where the garbage collector runs between two threads that parse."""
+    spoiled, real = SystemError("AST constructor recursion depth mismatch (before=63, after=57)"), reader.ast.parse
+    with mock.patch.object(reader.ast, "parse", side_effect=[spoiled, real("x = 1")]) as parse:
+        assert isinstance(reader._tree("x = 1"), reader.ast.Module)
+    assert parse.call_count == 2
+    with mock.patch.object(reader.ast, "parse", side_effect=spoiled), pytest.raises(SystemError, match="mismatch"):
+        reader._tree("x = 1")

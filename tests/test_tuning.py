@@ -70,7 +70,7 @@ def path_of(args: ef.GemmArguments) -> Path:
     return path
 
 
-def test_a_call_that_asks_for_it_runs_the_fastest_kernel_from_then_on(several: Several) -> None:
+def test_a_tuned_call_runs_the_fastest_kernel_from_then_on(several: Several) -> None:
     got = ef.gemm(A, B, tune=True)
     torch.testing.assert_close(got, A @ B)
     assert several.built == [ESTIMATED, FASTEST, FASTEST]
@@ -98,7 +98,7 @@ def test_a_result_serves_its_class_of_shapes(several: Several) -> None:
     assert again.results[0].microseconds == {ESTIMATED: 3.0, FASTEST: 2.0}
 
 
-def test_what_was_measured_under_a_constraint_holds_under_it_alone(several: Several) -> None:
+def test_a_result_under_a_constraint_holds_under_it_alone(several: Several) -> None:
     constrained = ef.Constraints(fast_math=True)
     ef.tune(arguments(constrained))
     assert ef.get_kernels(arguments())[0].spec.name == ESTIMATED

@@ -144,7 +144,7 @@ def test_int64_is_computed_in_int64(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["y * SCALE", "y < SCALE", "y * (SCALE * 2)", "y * 3000000000"])
-def test_a_number_that_does_not_fit_the_integers_beside_it_is_refused(text: str) -> None:
+def test_a_number_too_large_for_its_integers_is_refused(text: str) -> None:
     epilogue = function_from(f"def epi(accum, x, y):\n    D = {text}\n    return D\n", SCALE=3_000_000_000)
     with pytest.raises(ef.errors.EpifuseError, match="does not fit"):
         ef.gemm(torch.ones(4, 2), torch.ones(2, 5), epilogue=epilogue, x=LONG, y=INT)

@@ -1,11 +1,12 @@
 """Every sentence of the catalogue, as a person reads it: the smallest mistake that raises it, and its golden text."""
 
+import os
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from epifuse.base import errors
 from epifuse.base.errors import CATALOGUE, EpifuseError
@@ -13,10 +14,32 @@ from tests.errors.triggers import CALLS, SOURCES, gemm, run_source
 from tests.frontend.sources import function_from
 
 SRC = Path(errors.__file__).parents[1]
+GOLDEN = Path(__file__).parents[1] / "golden" / "errors.txt"
+"""What a person reads, in sections `## key` in the order of the catalogue."""
+
+
+def sections(path: Path = GOLDEN) -> dict[str, str]:
+    """The text under each key."""
+    if not path.exists():
+        return {}
+    parts = re.split(r"^## (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert parts[0] == "", "the file begins with a section"
+    keys, texts = parts[1::2], parts[2::2]
+    assert len(set(keys)) == len(keys), "no key has two sections"
+    return dict(zip(keys, (text.rstrip("\n") for text in texts), strict=True))
+
+
+def written(key: str, text: str, path: Path = GOLDEN) -> None:
+    """Replace one section. A lock, because every worker of pytest-xdist does so; sections without a key are dropped."""
+    with FileLock(Path(os.environ["EPIFUSE_CACHE_DIR"]) / "errors.lock"):  # a folder that the workers share
+        known = {**sections(path), key: text.rstrip("\n")}
+        ordered = (f"## {name}\n{known[name]}\n" for name in CATALOGUE if name in known)
+        path.write_text("\n".join(ordered), encoding="utf-8")
+    assert sections(path)[key] == text.rstrip("\n"), "a line of the message looks like the head of a section"
 
 
 @pytest.mark.parametrize("key", CATALOGUE)
-def test_sentence(key: str, golden: Callable[[str], None]) -> None:
+def test_sentence(key: str, request: pytest.FixtureRequest) -> None:
     assert (key in SOURCES) != (key in CALLS), f"'{key}' has no trigger in tests/errors/triggers.py"
     with pytest.raises(EpifuseError) as caught:
         run_source(SOURCES[key]) if key in SOURCES else CALLS[key]()
@@ -24,7 +47,25 @@ def test_sentence(key: str, golden: Callable[[str], None]) -> None:
     assert error.key == key, str(error)
     assert type(error) is CATALOGUE[key].kind
     assert error.loc is not None or key not in SOURCES
-    golden(f"{type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}"
+    if request.config.getoption("--update-golden"):
+        written(key, text)
+    else:
+        assert text == sections().get(key), f"differs from {GOLDEN}; pytest --update-golden writes it"
+
+
+def test_golden_sections_are_of_the_catalogue(request: pytest.FixtureRequest) -> None:
+    """A section that no test compares is stale. While the file is written anew it is in between."""
+    if not request.config.getoption("--update-golden"):
+        assert sorted(sections().keys() ^ CATALOGUE.keys()) == []
+        assert list(sections()) == list(CATALOGUE)
+
+
+def test_writing_drops_a_stale_section(tmp_path: Path) -> None:
+    path = tmp_path / "errors.txt"
+    path.write_text("## no_such_key\nold\n\n## too_deep\nold\n", encoding="utf-8")
+    written("not_python", "first\n  second", path)
+    assert sections(path) == {"not_python": "first\n  second", "too_deep": "old"}
 
 
 def test_every_key_is_raised() -> None:

@@ -119,7 +119,7 @@ def test_the_default_device_and_dtype_are_not_the_kernels() -> None:
     assert all(map(torch.equal, got, want))
 
 
-def test_a_negated_view_is_refused_after_a_plain_tensor_of_its_geometry() -> None:
+def test_a_negated_view_is_refused_after_an_equal_plain_tensor() -> None:
     plain, negated = torch.ones(4, 4, 2)[..., 0], (A + 1j).conj().imag
     assert (plain.shape, plain.stride(), plain.dtype) == (negated.shape, negated.stride(), negated.dtype)
     for _ in range(2):

@@ -79,7 +79,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: TopologicalVisitor(((), (0,)), AccFetch(), Compute(ef.add)),
         r"Compute\(add\) takes 2 inputs, and has 1",
     ),
-    "no nodes": (lambda: TopologicalVisitor(()), "edges for 0 nodes, and 0 nodes"),
+    "no nodes": (lambda: TopologicalVisitor(()), "was given edges for 0 nodes and a list of 0 nodes"),
     "edges that are numbers": (
         lambda: TopologicalVisitor((0, 0), AccFetch(), Compute(ef.relu)),
         "edges of TopologicalVisitor must be",

@@ -91,7 +91,7 @@ def test_a_column_may_be_one_dim_even_where_a_row_would_fit() -> None:
     ],
     ids=str,
 )
-def test_an_operand_of_another_shape_is_refused_on_the_nodes_line(node: Visitor, shape: tuple[int, ...]) -> None:
+def test_a_wrong_operand_shape_is_refused_on_the_nodes_line(node: Visitor, shape: tuple[int, ...]) -> None:
     with pytest.raises(ef.errors.EpilogueTypeError) as caught:
         run(added(node), *inputs(), C=torch.ones(shape))
     assert caught.value.loc is not None
@@ -176,7 +176,7 @@ def test_arguments_of_a_function_are_operands_or_literals() -> None:
     assert torch.equal(run(EVT(Compute(fn.LeakyReLU), AccFetch()), a, b)["D"], F.leaky_relu(run(AccFetch(), a, b)["D"]))
 
 
-def test_an_error_inside_a_function_is_on_its_line_called_from_the_tree() -> None:
+def test_an_error_inside_a_function_shows_its_line_and_the_tree() -> None:
     def loops(x: Any) -> Any:
         for _ in range(3):
             x = x * x
@@ -245,7 +245,7 @@ SPREAD: dict[str, Any] = {
 @pytest.mark.parametrize("spread", SPREAD)
 @pytest.mark.parametrize("function", [ef.sum, ef.mean, ef.amax, ef.absmax, ef.norm, ef.sum_of_squares, ef.logsumexp])
 @pytest.mark.parametrize("kind", [ScalarReduction, RowReduction, ColReduction])
-def test_a_value_that_does_not_vary_counts_as_often_as_it_stands(spread: str, function: Any, kind: Any) -> None:
+def test_a_constant_value_is_reduced_once_per_element(spread: str, function: Any, kind: Any) -> None:
     """A visitor tree's values are whole tiles; the reduction is then known, and no tile is reduced."""
     node, shape = SPREAD[spread]
     (a, b), x = inputs(L), torch.randn(shape)

@@ -69,7 +69,7 @@ def linear(accum: Any, C: Any, alpha: Any = 1.0, act: Any = None) -> Any:
     return y if act is None else act(y)
 
 
-def test_methods_and_callable_objects_read_their_numbers_at_each_call(typed: list[Any]) -> None:
+def test_methods_and_objects_read_numbers_at_each_call(typed: list[Any]) -> None:
     head, scaled = Head(), Scaled(3.0)
     for number in (2.0, 5.0, -1.5):
         head.scale = scaled.scale = number
@@ -130,7 +130,7 @@ MODULES = [
 
 
 @pytest.mark.parametrize("module", MODULES, ids=repr)
-def test_an_activation_module_is_an_epilogue_and_may_be_captured(module: nn.Module) -> None:
+def test_an_activation_module_is_an_epilogue_or_captured(module: nn.Module) -> None:
     check(module)
     check(lambda accum: module(accum * 0.5) + 1.0)
 
@@ -144,7 +144,7 @@ def test_an_attribute_of_a_module_is_read_again() -> None:
     check(gelu)
 
 
-def test_a_module_that_runs_more_than_its_function_is_refused_while_it_does() -> None:
+def test_a_module_with_hooks_is_refused_while_it_has_them() -> None:
     def captured(accum: Any) -> Any:
         return module(accum)
 
@@ -207,7 +207,7 @@ def test_none_and_strings_are_decided_while_parsing(given: dict[str, Any]) -> No
     torch.testing.assert_close(args.epilogue.tensors["D"], want)
 
 
-def test_an_optional_operand_that_is_needed_is_no_fault_where_it_is_given() -> None:
+def test_a_needed_optional_operand_is_accepted_if_given() -> None:
     def needs(accum, C=None):
         return accum + C
 
@@ -270,7 +270,7 @@ def closure(scale: float) -> Callable[..., Any]:
     return lambda accum: accum * scale
 
 
-def test_closures_of_one_code_are_one_parse_and_read_their_own_cells(read: list[Any]) -> None:
+def test_closures_share_a_parse_and_read_their_own_cells(read: list[Any]) -> None:
     functions = [closure(float(i)) for i in range(5)]
     parses = [parsed(function) for function in functions]
     assert len(read) == 1

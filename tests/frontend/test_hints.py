@@ -123,7 +123,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("function", WRAPPED.values(), ids=WRAPPED)
-def test_a_librarys_decorator_is_refused_where_the_function_stands(function: Callable[..., Any]) -> None:
+def test_a_foreign_decorator_is_refused_at_the_function(function: Callable[..., Any]) -> None:
     with pytest.raises(ef.errors.EpilogueSyntaxError, match=r"add is wrapped by .*, which is not read") as caught:
         ef.gemm(A, B, epilogue=function, C=OPERANDS["C"])
     assert caught.value.loc is not None

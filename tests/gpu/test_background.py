@@ -124,7 +124,7 @@ def test_switched_off_each_design_is_waited_for(tmp_path: Path) -> None:
     assert longest > STALL
 
 
-def test_while_a_graph_is_captured_no_kernel_is_loaded_or_swapped(tmp_path: Path) -> None:
+def test_no_kernel_is_loaded_or_swapped_during_graph_capture(tmp_path: Path) -> None:
     printed(CAPTURED, tmp_path / "store")
 
 

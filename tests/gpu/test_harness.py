@@ -70,7 +70,7 @@ def test_a_fault_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_16_bit_output_may_be_the_neighbour_only_where_rounding_is_close(dtype: torch.dtype) -> None:
+def test_a_16_bit_output_may_differ_only_if_rounding_is_close(dtype: torch.dtype) -> None:
     want = torch.rand(1000, dtype=torch.float64) + 1.0
     near = want.to(dtype)
     assert judge_one("D", near, bounded(want, 0.0)) == 1.0

@@ -121,9 +121,7 @@ def mixed(accum: Any, C: Any, eps: Any) -> Any:
 
 @pytest.mark.parametrize("shape", ["batched", "matrix", "one tile"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_several_beside_full_results_and_what_is_computed_of_them(
-    dtype: torch.dtype, shape: str, machine: Machine
-) -> None:
+def test_several_reductions_beside_full_results(dtype: torch.dtype, shape: str, machine: Machine) -> None:
     """Reductions are of float32 values, whatever D is stored as."""
     a, b, operands = inputs(machine, shape)
     dtypes = dict.fromkeys(("D", "Aux", "loss", "r", "bias", "spread"), dtype)
@@ -209,7 +207,7 @@ def test_sums_of_logarithms_beside_float64(name: str, shift: float, machine: Mac
 
 @pytest.mark.parametrize("x", [-1.5, -15.850454, -52.66867])
 @pytest.mark.parametrize("written", SUMS)
-def test_sums_of_equal_logarithms_are_as_if_x_were_rounded_once_more(written: str, x: float, machine: Machine) -> None:
+def test_sums_of_equal_logarithms_round_x_once_more(written: str, x: float, machine: Machine) -> None:
     """Nothing averages out. The largest errors that were found by emulation."""
     a, b = machine.whole(256, 64, most=0), machine.whole(64, 256, most=0)
     source = f"def epi(accum, shift): t = softplus(accum + shift); r = {written}; return r"

@@ -237,7 +237,7 @@ def test_reductions_compile_once_for_each_way_results_end(end: str, compilations
 
 
 @pytest.mark.parametrize(("epilogue", "kernels"), [(plain, 1), (reducing, 2), (loaded, 2)])
-def test_kernels_differ_with_k_where_stages_and_tiles_share_memory(
+def test_kernels_differ_with_k_if_stages_and_tiles_share_memory(
     epilogue: Any, kernels: int, compilations: list[str]
 ) -> None:
     """What reduces or reads float32 has a kernel below 1024 bfloat16 of K, and one from there on."""

@@ -89,7 +89,7 @@ def test_a_second_process_runs_a_stored_kernel(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [4, 8])
-def test_the_driver_counts_clusters_as_the_compilers_own_helper_does(size: int) -> None:
+def test_the_driver_counts_clusters_as_the_compiler_does(size: int) -> None:
     hardware = pytest.importorskip("cutlass.utils", reason="CuTe DSL is an optional dependency")
     torch.empty(1, device="cuda")
     resident_clusters.cache_clear()

@@ -35,6 +35,6 @@ def test_shapes_that_eager_broadcasts_are_not_said_not_to() -> None:
     "body",
     ["accum.reshape(2, 2, 4) * c.reshape(2, 4)", "accum.reshape(2, 4, 2).permute(1, 0, 2) - c.reshape(4, 1, 2)"],
 )
-def test_parts_of_an_axis_beside_the_same_parts_are_values_of_a_tile(body: str) -> None:
+def test_equal_parts_of_an_axis_are_values_of_a_tile(body: str) -> None:
     accum, c = A @ B, ROW
     assert torch.equal(ef.gemm(A, B, epilogue=f"lambda accum, c: {body}", c=ROW), eval(body, {"accum": accum, "c": c}))

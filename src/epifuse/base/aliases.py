@@ -20,7 +20,7 @@ class _Aliases(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A specification for an alias, and for what lies below one."""
+        """The import specification of an alias, or of a submodule of one; None for any other name."""
         return ModuleSpec(name, self) if self._home(name) is not None else None
 
     def _home(self, name: str) -> str | None:
@@ -30,7 +30,7 @@ class _Aliases(MetaPathFinder, Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module that is there already."""
+        """The real module, imported under its own name."""
         home = self._home(spec.name)
         assert home is not None, "found as an alias"
         module = importlib.import_module(home)
@@ -38,7 +38,7 @@ class _Aliases(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: it has run. The import machinery has put the alias into its specification."""
+        """Run nothing, since the module has run already. Undo what the import machinery did: it replaced `__spec__`."""
         assert module.__spec__ is not None, "put there by the import machinery"
         module.__spec__ = self.specs.pop(module.__spec__.name)
 

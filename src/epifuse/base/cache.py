@@ -16,7 +16,7 @@ CACHES: list[LRU[Any, Any]] = []
 
 
 def forget() -> None:
-    """Empty every cache: a test of what is found again starts so, and a benchmark of what is not."""
+    """Empty every cache, for tests and benchmarks that begin without cached results."""
     for cache in CACHES:
         cache.clear()
 
@@ -31,10 +31,10 @@ if hasattr(os, "register_at_fork"):  # another thread may hold one while this on
 
 
 class LRU(Generic[K, V]):
-    """About `bound` values by key, never more: where there is no room, the eighth that was longest unused goes.
+    """A dictionary of at most `bound` entries. When it is full, the least recently used eighth is removed.
 
-    Finding takes no lock and hashes the key once, since each launch does it. A value is made outside the lock: two
-    threads may make the value of one key, and all get the one that was put first.
+    A lookup takes no lock and hashes the key once, since each launch makes one. Values are made outside the lock: two
+    threads may make a value for the same key, and both then get the value that was stored first.
     """
 
     def __init__(self, bound: int) -> None:

@@ -68,7 +68,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
     "extra_operand": Sentence(
-        _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}"
+        _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}", "{hint}"
     ),
     "output_by_name": Sentence(
         _A, "'{name}' is an output of the epilogue, and gemm takes those by out=", "pass out={{'{name}': ...}}"
@@ -88,12 +88,12 @@ CATALOGUE: dict[str, Sentence] = {
     "transformed": Sentence(
         _AT,
         "{name} is a tensor inside vmap, grad or another transform",
-        "call epifuse outside it; a batch is a third dim",
+        "call epifuse outside the transform; for a batch of products pass tensors of 3 dims, (L, M, K)",
     ),
     "requires_grad": Sentence(
         _A,
-        "{name} requires grad, which no autograd records here",
-        "ef.gemm and ef.linear are differentiable; here, use torch.no_grad() or .detach()",
+        "{name} requires grad, and this call records no gradients",
+        "call ef.gemm or ef.linear, which are differentiable; or use .detach() or torch.no_grad()",
     ),
     "grad_out": Sentence(
         _A,
@@ -118,8 +118,8 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "grad_twice": Sentence(
         _U,
-        "the gradient of an epilogue is differentiated again, and has no gradient itself",
-        "for second derivatives use ef.reference(epilogue)(a @ b, ...), which is plain PyTorch",
+        "second derivatives are not supported: the backward of an epilogue was differentiated again",
+        "use ef.reference(epilogue)(a @ b, ...), which is plain PyTorch",
     ),
     "traced": Sentence(
         _U,
@@ -177,23 +177,27 @@ CATALOGUE: dict[str, Sentence] = {
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
     "leading_strides": Sentence(
         _A,
-        "the leading dims of {name}, of shape {shape} and strides {strides}, cannot be seen as one",
-        "pass a tensor that keeps them evenly spaced, as x.contiguous() is",
+        "the leading dims of {name} cannot be merged into one without a copy: shape {shape}, strides {strides}",
+        "pass a contiguous tensor: x.contiguous()",
     ),
     "operand_dims": Sentence(
         _A, "operand '{name}' of shape {shape} has more dims than the product, which has {rank}", "pass it without them"
     ),
     "leading_operand": Sentence(
         _U,
-        "the leading dims {lead} are one dim for the product, and '{name}' of shape {shape} has only some of them",
+        "'{name}' of shape {shape} has only some of the leading dims {lead}, which are merged into one dim",
         "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
     ),
     "leading_dims": Sentence(
         _U,
-        "the leading dims are one dim for the product, and this takes {what}",
+        "the leading dims are merged into one dim, so an epilogue cannot take {what}",
         "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
     ),
-    "inner_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ"),
+    "inner_extent": Sentence(
+        _A,
+        "A of shape {a} and B of shape {b}: the inner extents {k_a} and {k_b} differ",
+        "A is (M, K) and B is (K, N); for a weight of shape (N, K) pass weight.T, or call ef.linear",
+    ),
     "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
     "gemm_dtype": Sentence(
         _A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"
@@ -268,7 +272,11 @@ CATALOGUE: dict[str, Sentence] = {
     "tree_arity": Sentence(
         _A, "{node} takes {want} inputs, and has {have}", "join an operator to its inputs: EVT(operator, *children)"
     ),
-    "tree_edges": Sentence(_A, "TopologicalVisitor has edges for {have} nodes, and {want} nodes"),
+    "tree_edges": Sentence(
+        _A,
+        "TopologicalVisitor was given edges for {have} nodes and a list of {want} nodes",
+        "give one tuple of edges for each node",
+    ),
     "tree_edge": Sentence(_A, "node {position}, {node}, takes the value of {source}: nodes are numbered 0 to {last}"),
     "tree_order": Sentence(
         _A,
@@ -304,7 +312,9 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     # --- functors, the class form, plan objects
     "held_parameter": Sentence(
-        _A, "{functor} holds {name} since it was made", "make another one, or hand {name}=... to the call"
+        _A,
+        "{name} of {functor} was fixed when it was made, and cannot be assigned",
+        "make a new {functor}, or pass {name}=... to the call",
     ),
     "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
     "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
@@ -328,7 +338,9 @@ CATALOGUE: dict[str, Sentence] = {
     "workspace": Sentence(_A, "the workspace must be {want}"),
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
-    "missing_package": Sentence(_U, "{what} needs the package {package}", "pip install 'epifuse[{extra}]'"),
+    "missing_package": Sentence(
+        _U, "{what} needs the package {package}", "in a checkout of epifuse: pip install '.[{extra}]'"
+    ),
     "no_compile": Sentence(
         _U,
         "{kernel} is not compiled for these arguments, and EPIFUSE_NO_COMPILE=1 forbids compiling",

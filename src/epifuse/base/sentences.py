@@ -30,7 +30,9 @@ EPILOGUE: dict[str, Sentence] = {
         _S, "the source is nested too deeply for Python's own parser", "split it into several statements"
     ),
     "string_not_a_function": Sentence(
-        _S, "the source string must hold one function and nothing else", "write 'def epi(accum, C): return accum + C'"
+        _S,
+        "the source string must hold one function and nothing else",
+        "write 'def epi(accum, C): return accum + C'; pass a function that exists without quotes: epilogue=ef.relu",
     ),
     "decorated": Sentence(
         _S,
@@ -59,13 +61,14 @@ EPILOGUE: dict[str, Sentence] = {
     "unsupported_operator": Sentence(_S, "the operator {operator} is not supported here", "{hint}"),
     "unsupported_subscript": Sentence(
         _S,
-        "an index inserts dims or takes parts: None, and slices and integers that are known while parsing",
-        "use index_m(x), index_n(x) with where to select by values",
+        "this index is not supported: an index may hold None, and slices and integers that are constants or follow "
+        "from shapes",
+        "to select by position write where(index_n(x) < 64, x, 0.0), with index_m or index_n",
     ),
     "sliced_parts": Sentence(
         _S,
-        "how many parts there are does not follow from those that this slice leaves",
-        "give all of them names, and use those that you want",
+        "the number of parts is not known from a slice of them",
+        "unpack all parts, and use those that you need: a, b, c, d = x.split(64, dim=-1)",
     ),
     "item_range": Sentence(_S, "there is no item {place} of {have}"),
     "defined_twice": Sentence(
@@ -135,7 +138,11 @@ EPILOGUE: dict[str, Sentence] = {
     "unknown_function": Sentence(_S, "{name} is not in the epilogue vocabulary", "{near}"),
     "unknown_method": Sentence(_S, "a value in an epilogue has no '{name}'", "{near}"),
     "attribute_of": Sentence(_S, "cannot take '{name}' of {what}"),
-    "captured_tensor": Sentence(_S, "'{name}' is a tensor from outside the epilogue", "make it a parameter"),
+    "captured_tensor": Sentence(
+        _S,
+        "'{name}' is a tensor from outside the epilogue",
+        "make it a parameter of the epilogue, and pass it by name: ef.gemm(a, b, epilogue=fn, w=tensor)",
+    ),
     "altered_module": Sentence(
         _S,
         "{name} has hooks, or a forward of its own, which an epilogue does not run",
@@ -253,10 +260,14 @@ EPILOGUE: dict[str, Sentence] = {
     "factors_differ": Sentence(
         _T,
         "two reshapes split the axis {axis} in ways that do not nest, by {first} and by {second}",
-        "it needs another tile",
+        "make one split a multiple of the other, as 4 and 8, or compute one of the two in a second call",
     ),
-    "index_rank": Sentence(_T, "index_{axis} needs a value with that dim; this one has shape {shape}"),
-    "parts_uneven": Sentence(_T, "{size} elements are not {parts}", "every part has the size of the others"),
+    "index_rank": Sentence(
+        _T, "index_{axis} needs a value with that dim; this one has shape {shape}", "write index_{axis}(accum)"
+    ),
+    "parts_uneven": Sentence(
+        _T, "{size} elements cannot be divided into {parts}", "all parts have one size, which divides {size}"
+    ),
     "part_unequal": Sentence(
         _T,
         "{start}:{stop}:{step} of {size} elements is not one of several equal parts",
@@ -266,17 +277,19 @@ EPILOGUE: dict[str, Sentence] = {
     "flatten_order": Sentence(_T, "flatten from dim {start} to {end}: the second is before the first"),
     "join_differs": Sentence(
         _T,
-        "{how} takes parts of one shape, at one distance: these are of {left} and {right}",
+        "{how} takes parts of equal shape and step; the shapes of these are {left} and {right}",
         "take parts of one size, as x.chunk(2, dim=-1)",
     ),
     "join_too_wide": Sentence(
         _T,
-        "{count} values of the shape {shape} do not fit side by side into {size} columns",
-        "each of them is a part of accum's rows: join as many as there are parts",
+        "{count} values of the shape {shape} do not fit side by side into the {size} columns of accum",
+        "join parts of accum, at most as many as it was divided into; return whole values as several outputs",
     ),
     "part_empty": Sentence(_T, "{start}:{stop} of {size} elements is empty", "leave it out"),
     "part_axis": Sentence(
-        _T, "a part of the rows or of the batches lies in other tiles", "hand in those rows of A: x[:64] @ B"
+        _T,
+        "an epilogue can take a part of the columns, and not of the rows or batches",
+        "take those rows of A before the call: ef.gemm(a[:64], b, ...)",
     ),
     "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
 }

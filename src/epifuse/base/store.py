@@ -328,7 +328,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def lock(folder: Path, key: str, patience: float = _PATIENCE) -> BaseFileLock:
-    """That of all keys that begin as `key` does."""
+    """The file lock of the subfolder of `key`: all keys with the same first two digits share it."""
     from filelock import FileLock  # here: importing it takes longer than finding a kernel, which needs no lock
 
     _shard(folder, key).mkdir(mode=0o755, exist_ok=True)

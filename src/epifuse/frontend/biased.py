@@ -17,7 +17,7 @@ def with_bias(parsed: Parsed) -> Parsed:
 
 
 def _biased(parsed: Parsed) -> dict[str, Any]:
-    """The fields that differ, the key among them: a string made anew would be hashed anew."""
+    """The changed fields of `parsed`. The key is one of them, so that its string is made, and hashed, only once."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "accum":

@@ -84,9 +84,10 @@ _HINTS: dict[type[ast.AST], str] = {
 
 def hint_for(syntax: type[ast.AST]) -> str:
     """What to write instead of a piece of Python that is not in the language."""
-    return _HINTS.get(syntax, "docs/language.md lists what an epilogue may contain")
+    return _HINTS.get(syntax, _THE_PAGE)
 
 
+_THE_PAGE = "`python -m epifuse docs` prints all that an epilogue may contain"
 _NO_SHAPE = "an epilogue holds for every shape; an extent is x.shape[-1], a mean mean(x, dim=...)"
 _AS_IT_IS = "leave it out: a value has no memory of its own"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
@@ -130,7 +131,7 @@ def absent(namespace: Mapping[str, Any], instead: Mapping[str, str]) -> Callable
         home, plain = str(namespace["__name__"]), _VERSION.sub("", name).lower()
         module = home.replace(".forms.", ".")  # as people import it
         alike = (f"write {module}.{own}" for own in namespace if own[0] != "_" and own.lower() == plain)
-        near = instead.get(name) or next(alike, "docs/cutlass_names.md has the names of CUTLASS beside ours")
+        near = instead.get(name) or next(alike, "") or _alike(name, namespace, module)
         said = fail("no_attribute", None, module=module, name=name, near=near)
         raise AttributeError(str(said), name=name, obj=sys.modules.get(home))
 
@@ -158,6 +159,11 @@ def unknown_function_hint(spelled: str, *, exists: bool = False) -> str:
     return _nearest(plain, VOCABULARY, "ef.")
 
 
+def _alike(name: str, namespace: Iterable[str], module: str) -> str:
+    found = difflib.get_close_matches(name, (own for own in namespace if own[0] != "_"), n=3, cutoff=_CLOSE)
+    return f"did you mean {', '.join(f'{module}.{own}' for own in found)}?" if found else f"see dir({module})"
+
+
 def _nearest(name: str, known: Iterable[str], prefix: str) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE) if len(name) >= _LONG_ENOUGH else ()
     return f"did you mean {', '.join(prefix + found for found in near)}?" if near else _THE_PAGE
@@ -179,8 +185,6 @@ def unknown_method_hint(name: str) -> str:
     return _INSTEAD.get(name) or _nearest(plain, METHODS, ".")
 
 
-_THE_PAGE = "docs/language.md lists the vocabulary"
-
 _PARAMETERS: dict[str, str] = {
     "axis": "write dim=",
     "keepdims": "write keepdim=",
@@ -196,3 +200,9 @@ _PARAMETERS: dict[str, str] = {
 def parameter_hint(name: str) -> str:
     """What to write for a parameter that torch, or NumPy, has and the vocabulary has not."""
     return _PARAMETERS.get(name, "")
+
+
+def argument_hint(name: str, known: Iterable[str]) -> str:
+    """The argument of a call that was meant by a name that it does not take."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
+    return f"did you mean {near[0]}=?" if near else ""

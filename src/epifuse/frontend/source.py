@@ -22,6 +22,7 @@ from epifuse.frontend.remembered import remembered
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _STRING_FILE = "<epilogue>"
+_TRIES = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +127,27 @@ def _read(text: str, file: str) -> _Text:
     return remembered("text", text, lambda: _compiled(text, file), file)
 
 
+def _tree(text: str) -> ast.Module:
+    """`ast.parse`, once more where another thread spoiled it.
+
+    CPython 3.11 counts the depth of a tree in one place for all threads. If the garbage collector lets another thread
+    parse meanwhile, the first one raises "SystemError: AST constructor recursion depth mismatch" for a correct text.
+    """
+    for _ in range(_TRIES):
+        try:
+            return ast.parse(text)
+        except SystemError:
+            continue
+    return ast.parse(text)
+
+
 def _compiled(text: str, file: str) -> _Text:
     """Parsed and compiled. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
     lines = _lines(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python has given them already, or would for a function
-            module = ast.parse(text)
+            module = _tree(text)
             return _Text(module, compile(module, file, "exec", dont_inherit=True), lines)
     except SyntaxError as error:
         line = min(error.lineno or 1, len(lines))

@@ -160,9 +160,9 @@ class Alignment:
 def _hint(below: set[str]) -> str:
     """What to write where the results of these operations do not meet."""
     if "part" in below:
-        return "parts meet that were taken at one distance: two halves, or two of every second column"
+        return "combine parts that were taken in the same way: two halves, or two of every second column"
     if below & {"permute", "reshape", "rearrange"} and not below & {"reduce_dims", "reduce_axes"}:
-        return "permute or reshape both sides alike; another order needs another tile"
+        return "permute or reshape both sides in the same way"
     return "pass keepdim=True to the reduction, or index its result with [:, None]"
 
 

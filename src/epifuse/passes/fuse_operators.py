@@ -101,7 +101,7 @@ def _same_number(one: float, other: float) -> bool:
 
 
 def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[Pattern]]:
-    """Those that may stand in a graph of these operations, by the operation of their last value, the longest first."""
+    """The patterns that a graph with these operations can contain, by the operation of their root, longest first."""
     found: dict[tuple[str, object], list[Pattern]] = {}
     for name, entry in VOCABULARY.items():
         if entry.group == "activation" and _may_stand(entry, present):

@@ -82,7 +82,7 @@ class Derivative:
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
-    """As `derive` gives it, which is asked once for all extents of a structure, where it holds for them."""
+    """The result of `derive`, cached: once for a structure if it holds for all extents, otherwise once for each."""
     problem, structure = settled
     key = wanted, arriving, problem.dtypes, problem.a.device
     found = remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)

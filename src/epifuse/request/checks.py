@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from epifuse.base.dtypes import ACCUMULATORS, BY_TORCH
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend import Parsed
+from epifuse.frontend.hints import argument_hint
 from epifuse.ir import Kind
 from epifuse.request.problem import TensorInfo
 
@@ -79,6 +80,8 @@ def _conversion(value: object) -> str:
     """What makes a tensor of `value`."""
     if isinstance(value, np.ndarray):
         return "torch.from_numpy(x) shares its memory"
+    if callable(value):
+        return "pass an epilogue by its name: epilogue=fn"
     return "torch.tensor(x) makes one" if isinstance(value, (list, tuple)) else ""
 
 
@@ -103,7 +106,8 @@ def check_names(parsed: Parsed, given: Iterable[str]) -> None:
     for name in given:
         if name not in parsed.parameters and name not in parsed.output_names:
             shown = (", ".join(parsed.parameters) or "none", ", ".join(parsed.output_names))
-            raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1])
+            hint = argument_hint(name, (*parsed.parameters, *parsed.output_names))
+            raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1], hint=hint)
 
 
 def check_device(name: str, info: TensorInfo, expected: str) -> None:

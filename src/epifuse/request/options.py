@@ -9,6 +9,7 @@ import torch
 
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend import Parsed
+from epifuse.frontend.hints import argument_hint
 from epifuse.request.problem import Constraints
 
 
@@ -63,7 +64,7 @@ class Options(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All of them, to be found again by."""
+        """Hashable cache key."""
         dtypes = self.out_dtypes
         if dtypes is None and self.accumulate == ():  # asked by many launches, and `isinstance` costs 0.2 us
             return self
@@ -131,7 +132,8 @@ def given_by_name(
             if name in names:
                 raise fail("output_by_name", None, name=name)
             shown = ", ".join(parameters) or "none"
-            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names))
+            hint = argument_hint(name, (*_TAKEN[function], *parameters, *names))
+            raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names), hint=hint)
     return given if out is None else {**given, **_destinations(out, names)}
 
 

@@ -276,11 +276,11 @@ def require_unrecorded(call: Call) -> None:
 
 
 class Ready(Protocol):
-    """What serves every call of one signature."""
+    """A prepared call: it can launch every call that has the same signature."""
 
     @property
     def outputs(self) -> tuple[Allocated, ...]:
-        """What it writes, among it what a call hands over."""
+        """All outputs, including those for which a call passes a destination."""
         ...
 
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
@@ -301,7 +301,7 @@ Again = tuple[Guard, Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
 
 def find_again(key: Hashable) -> Again | None:
-    """What `remember_again` kept."""
+    """The value that `remember_again` stored for `key`, or None."""
     try:
         return _PREPARED.get(key)
     except TypeError:  # an option of a type that cannot be right
@@ -314,7 +314,7 @@ def remember_again(key: Hashable, known: Again) -> None:
 
 
 def find(call: Call) -> Ready | None:
-    """What was prepared for an earlier one that was checked and planned, and that this one equals."""
+    """The prepared call of an earlier, equal call, which was checked and planned; None if there is none."""
     try:
         known: _Entry | None = _PREPARED.get(call.signature)
     except TypeError:  # an option of a type that cannot be right

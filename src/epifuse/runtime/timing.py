@@ -49,7 +49,7 @@ def _on_host(call: Call, _: float) -> float:
 
 
 def _host_seconds(call: Call, device: torch.device) -> float:
-    """What the host needs for one call; of a GPU's it is over before the GPU is."""
+    """Host time of one call in seconds. On a GPU this is the time until the launch returns, not until it is done."""
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -60,8 +60,11 @@ def _host_seconds(call: Call, device: torch.device) -> float:
 
 
 def _on_gpu(device: torch.device) -> Callable[[Call, float], float]:
-    """What measures a call by events. Before it the L2 cache is filled with something else, so often that the host gets
-    ahead of the GPU: the time of a short kernel would else be that of its launch."""
+    """A function that times a call with CUDA events, with a cold L2 cache.
+
+    The cache is overwritten first, and often enough that the host gets ahead of the GPU. Without that, a short kernel
+    would be measured as long as its launch takes on the host.
+    """
     cache: int = torch.cuda.get_device_properties(device).L2_cache_size
     buffer = torch.empty(_FLUSHED * cache, dtype=torch.uint8, device=device)
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

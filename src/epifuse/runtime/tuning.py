@@ -163,7 +163,7 @@ def tune_all(
 
 
 def _compile(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> None:
-    """What fails here fails again where it is built, and is told there."""
+    """Compile in parallel. Errors are ignored here: building the plan later raises them again."""
     if not CONFIG.no_compile:
         compile_ahead(plans, workers, progress=progress)
 

@@ -64,7 +64,7 @@ def main(parent: int, folder: str) -> None:
 
 
 def _ready(sources: list[int], parent: int) -> list[int]:
-    """Those that can be read; none where the parent is gone."""
+    """Wait for file descriptors that can be read. The list is empty if the parent process has ended."""
     while not (ready := select.select(sources, [], [], _LOOK_AFTER)[0]):
         if os.getppid() != parent:
             return []

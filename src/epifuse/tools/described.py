@@ -160,11 +160,11 @@ _USUAL: dict[str, Operand] = {
     **dict.fromkeys(("alpha", "beta", "scale"), Operand(number=1.0)),
     "eps": Operand(number=1e-6),
 }
-"""What parameters of these names mostly are."""
+"""Usual shapes of parameters, by name."""
 
 
 def guessed(names: Sequence[str], said: Mapping[str, Operand]) -> dict[str, Operand]:
-    """What those of `names` are that nothing was said of, by their names. Raises `ArgumentError` for another name."""
+    """Guess the operands in `names` that `said` does not describe. Raises `ArgumentError` for a name with no guess."""
     found = {}
     for name in names:
         if name in said:

@@ -60,8 +60,8 @@ def _installed(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield "PyTorch", f"{torch.__version__}, {built}"
-    for name, package in ("CuTe DSL", "nvidia-cutlass-dsl"), ("tvm-ffi", "apache-tvm-ffi"):
-        yield name, _version(package) or f"not installed: pip install {package}"
+    for name, package, extra in ("CuTe DSL", "nvidia-cutlass-dsl", "[cu13]"), ("tvm-ffi", "apache-tvm-ffi", ""):
+        yield name, _version(package) or f"not installed; only a GPU needs it: pip install '{package}{extra}'"
     newest = cuda_of_the_driver()
     yield "driver", "no NVIDIA driver found" if newest is None else f"{_driver()}for CUDA up to {newest}"
     if gpus:

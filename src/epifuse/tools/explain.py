@@ -86,7 +86,7 @@ def _here() -> int | None:
 
 
 def _operand_dtype(dtype: torch.dtype) -> torch.dtype:
-    """That of A and B, but where they have 8 bits: what stands beside these mostly is float32."""
+    """The default dtype of operands: that of A and B, or float32 if A and B have 8 bits."""
     return dtype if dtype.itemsize > 1 else torch.float32
 
 
