@@ -232,7 +232,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_every_design_offered_is_the_instruction_it_is_meant_to_be_and_spills_nothing(name, capfd, tmp_path):
+def test_every_design_has_its_instruction_and_no_spill(name, capfd, tmp_path):
     args, types = MEANT[name]
     for design in offered(args):
         found = {one.split("k32.")[1] for one in instructions(compiled(args, design, tmp_path, capfd))}
@@ -241,7 +241,7 @@ def test_every_design_offered_is_the_instruction_it_is_meant_to_be_and_spills_no
 
 
 @pytest.mark.parametrize("design", [d for d in DESIGNS if d.cluster == (2, 1) and d.tile != (128, 192)], ids=str)
-def test_sums_are_promoted_between_the_wait_and_the_next_multiplication(design, capfd, tmp_path):
+def test_sums_are_promoted_before_the_next_product(design, capfd, tmp_path):
     """128 products of each of a thread's sums, then as many additions as there are sums."""
     ptx = compiled(arguments(asked=None), design, tmp_path, capfd)
     main_loops = [lines for lines in _groups(ptx) if lines[0] == 4]
