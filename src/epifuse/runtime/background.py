@@ -39,11 +39,11 @@ is not submitted again."""
 
 class Choice(NamedTuple):
     """The plan a call runs on; where that is a stand-in, `until` is done once there may be a better one. `beside` are
-    kernels that workers compile while this call compiles its own, and that it waits for."""
+    the texts of kernels to compile with its own, by `complete`."""
 
     plan: Plan
     until: Outcome | None = None
-    beside: tuple[Outcome, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def choose(best: Plan, selection: Selection) -> Choice:
@@ -140,10 +140,17 @@ def is_capturing(plan: Plan) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _beside(plan: Plan) -> tuple[Outcome, ...]:
+def _beside(plan: Plan) -> tuple[str, ...]:
     """No kernel stands in for one with other bits, so a later call with another M would wait for the compiler anew."""
-    missing = [text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text)]
-    return tuple(_outcome(plan, text) for text in missing)
+    return tuple(text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text))
+
+
+def complete(plan: Plan, beside: Iterable[str]) -> None:
+    """Compile these kernels here, each in 1.2 s: what compiles is imported by now, and a worker that starts takes 8.5 s
+    to its first kernel."""
+    for text in beside:
+        with suppress(Exception):  # this call does not need it; one that does will say why
+            providers.load(plan.spec.provider).compile(text)
 
 
 # --- what workers compile --------------------------------------------------------------------------------------------
