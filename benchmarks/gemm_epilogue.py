@@ -198,6 +198,7 @@ def _check(results: dict[str, Any]) -> int:
 def _publish(results: dict[str, Any]) -> None:
     save(RESULTS, results)
     gemm_report.chart(results, RESULTS.with_suffix(".png"))
+    gemm_report.first_chart(results, RESULTS.with_name("first_screen.png"))
     for name in gemm_report.PAGES:
         page = HOME.parent / name
         page.write_text(gemm_report.inserted(page.read_text(encoding="utf-8"), results), encoding="utf-8")

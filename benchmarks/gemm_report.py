@@ -239,7 +239,8 @@ def figures(results: Results) -> str:
             where = " x ".join(map(str, shape))
             told.append(f"`{formulas[case]}` of {where} takes {times[EPIFUSE]:.0f} us, {peer} {times[peer]:.0f} us")
     text = f"On one {results['device']}, bfloat16, M x N x K: {'; '.join(told)}."
-    return f"{FIGURES_START}\n{textwrap.fill(text, 120, break_on_hyphens=False)}\n{FIGURES_END}"
+    picture = "![Times beside PyTorch](benchmarks/results/first_screen.png)"
+    return f"{FIGURES_START}\n{textwrap.fill(text, 120, break_on_hyphens=False)}\n\n{picture}\n{FIGURES_END}"
 
 
 def inserted(page: str, results: Results) -> str:
@@ -285,5 +286,31 @@ def chart(results: Results, path: Path) -> None:
         axis.legend(fontsize=7, ncols=len(present), loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
     figure.suptitle(f"{results['device']}, bfloat16, {results['date']}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def first_chart(results: Results, path: Path) -> None:
+    """The picture of the README: times of every epilogue at one shape, beside PyTorch's. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shape = _FIGURES[0][1]
+    formulas = {case.name: case.formula for case in CASES}
+    rows = [row for row in results["rows"] if tuple(row["shape"]) == shape and "eager" in row["microseconds"]][::-1]
+    figure, axis = pyplot.subplots(figsize=(9, 0.5 + 0.55 * len(rows)), layout="constrained")
+    for place, (name, colour) in enumerate(
+        {EPIFUSE: "tab:blue", "torch.compile": "tab:brown", "eager": "tab:red"}.items()
+    ):
+        at = [group + 0.27 * (1 - place) for group in range(len(rows))]
+        bars = axis.barh(at, [row["microseconds"].get(name, 0.0) for row in rows], 0.27, label=name, color=colour)
+        axis.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
+    axis.set_yticks(range(len(rows)), [formulas[row["case"]] for row in rows], fontsize=8)
+    axis.set_xlabel("microseconds", fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False)
+    axis.set_title(f"{results['device']}, bfloat16, {' x '.join(map(str, shape))}, {results['date']}", fontsize=9)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -41,7 +41,10 @@ def paired_ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> tu
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What the numbers were measured on."""
-    gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}
+    gpu = {}
+    if device == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        gpu = {"device": found.name, "uuid": f"GPU-{found.uuid}"}
     return {
         "date": time.strftime("%Y-%m-%d"),
         **gpu,

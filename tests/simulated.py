@@ -266,9 +266,9 @@ def _as_kind(value: Fragment, _kind: str, wanted: str) -> Fragment:
     return value if wanted == "mask" else value.to(KINDS[wanted])
 
 
-def _each(function: Any, *fragments: Fragment) -> Fragment:
+def _each(function: Any, *fragments: Fragment, dtype: Any = None) -> Fragment:
     found = [function(*xs) for xs in zip(*(x.numbers for x in fragments), strict=True)]
-    return Fragment(found, type(found[0]))
+    return Fragment(found, dtype or type(found[0]))
 
 
 def _row(name: str, _accuracy: Any, kind: str, _literals: Any) -> Any:

@@ -30,6 +30,8 @@ class Compiling(CpuProvider):
 
     def __init__(self) -> None:
         self.bits: dict[str, Hashable] = dict.fromkeys((BEST, GOOD, POOR), "same")
+        self.with_other_rows: tuple[str, ...] = ()
+        self.compiled: list[str] = []
         self.loaded: set[str] = set()
         self.stored: set[str] = set()
         self.submitted: list[str] = []
@@ -44,6 +46,7 @@ class Compiling(CpuProvider):
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Any) -> Answers:
         own = super().supports(super().specs()[1:], work, problem).allocation(0)
         cost = {BEST: 1.0, GOOD: 2.0, POOR: 3.0}
+        own = replace(own, with_other_rows=lambda: self.with_other_rows)
         return Answers.of([(spec, replace(own, cost=cost[spec.name], bits=self.bits[spec.name])) for spec in specs])
 
     def build(self, plan: Plan) -> Runner:
@@ -59,6 +62,11 @@ class Compiling(CpuProvider):
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
         return (plan.spec.name,)
+
+    def compile(self, text: str) -> None:
+        self.compiled.append(text)
+        if text == "first":
+            raise ValueError
 
     def is_loaded(self, text: str) -> bool:
         return text in self.loaded
@@ -103,6 +111,18 @@ def explained(m: int = 4) -> str:
 def test_the_first_call_of_all_waits(kernels: Compiling) -> None:
     call()
     assert kernels.ran == [BEST]
+    assert kernels.submitted == []
+
+
+def test_the_first_call_compiles_kernels_with_other_bits_too(kernels: Compiling) -> None:
+    """Those are for calls with another M. One that cannot be compiled, as the first, is not this call's concern."""
+    kernels.with_other_rows = "stored", "first", "second"
+    kernels.stored.add("stored")
+    call()
+    assert kernels.ran == [BEST]
+    assert kernels.compiled == ["first", "second"]
+    call(6)
+    assert kernels.compiled == ["first", "second"]
     assert kernels.submitted == []
 
 

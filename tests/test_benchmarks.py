@@ -183,7 +183,15 @@ def test_figures_have_their_conditions() -> None:
     run = results()
     run["rows"].append(row("plain", (4096, 4096, 4096), 181.4, cuBLAS=180.2))
     said = "On one NVIDIA H200, bfloat16, M x N x K: `A @ B` of 4096 x 4096 x 4096 takes 181 us, cuBLAS 180 us."
-    assert " ".join(gemm_report.figures(run).splitlines()[1:-1]) == said
+    assert " ".join(gemm_report.figures(run).partition("\n\n")[0].splitlines()[1:]) == said
+
+
+def test_the_first_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = results()
+    run["rows"].append(row("gelu", (16384, 4096, 1024), 187.0, eager=272.0))
+    gemm_report.first_chart(run, tmp_path / "first.png")
+    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", gemm_report.PAGES)

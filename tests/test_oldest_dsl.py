@@ -28,11 +28,12 @@ def test_each_kind_of_kernel_compiles_with_the_oldest_dsl():
     version, *schedules = done.stdout.splitlines()
     assert version == promised()
     assert set(schedules) == {"pingpong", "cooperative"}
-    assert len(schedules) == 7
+    assert len(schedules) == 9
 
 
 def compile_all():
     """Prints its version and the schedules; each must hold machine code of a warp group's multiplication."""
+    import test_eight_bits as eight
     import test_sm90_compile as ours
     import torch
 
@@ -46,6 +47,7 @@ def compile_all():
         (ours.arguments(ours.column_sums, bias=bias), None),
         (ours.arguments(ours.row_statistics), ours.SCHEDULES[128, 256]),
         (ours.arguments(ours.softmax), None),
+        *((eight.MEANT[name][0], None) for name in ("e4m3", "uint8 x int8 to int8")),
     ]
     print(importlib.metadata.version("nvidia-cutlass-dsl"))
     for args, design in wanted:

@@ -110,7 +110,7 @@ def test_what_cannot_be_split_says_why():
     half = torch.empty(512, 4096, dtype=torch.float16, device="meta")
     args = ef.GemmArguments(half, half.t(), None, torch.float16, constraints=ef.Constraints(split=2))
     told = {one.reason for one in ef.explain(args, cc=90).refusals}
-    assert "it adds up parts of K in float32, and the accumulator is torch.float16" in told
+    assert "it adds up parts of K in 32 bits, and the accumulator is torch.float16" in told
 
 
 @pytest.mark.parametrize("design", [*SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS, *EXCHANGED], ids=str)
@@ -164,3 +164,22 @@ def test_rows_whose_bits_do_not_depend_on_m_are_not_split():
     found = choice(512, 512, 32768, constraints=ef.Constraints(batch_invariant=True))
     assert found.plan.spec.design.split == 1
     assert any("the bits of K in one part" in one.reason for one in found.refusals)
+
+
+def plans(m: int, n: int, k: int) -> list[ef.Plan]:
+    bias = torch.empty(n, dtype=BF16)
+    args = arguments("lambda accum, bias: relu(accum + bias)", m, n, k, bias=bias)
+    return [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
+
+
+@pytest.mark.parametrize("first", [2, 4000])
+@pytest.mark.parametrize(("n", "k"), [(4096, 14336), (1024, 16384), (1000, 4096), (64, 4096)])
+def test_after_a_first_call_a_kernel_stands_in_whatever_m_is(first: int, n: int, k: int) -> None:
+    """Some M take another number of parts of K, and so another kernel's bits; `with_other_rows` has one of each."""
+    best = plans(first, n, k)[0].allocation
+    compiled = {best.program.text, *best.with_other_rows()}
+    assert len(compiled) > 1
+    for m in (2, 17, 40, 64, 100, 129, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 8000):
+        allocations = [plan.allocation for plan in plans(m, n, k)]
+        same = [one.program.text for one in allocations if one.bits == allocations[0].bits]
+        assert compiled & set(same), m

@@ -151,7 +151,7 @@ def two_outputs(accum: Any) -> Any:
     return D, E
 
 
-@pytest.mark.parametrize("name", ["fast_math", "allow_recompute"])
+@pytest.mark.parametrize("name", ["fast_math", "allow_recompute", "fast_accum"])
 def test_an_option_equal_to_the_default_is_still_checked(name: str) -> None:
     ef.gemm(A, B)
     with pytest.raises(ArgumentError, match=f"{name} must be True or False, got 0"):

@@ -244,6 +244,7 @@ def gemm(
     fallback: str | None = None,
     save: str = "auto",
     tune: bool = False,
+    fast_accum: bool = False,
     **by_name: Any,
 ) -> Any:
     """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
@@ -255,6 +256,8 @@ def gemm(
     is returned as it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their
     destinations hold: in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
+    `fast_accum` leaves all sums of 8-bit floats to a GPU's tensor cores, which add up with 14 bits; else float32 adds
+    up what they make of 128 products.
     `tune` runs the kernel that was measured to be the fastest, and measures that now where it was not before: once for
     a GPU, a structure and a class of shapes, for seconds.
     `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. It is differentiable in A, B and all
@@ -266,7 +269,16 @@ def gemm(
         a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
-        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+        accumulator_type,
+        precision,
+        fast_math,
+        allow_recompute,
+        fallback,
+        out_dtypes,
+        accumulate,
+        save,
+        tune,
+        fast_accum,
     )
     call = written(a, b, parsed, options, by_name, turned=False) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
@@ -305,6 +317,7 @@ def linear(
     fallback: str | None = None,
     save: str = "auto",
     tune: bool = False,
+    fast_accum: bool = False,
     **by_name: Any,
 ) -> Any:
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
@@ -317,7 +330,16 @@ def linear(
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
-        accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+        accumulator_type,
+        precision,
+        fast_math,
+        allow_recompute,
+        fallback,
+        out_dtypes,
+        accumulate,
+        save,
+        tune,
+        fast_accum,
     )
     if _is_any_autocast_enabled():
         x, weight = followed(x, weight)

@@ -16,7 +16,7 @@ from fuzzing.check import function_of
 import epifuse as ef
 from epifuse.kernel import Kernel
 from epifuse.request.problem import Constraints
-from epifuse.tools.testing import TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
+from epifuse.tools.testing import FP8_SUM_EPS, TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
 
 _GUARD = 64  # elements before and after, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps
@@ -157,9 +157,14 @@ def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
 
 
 def product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype | None = None) -> Bounded:
-    """A @ B with the error that tf32, for float32, and a sum in any order in the accumulator's dtype may make."""
+    """A @ B with the error that tf32, for float32, and a sum in any order in the accumulator's dtype may make.
+
+    Sums of 8-bit floats are the tensor cores', those of integers exact.
+    """
     wide = a.cpu().double(), b.cpu().double()
-    rounding = 2 * TF32_EPS if a.dtype == torch.float32 else 0.0
+    if not a.dtype.is_floating_point:
+        return exact_product(a, b)
+    rounding = 2 * TF32_EPS if a.dtype == torch.float32 else FP8_SUM_EPS if a.dtype.itemsize == 1 else 0.0
     rounding += a.shape[-1] * torch.finfo(accumulator or torch.float32).eps
     made: Bounded = bounded(wide[0] @ wide[1], _EPS, rounding * (wide[0].abs() @ wide[1].abs()))
     return made

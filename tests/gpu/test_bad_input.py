@@ -73,9 +73,16 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
     ),
     "tf32 of B by rows": (
         lambda: described(matrix(64, 64, dtype=F32), matrix(64, 64, dtype=F32), constraints=TF32),
-        "weight.T of an (N, K) weight, or B.mT.contiguous().mT",
+        "store the weight as (N, K) and pass weight.T, or B.mT.contiguous().mT",
     ),
-    "int8": (lambda: described(matrix(64, 64, dtype=torch.int8), matrix(64, 64, dtype=torch.int8)), "A is torch.int8"),
+    "int8 of B by rows": (
+        lambda: described(matrix(64, 64, dtype=torch.int8), matrix(64, 64, dtype=torch.int8)),
+        "8-bit numbers needs B by columns (K contiguous): store the weight as (N, K) and pass weight.T",
+    ),
+    "8 bits of an odd length": (
+        lambda: described(matrix(64, 72, dtype=torch.uint8), matrix(64, 72, dtype=torch.uint8).t()),
+        "A has a stride of 72 bytes, and TMA needs a multiple of 16",
+    ),
     "a reshape that copies": (
         lambda: described(
             matrix(64, 64),

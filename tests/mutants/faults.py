@@ -14,7 +14,7 @@ from epifuse import passes
 from epifuse.base import cache
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.plan import settle
-from epifuse.providers.cpu import code, fuse, kernel, lowered, primitives, product, program, reduce, space, store
+from epifuse.providers.cpu import code, fuse, kernel, lowered, primitives, program, reduce, space, store
 from epifuse.runtime import launch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -199,7 +199,7 @@ FAULTS: dict[str, Patch] = {
     "a row lies along columns": _attribute(_module("alignment"), "align", _columns_for_rows),
     "reshape counts the inner piece first": _attribute(_module("layout"), "regroup", _inner_first),
     "integers are added in float32": _attribute(
-        product, "largest_product", lambda _: lambda a, b: None if a.is_floating_point else 1
+        kernel, "largest_product", lambda _: lambda a, b: None if a.is_floating_point else 1
     ),
     "whole literals are floats": _attribute(_module("kinds"), "const_kind", lambda _: lambda value: "float"),
     "squares of integers wrap": lambda monkeypatch: monkeypatch.setitem(

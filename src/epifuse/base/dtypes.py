@@ -74,3 +74,14 @@ ACCUMULATORS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.uint8: (torch.int32,),
 }
 """Which accumulators each input dtype may have (reference/001 and DESIGN section 4). Both inputs must allow it."""
+
+
+def largest_product(a: torch.dtype, b: torch.dtype) -> int | None:
+    """The largest |x * y| of two integer dtypes; None for floats."""
+    return None if a.is_floating_point else largest(a) * largest(b)
+
+
+def largest(dtype: torch.dtype) -> int:
+    """The largest |x| of an integer dtype."""
+    limits = torch.iinfo(dtype)
+    return max(-limits.min, limits.max)

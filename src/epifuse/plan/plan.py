@@ -40,7 +40,8 @@ class Allocation:
     `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
     where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
     priced: nothing is lowered again. Of one problem, allocations with equal `bits` give the same results to the last
-    bit; None is equal to no other. `estimate` says what the cost is made of.
+    bit; None is equal to no other. `estimate` says what the cost is made of. `with_other_rows` are the texts of kernels
+    for calls with another M for which this one cannot stand in: one for each result to the last bit.
     """
 
     tile: tuple[int, int]
@@ -51,6 +52,7 @@ class Allocation:
     program: Any = field(default=None, compare=False, repr=False)
     bits: Hashable = field(default=None, compare=False, repr=False)
     estimate: Callable[[], Estimate] | None = field(default=None, compare=False, repr=False)
+    with_other_rows: Callable[[], tuple[str, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property
     def workspace_bytes(self) -> int:

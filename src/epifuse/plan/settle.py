@@ -98,7 +98,7 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
 def _constraints(options: Options) -> Constraints:
     """What was asked for. Mostly that is nothing, and to make and check the same anew is a tenth of settling."""
     plain = options.pinned is None and options.precision is None
-    if plain and options.fast_math is options.allow_recompute is options.tune is False:
+    if plain and options.fast_math is options.allow_recompute is options.tune is options.fast_accum is False:
         return UNCONSTRAINED
     return options.constraints
 

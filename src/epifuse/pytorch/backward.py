@@ -93,8 +93,9 @@ class Backward(NamedTuple):
         above = found.pop(ACCUM, None)
         asked = options.constraints
         alike = Options(
-            options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute, tune=asked.tune
-        )
+            options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute, tune=asked.tune,
+            fast_accum=asked.fast_accum,
+        )  # fmt: skip
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
         reads = [name for name in names if name in places]
         counted = tuple(known[name] for name in names if name in indices)

@@ -46,10 +46,12 @@ def gemm(
     fallback: Any = None,
     save: Any = "auto",
     tune: Any = False,
+    fast_accum: Any = False,
     **by_name: Any,
 ) -> Any:
     """See `epifuse.gemm`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+    chosen = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+    options = *chosen, fast_accum
     return _traced("gemm", a, b, epilogue, out, operands or {}, by_name, options)
 
 
@@ -70,10 +72,12 @@ def linear(
     fallback: Any = None,
     save: Any = "auto",
     tune: Any = False,
+    fast_accum: Any = False,
     **by_name: Any,
 ) -> Any:
     """See `epifuse.linear`."""
-    options = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+    chosen = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
+    options = *chosen, fast_accum
     if bias is not None:
         by_name["bias"] = bias
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:

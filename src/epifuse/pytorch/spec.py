@@ -76,6 +76,7 @@ def encoded(spec: Spec) -> str:
             "fast_math": options.fast_math,
             "allow_recompute": options.allow_recompute,
             "tune": options.tune,
+            "fast_accum": options.fast_accum,
             "fallback": options.fallback,
             "out_dtypes": _named(out_dtypes) if isinstance(out_dtypes, Mapping) else _name(out_dtypes),
             "accumulate": options.accumulated,

@@ -28,6 +28,7 @@ class Options(NamedTuple):
     accumulate: str | Iterable[str] = ()
     save: str = "auto"
     tune: bool = False
+    fast_accum: bool = False
     by_tma: tuple[str, ...] = ()
     pinned: Constraints | None = None
     hint: str = "fallback='torch' runs it unfused in PyTorch"
@@ -43,14 +44,17 @@ class Options(NamedTuple):
         accumulate: Any,
         save: Any,
         tune: Any,
+        fast_accum: Any,
     ) -> Options:
         """What a call asks for; mostly that is nothing, and to make options takes 0.3 us."""
         nothing = accumulator_type is precision is fallback is out_dtypes is None
-        if nothing and fast_math is allow_recompute is tune is False and accumulate == () and save == "auto":
+        nothing = nothing and fast_math is allow_recompute is tune is fast_accum is False
+        if nothing and accumulate == () and save == "auto":
             return USUAL
         return Options(
-            accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
-        )
+            accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune,
+            fast_accum,
+        )  # fmt: skip
 
     def check(self) -> None:
         if not (self.fallback is None or (isinstance(self.fallback, str) and self.fallback == "torch")):
@@ -88,6 +92,7 @@ class Options(NamedTuple):
             precision=self.precision,
             allow_recompute=self.allow_recompute,
             tune=self.tune,
+            fast_accum=self.fast_accum,
         )
 
 

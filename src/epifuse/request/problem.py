@@ -82,7 +82,8 @@ class Constraints:
     """What the caller asks of the kernel. `select` honours or refuses every field.
 
     `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; `split` is in how
-    many parts K is multiplied, which decides the last bits of a sum. None leaves the choice to us. With
+    many parts K is multiplied, which decides the last bits of a sum. None leaves the choice to us. With `fast_accum`
+    8-bit floats are added up by the tensor cores alone, whose sums have 14 bits. With
     `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands. With `tune` the kernel
     is the one that was measured to be the fastest of those that meet the rest, if that was. Raises `ArgumentError` for
     values of any other type.
@@ -97,12 +98,13 @@ class Constraints:
     batch_invariant: bool = CONFIG.batch_invariant
     tune: bool = False
     split: int | None = None
+    fast_accum: bool = False
 
     def __post_init__(self) -> None:
         for name, value in ("tile", self.tile), ("cluster", self.cluster):
             if value is not None and not _is_pair(value):
                 raise fail("option", None, name=name, want="two whole numbers (M, N), or None", value=value)
-        for name in ("fast_math", "allow_recompute", "batch_invariant", "tune"):
+        for name in ("fast_math", "allow_recompute", "batch_invariant", "tune", "fast_accum"):
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise fail("option", None, name=name, want="True or False", value=flag)

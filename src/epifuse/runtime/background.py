@@ -38,10 +38,12 @@ is not submitted again."""
 
 
 class Choice(NamedTuple):
-    """The plan a call runs on; where that is a stand-in, `until` is done once there may be a better one."""
+    """The plan a call runs on; where that is a stand-in, `until` is done once there may be a better one. `beside` are
+    the texts of kernels to compile with its own, by `complete`."""
 
     plan: Plan
     until: Outcome | None = None
+    beside: tuple[str, ...] = ()
 
 
 def choose(best: Plan, selection: Selection) -> Choice:
@@ -66,7 +68,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
         return Choice(best)
     stand_in = _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
     if stand_in is None:
-        return Choice(best)
+        return Choice(best, beside=_beside(best))
     outcomes = [_outcome(best, text) for text in missing]
     over = [outcome for outcome in outcomes if outcome.done()]
     if over and is_ready is _is_loaded_or_stored:
@@ -136,6 +138,19 @@ def is_capturing(plan: Plan) -> bool:
         return False
     with torch.cuda.device(plan.problem.a.device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def _beside(plan: Plan) -> tuple[str, ...]:
+    """No kernel stands in for one with other bits, so a later call with another M would wait for the compiler anew."""
+    return tuple(text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text))
+
+
+def complete(plan: Plan, beside: Iterable[str]) -> None:
+    """Compile these kernels here, each in 1.2 s: what compiles is imported by now, and a worker that starts takes 8.5 s
+    to its first kernel."""
+    for text in beside:
+        with suppress(Exception):  # this call does not need it; one that does will say why
+            providers.load(plan.spec.provider).compile(text)
 
 
 # --- what workers compile --------------------------------------------------------------------------------------------

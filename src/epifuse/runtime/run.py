@@ -18,7 +18,7 @@ from epifuse.request.alike import Guard, are_alike, guard_of
 from epifuse.request.options import Options
 from epifuse.request.problem import tf32_allowed
 from epifuse.request.signature import Call, Request, describe, looked_at
-from epifuse.runtime.background import choose
+from epifuse.runtime.background import choose, complete
 from epifuse.runtime.launch import (
     Prepared,
     Repeat,
@@ -96,8 +96,9 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
         return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)
     try:
-        plan, until = choose(selection.best, selection)
+        plan, until, beside = choose(selection.best, selection)
         prepared = Prepared.of(plan, is_final=until is None)
+        complete(plan, beside)
     except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
         if call.request.options.fallback is None:
             raise

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from epifuse.base.dtypes import largest_product
 from epifuse.ir import Node
 from epifuse.ir.types import dim_size
 from epifuse.providers.base import Step
@@ -52,7 +53,7 @@ class CpuKernel:
         self.rows, self.columns = tile
         self.accumulator = problem.accumulator
         self.b_dtype = product.operand_dtype(problem.a.dtype, problem.b.dtype, problem.accumulator)
-        self.integers = product.largest_product(problem.a.dtype, problem.b.dtype)
+        self.integers = largest_product(problem.a.dtype, problem.b.dtype)
         l, m, n, k = extents["l"], extents["m"], extents["n"], extents["k"]
         self.everything = Tile((0, l), (0, m), (0, n))
         self.is_one_tile = is_one_tile(space, *tile)

@@ -60,15 +60,3 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: in
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b in their own dtype, in the batches that they broadcast to. Autocast leaves alone what has an `out`."""
     return torch.matmul(a, b, out=a.new_empty(0))
-
-
-def largest_product(a: torch.dtype, b: torch.dtype) -> int | None:
-    """The largest |x * y| of two integer dtypes; None for floats."""
-    if a.is_floating_point:
-        return None
-    return max(abs(v) for v in _limits(a)) * max(abs(v) for v in _limits(b))
-
-
-def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max

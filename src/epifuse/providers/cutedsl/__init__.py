@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 
@@ -10,7 +10,7 @@ from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import budget, inputs, load, partials, recompute, swap, weave
+from epifuse.providers.cutedsl import budget, inputs, invariance, load, other_rows, partials, recompute, swap, weave
 from epifuse.providers.cutedsl.design import Design, round_up
 from epifuse.providers.cutedsl.designs import (
     DESIGNS,
@@ -88,16 +88,6 @@ def _prepared() -> None:
     import_module(f"{__name__}.compile").warm(load.OPTIONS)
 
 
-_BITS = "K ascending in one accumulator"
-"""What designs that do not split K do: tile, cluster and whether A and B are exchanged only decide in which order
-several elements are added (`tests/gpu/test_swapped.py` compares the bits)."""
-
-
-def _bits(design: Design) -> Hashable:
-    """In which order K is added up: parts end between blocks of K."""
-    return (_BITS, design.split, design.spans) if design.split > 1 else _BITS
-
-
 def _workspace_bytes(design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int]) -> int:
     """Partial results of reductions first, whose places follow from the shape, and sums of parts of K at the end."""
     first = partials.workspace_bytes(reductions, design, extents)
@@ -111,7 +101,8 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     if reason is not None:
         return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
     plain, swapped = _by_sides(specs)
-    return _answers(plain, family, problem).beside(_swapped(swapped, work, problem))
+    others = partial(other_rows.kernels, plain, swapped, work, problem)
+    return _answers(plain, family, problem, others).beside(_swapped(swapped, work, problem, others))
 
 
 def _by_sides(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequence[KernelSpec]]:
@@ -121,16 +112,20 @@ def _by_sides(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequen
     return tuple(s for s in specs if not s.design.swapped), tuple(s for s in specs if s.design.swapped)
 
 
-def _swapped(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+def _swapped(
+    specs: Sequence[KernelSpec], work: Lowered, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
+) -> Answers:
     """What each design takes that exchanges A and B."""
     other = swap.many_rows(problem) or work.swapped
     if isinstance(other, str):
         return Answers.none(lambda: [Refusal(spec.name, other) for spec in specs])
     transposed = swap.problem_of(problem)
-    return _answers(specs, family_of(other, transposed), transposed)
+    return _answers(specs, family_of(other, transposed), transposed, others)
 
 
-def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> Answers:
+def _answers(
+    specs: Sequence[KernelSpec], family: Family, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
+) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
     work = family.work
     problem = weave.problem_of(work.order, problem, work.typed)
@@ -139,6 +134,7 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
 
     def allocation(index: int) -> Allocation:
         found, reductions = arranged[index], work.reductions
+        bits = None if work.reduces else invariance.bits(found.design)
         return Allocation(
             able[index].design.tile,
             costs[index],
@@ -147,8 +143,10 @@ def _answers(specs: Sequence[KernelSpec], family: Family, problem: Problem) -> A
             else 0,
             lambda: found.details(work, inputs.filled(problem)),
             program=found,
-            bits=None if work.reduces else _bits(found.design),
+            bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),
+            # A kernel that exchanges A and B serves few rows alone.
+            with_other_rows=tuple if bits is None else partial(others, None if found.design.swapped else bits),
         )
 
     return Answers(able, costs, allocation, lambda: refusals)

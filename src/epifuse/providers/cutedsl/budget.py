@@ -23,8 +23,11 @@ def ahead(design: Design, program: Program) -> int:
     """Blocks of K whose multiplications are under way while the stage of the one before is given back.
 
     One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
-    next is not always issued within them. Two take a stage from the loads.
+    next is not always issued within them. Two take a stage from the loads. None where sums are promoted: they are
+    waited for.
     """
+    if design.promoted:
+        return 0
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
     takes_long = _column_reductions(program.graph) > 0 or (bool(_reductions(program.graph)) and is_heavy(program.graph))
     return 2 if design.pingpong and short and takes_long and design.stages >= tuned.AHEAD_STAGES.value else 1
@@ -83,7 +86,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
         or go_direct(program)
         or "many" in _taken(program.graph)
     )
-    if not hidden or not heavy or spills or _hungry(program):
+    if not hidden or not heavy or spills or design.promoted or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
     held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # up to 280 bytes spill
@@ -152,6 +155,26 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
 def _accumulators(design: Design) -> int:
     """Registers of a thread that hold its part of the product."""
     return design.rows * design.tile[1] // WARP_GROUP
+
+
+_PIECE = 128  # columns of what is promoted at once: 64 registers of a thread
+_MOST_PROMOTING = 192, 128  # registers of a thread that hold sums, and what is added to them; of a part of K
+
+
+def piece(design: Design) -> int:
+    """Columns that one instruction multiplies: those of a tile, or of a half of it where sums are promoted: what is
+    added to them takes registers beside theirs, and 256 columns at once spill 408 bytes."""
+    columns = design.tile[1]
+    return columns // -(-columns // _PIECE) if design.promoted else columns
+
+
+def unpromoted(design: Design) -> str | None:
+    """Why a tile's sums cannot be promoted, or None. Sums of another part of K are added to them later: up to 156 bytes
+    spill beside 128 accumulators a thread."""
+    most = _MOST_PROMOTING[design.split > 1]
+    if design.promoted and _accumulators(design) + piece(design) // 2 > most:
+        return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
+    return None
 
 
 def least_stages(design: Design) -> int:

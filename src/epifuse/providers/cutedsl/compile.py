@@ -66,13 +66,13 @@ def _compile(source: KernelSource, options: str) -> Any:
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
-    swapped, majors = source.design.swapped, source.by_rows
+    swapped, majors, dtypes = source.design.swapped, source.by_rows, source.dtypes
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
     if swapped:  # as they are handed over
-        shapes, majors = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0])
+        shapes, majors, dtypes = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0]), dtypes[::-1]
     a, b = (
         _matrix(dtype, by_rows, (*shape, *batches))
-        for dtype, by_rows, shape in zip(source.dtypes, majors, shapes, strict=True)
+        for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
     )
     shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
@@ -90,7 +90,8 @@ def _compile(source: KernelSource, options: str) -> Any:
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
-        kernel = Sm90Gemm(source.design, program, DTYPES[source.accumulator])
+        types = tuple(DTYPES[dtype] for dtype in source.dtypes)
+        kernel = Sm90Gemm(source.design, program, types, DTYPES[source.accumulator])
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": options, "no_jit_engine": True}
         return cute.compile(

@@ -22,7 +22,8 @@ class Design:
     a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
-    parts K is, each multiplied by a cluster of its own.
+    parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
+    `promoted`, that is added up in float32: 0 where they add up all of K themselves.
     """
 
     tile: tuple[int, int]
@@ -39,6 +40,7 @@ class Design:
     parts: int = 1
     swapped: bool = False
     split: int = 1
+    promoted: int = 0
 
     @property
     def ctas(self) -> int:

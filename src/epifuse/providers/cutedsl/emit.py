@@ -60,7 +60,7 @@ def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accurac
 
 def _constant(node: Node, like: Fragment, graph: Graph) -> Fragment:
     if isinstance(node.attr, bool):
-        return cute.full_like(like, 1.0 if node.attr else 0.0) != 0.0
+        return cute.full_like(like, 1.0 if node.attr else 0.0, HELD["float"]) != 0.0
     return cute.full_like(like, node.attr, HELD[graph.types[node].kind])
 
 

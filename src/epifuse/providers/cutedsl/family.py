@@ -242,11 +242,11 @@ class Family:
     def arrange(self, design: Design) -> Arranged | str:
         """Program and design with its stages, or why there are none."""
         work, problem = self.work, self.problem
-        own = replace(design, parts=weave.PARTS if work.order else 1)
+        own = replace(design, parts=weave.PARTS if work.order else 1, promoted=inputs.promoted(problem))
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
-        reason = reason or refusals.unsplit(own, problem)
+        reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own)
         if reason is not None:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
@@ -271,7 +271,7 @@ class Family:
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
-        design = replace(design, parts=weave.PARTS if work.order else 1)
+        design = replace(design, parts=weave.PARTS if work.order else 1, promoted=inputs.promoted(problem))
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))

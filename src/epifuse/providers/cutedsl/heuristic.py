@@ -78,7 +78,8 @@ class Rated(NamedTuple):
             _multiplications_a_second(processor) / bandwidth,
             0 if pingpong else exposed,
             m * n,
-            tuned.RATES.value[design.tile, pingpong],
+            tuned.RATES.value[design.tile, pingpong]
+            * (tuned.PROMOTED_RATE.value[pingpong] if design.promoted else 1.0),
             tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
             tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
             tuned.SPILLING.value if spills else 1.0,
@@ -158,9 +159,10 @@ def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int,
     )
 
 
-def estimates(designs: Iterable[Rated], problem: Problem) -> list[float]:
-    """What the model says each design takes. Asked of every design for every problem."""
-    extents, k, copies = problem.extents, _wide_k(problem), _copies(problem)
+def estimates(designs: Iterable[Rated], problem: Problem, **others: int) -> list[float]:
+    """What the model says each design takes, with `others` of the extents. Asked of every design for every problem."""
+    k, copies = _wide_k(problem), _copies(problem)
+    extents = {**problem.extents, **others} if others else problem.extents
     return [terms(rated, extents, k, copies).cost for rated in designs]
 
 

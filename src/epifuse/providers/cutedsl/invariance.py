@@ -10,6 +10,8 @@ Neighbouring columns (`segments`) never leave a tile, and are merged alike in al
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem
@@ -19,6 +21,17 @@ _WIDTHS = (128, 256, 192, 64)
 _HOLDING = ((128, 1), (256, 1), (256, 2), (128, 8), (256, 8))
 """Columns of a tile, and CTAs of a cluster, that hold whole rows, the fewest columns first. For 512 and 1024 columns
 these are the faster ones of those that docs/tuning.md compares."""
+
+
+_ASCENDING = "K ascending in one accumulator"
+"""What designs that do not split K do: tile, cluster and whether A and B are exchanged only decide in which order
+several elements are added (`tests/gpu/test_swapped.py` compares the bits)."""
+
+
+def bits(design: Design) -> Hashable:
+    """In which order K is added up, and in what: parts end between blocks of K."""
+    order: Hashable = (_ASCENDING, design.promoted) if design.promoted else _ASCENDING
+    return (order, design.split, design.spans) if design.split > 1 else order
 
 
 def refused(design: Design, work: Lowered, problem: Problem) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 
+from epifuse.base.dtypes import largest
 from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, partials
@@ -71,8 +73,8 @@ def unsplit(design: Design, problem: Problem) -> str | None:
     """Why K is not multiplied in the parts of a design. None of them may be empty: K has blocks for all."""
     if design.split == 1:
         return None
-    if problem.accumulator != torch.float32:
-        return f"it adds up parts of K in float32, and the accumulator is {problem.accumulator}"
+    if problem.accumulator.itemsize != 4:
+        return f"it adds up parts of K in 32 bits, and the accumulator is {problem.accumulator}"
     return f"K is too short for {design.split} parts" if is_short(problem) else None
 
 
@@ -113,8 +115,30 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
         *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
+        *_summed(design, problem),
         *_looser(problem),
     )
+
+
+def _summed(design: Design, problem: Problem) -> list[str]:
+    """How products of 8-bit numbers are added up."""
+    if problem.a.dtype.itemsize != 1:
+        return []
+    if problem.accumulator == torch.int32:
+        return [_reached(problem)]
+    if design.promoted:
+        return [f"sums of {design.promoted} products by the tensor cores, with 14 bits, are added up in float32"]
+    return ["fast_accum: the tensor cores add up all products, with 14 bits"]
+
+
+def _reached(problem: Problem) -> str:
+    """The bound of a sum of integers, beside the largest number of 32 bits."""
+    factors = problem.extents["k"], largest(problem.a.dtype), largest(problem.b.dtype)
+    reached, most = math.prod(factors), torch.iinfo(torch.int32).max
+    told = f"a sum is at most {' * '.join(map(str, factors))} = {reached} in size"
+    if reached <= most:
+        return f"{told}, which int32 holds"
+    return f"{told}, and int32 ends at {most}: what lies beyond is lost"
 
 
 def _looser(problem: Problem) -> list[str]:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from epifuse.ir import Graph, Node
 from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import shares_rows
@@ -198,8 +196,8 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
         return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
     if not is_shared and (not span or len(walks(graph)) == 1):
         return None
-    if problem.accumulator != torch.float32:
-        return f"its registers hold rows in float32, and the accumulator is {problem.accumulator}"
+    if problem.accumulator.itemsize != 4:
+        return f"its registers hold rows in 32 bits, and the accumulator is {problem.accumulator}"
     if is_shared and design.cluster[1] > 2 and 2 * n <= columns(design):
         return f"half of its cluster holds rows of N = {n}"
     if not is_shared or n <= columns(design):

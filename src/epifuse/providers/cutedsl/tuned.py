@@ -61,6 +61,12 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     MODEL,
     "Plain products of bfloat16 with K of 1024 and more. 64 x 32 and 64 x 16 are assumed: memory decides there.",
 )
+PROMOTED_RATE: Tuned[Mapping[bool, float]] = Tuned(
+    {False: 0.9, True: 0.66},
+    "rate beside the same tile's, by ping-pong",
+    ("promoted-fp8", "promoted-pingpong"),
+    "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
+)
 CLUSTER_COST: Tuned[Mapping[tuple[tuple[int, int], str], float]] = Tuned(
     {
         ((2, 1), "several"): 0.97,

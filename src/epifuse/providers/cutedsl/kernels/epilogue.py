@@ -206,11 +206,14 @@ class Epilogue:
     def _held(self, node, values, spot, team):
         """What the accumulator's registers hold of a subtile: `node`, or one part of a row."""
         first = self._first(spot, team)
+        to = Float32 if node is None else HELD[self.program.graph.types[node].kind]
+        if values.element_type is Int32 and to is Float32:  # a value that took the place of whole numbers
+            values = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), values.layout)
         if self.parts is None:
             own = cute.make_tensor(values.iterator + first, cute.make_layout(team.shape))
-            return own.load().to(Float32)
+            return own.load().to(to)
         own = [values[first + register] for register in self._registers(node, self.parts)]
-        return dm.fragment(own, team.shape, values.element_type).to(Float32)
+        return dm.fragment(own, team.shape, values.element_type).to(to)
 
     def _registers(self, node, parts):
         """Which registers of a subtile hold a part of a row, or what took the place of the first part to be held."""
@@ -218,6 +221,8 @@ class Epilogue:
         return parts.registers[0 if part is None else part.attr]
 
     def _replace(self, values, spot, fragment, team):
+        if values.element_type is Int32:
+            values = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), values.layout)
         registers = range(team.count) if self.parts is None else self._registers(None, self.parts)
         for register, value in zip(registers, dm.numbers(fragment), strict=True):
             values[self._first(spot, team) + register] = value
@@ -226,7 +231,7 @@ class Epilogue:
         """The same, as a walk computes with it."""
         x = self._held(node, values, spot, team)
         # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
-        return x if number == 0 else dm.each(lambda value: dm.disguised(value, number), x)
+        return x if number == 0 else dm.each(lambda value: dm.disguised(value, number), x, dtype=x.element_type)
 
     def _compute(self, number, spot, values, arrived, tile, team, nodes=None):
         """Walk the graph over one subtile: all nodes of a walk, or these."""

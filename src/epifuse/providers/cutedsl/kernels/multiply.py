@@ -31,7 +31,9 @@ def accumulator_registers(count: int, dtype: Any) -> cute.Tensor:
 
     As 16-bit values they would be unpacked and packed around each K tile, and each would wait for its multiplication.
     """
-    return cute.make_rmem_tensor(count * dtype.width // Float32.width, Float32)
+    return cute.make_rmem_tensor(
+        count * dtype.width // Float32.width, dtype if dtype.width == Float32.width else Float32
+    )
 
 
 def as_accumulators(registers: cute.Tensor, shape: Any, dtype: Any) -> cute.Tensor:
@@ -41,7 +43,7 @@ def as_accumulators(registers: cute.Tensor, shape: Any, dtype: Any) -> cute.Tens
 
 def sums(registers: cute.Tensor, dtype: Any) -> cute.Tensor:
     """The accumulators in order, to be read one by one; of float16 a copy, so that `registers` stay whole."""
-    if dtype is Float32:
+    if dtype.width == Float32.width:
         return registers
     copy = cute.make_rmem_tensor(cute.size(registers), Float32)
     for i in range(cute.size(registers)):

@@ -30,6 +30,7 @@ from epifuse.providers.cutedsl.kernels.multiply import (
 )
 from epifuse.providers.cutedsl.kernels.parts import in_turn, lie_apart, parts_of, sources
 from epifuse.providers.cutedsl.kernels.place import Place
+from epifuse.providers.cutedsl.kernels.promotion import Promotion
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.kernels.split import Split
 from epifuse.providers.cutedsl.program import Program
@@ -72,8 +73,10 @@ class Sm90Gemm:
     Without batches, A, B and what travels in tiles have no L.
     """
 
-    def __init__(self, design: Design, program: Program, accumulator: Any = Float32) -> None:
+    def __init__(self, design: Design, program: Program, types: tuple, accumulator: Any = Float32) -> None:
+        """`types` are those of A and B as they are multiplied: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8."""
         self.design = design
+        self.types = types
         self.accumulator = accumulator
         self.cluster = design.cluster
         self.pingpong = design.pingpong
@@ -81,9 +84,10 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
+        self.promotion = Promotion(design)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
-        self.split = Split(design)
+        self.split = Split(design, accumulator)
         self.merging = merging_kernels(design, program)
 
     @cute.jit
@@ -109,8 +113,8 @@ class Sm90Gemm:
         self.tile = bm, bn, bk
         layout_a, layout_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         majors = layout_a.sm90_mma_major_mode(), layout_b.sm90_mma_major_mode()
-        self.types = types = a.element_type, b.element_type
-        mma = tiled_multiplication(types, majors, self.accumulator, self.groups, bn)
+        types, self.brought = self.types, (a.element_type, b.element_type)
+        mma = tiled_multiplication(types, majors, self.accumulator, self.groups, budget.piece(self.design))
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, self.design.subtile[1])
         fragment = Fragment.of_accumulators(atom, self.design.subtile)
@@ -190,8 +194,8 @@ class Sm90Gemm:
         allocator = SmemAllocator()
         barriers = allocator.allocate_array(cutlass.Int64, 2 * self.stages)
         small = self.epilogue.allocate(allocator)
-        buffer_a = allocator.allocate_tensor(self.types[0], smem_a.outer, 1024, smem_a.inner)
-        buffer_b = allocator.allocate_tensor(self.types[1], smem_b.outer, 1024, smem_b.inner)
+        buffer_a = allocator.allocate_tensor(self.brought[0], smem_a.outer, 1024, smem_a.inner)
+        buffer_b = allocator.allocate_tensor(self.brought[1], smem_b.outer, 1024, smem_b.inner)
         shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
         cluster = cute.make_layout(self.cluster)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -484,11 +488,41 @@ class Sm90Gemm:
         fragment_b = mma.make_fragment_B(uniform.partition_B(buffers[1]))
         partition = mma.partition_shape_C(self.design.tile)
         registers = accumulator_registers(cute.size(partition), self.accumulator)
-        return registers, (as_accumulators(registers, partition, self.accumulator), fragment_a, fragment_b)
+        accumulators = as_accumulators(registers, partition, self.accumulator)
+        piece = (self.promotion.piece(accumulators),) if self.design.promoted else ()
+        return registers, (accumulators, fragment_a, fragment_b, *piece)
+
+    def product(self, *arguments):
+        """The main loop over so many blocks of K."""
+        return self.promoted_product(*arguments) if self.design.promoted else self.whole_product(*arguments)
 
     @cute.jit
-    def product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
-        """The main loop over so many blocks of K; the last multiplications are still under way."""
+    def promoted_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
+        """Sums of a few products, which are added up in float32. All stages are given back."""
+        accumulators, fragment_a, fragment_b, piece = factors
+        mma = new_from_mlir_values(mma, extract_mlir_values(mma))
+        accumulators.fill(0.0)
+        for _ in cutlass.range(blocks, unroll=1):
+            pipe.consumer_wait(read)
+            for place in cutlass.range_constexpr(len(self.promotion.pieces)):
+                mma.set(warpgroup.Field.ACCUMULATE, False)
+                warpgroup.fence()
+                for block in cutlass.range_constexpr(self.promotion.blocks):
+                    a, b = self.promotion.factors(place, block, fragment_a, fragment_b, read.index)
+                    cute.gemm(mma, piece, a, b, piece)
+                    mma.set(warpgroup.Field.ACCUMULATE, True)
+                warpgroup.commit_group()
+                warpgroup.wait_group(0)
+                if const_expr(place + 1 == len(self.promotion.pieces)):
+                    pipe.consumer_release(free)
+                self.promotion.add(place, accumulators, piece)
+            read.advance()
+            free.advance()
+        return read, free
+
+    @cute.jit
+    def whole_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
+        """All of K is added up by the tensor cores; the last multiplications are still under way."""
         accum, fragment_a, fragment_b = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))  # what is set of it within a branch stays there
         mma.set(warpgroup.Field.ACCUMULATE, False)

@@ -36,7 +36,8 @@ class Sums(NamedTuple):
 class Split:
     """The parts of K of `design`, of which there may be one."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, accumulator: Any = Float32) -> None:
+        self.accumulator = accumulator
         self.parts, self.ctas, self.width = design.split, design.ctas, design.cluster[0]
         self.row = WARP_GROUP * design.sharing * _QUAD  # bytes that all threads move at once
         self.bytes = budget.part_bytes(design)
@@ -93,7 +94,7 @@ class Split:
     def _quad(self, at, other, quad):
         start = at.sums + Int64(other * self.bytes) + quad * self.row
         return cute.make_tensor(
-            cute.make_ptr(Float32, start, cute.AddressSpace.gmem, assumed_align=_QUAD), cute.make_layout(4)
+            cute.make_ptr(self.accumulator, start, cute.AddressSpace.gmem, assumed_align=_QUAD), cute.make_layout(4)
         )
 
     def _flag(self, at, other):

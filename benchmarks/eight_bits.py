@@ -1,0 +1,197 @@
+"""GPU time of products of 8 bits beside PyTorch's, whose scales and outputs it has and whose other epilogues it lacks.
+
+    python benchmarks/eight_bits.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
+
+`fp8` products have a scale a row and a scale a column, and are added up accurately or fast (`fast_accum`), as
+`torch._scaled_mm`'s with a scale a row or one of each matrix (`use_fast_accum`). `fused` adds a bias, gelu and an fp8
+D. `int8` products are stored as they are, beside `torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved
+in one run. The mean error of the fp8 products beside the mean value is measured as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gemm_cases import shapes
+from gpu_timing import Backlog, interleave
+from timing import command, machine, paired_ratio, save
+
+import epifuse as ef
+
+SHAPES = "8192x8192x8192,4096x14336x4096,4096x4096x4096,16384x4096x1024,4096x7168x2048,64x14336x4096,16x4096x14336"
+E4M3, INT8, BF16 = torch.float8_e4m3fn, torch.int8, torch.bfloat16
+Shape = tuple[int, int, int]
+Call = Callable[[], Any]
+
+
+def plain(accum):
+    """The sums."""
+    D = accum
+    return D
+
+
+def scaled(accum, row, column):
+    """With a scale a column of D, `row`, and a scale a row."""
+    D = accum * row * column
+    return D
+
+
+def fused(accum, row, column, bias):
+    """What a quantised layer stores for the next one."""
+    D = ef.gelu(accum * row * column + bias, approximate="tanh")
+    return D
+
+
+class Own(NamedTuple):
+    """One of our variants: the epilogue, the dtype of A and B and that of D, and how floats are added up."""
+
+    epilogue: Callable[..., Any]
+    dtype: torch.dtype
+    out: torch.dtype
+    fast: bool = False
+
+
+OURS: Mapping[str, Own] = {
+    "fp8 plain": Own(plain, E4M3, BF16),
+    "fp8": Own(scaled, E4M3, BF16),
+    "fp8 fused": Own(fused, E4M3, E4M3),
+    "fp8 fast, plain": Own(plain, E4M3, BF16, fast=True),
+    "fp8 fast": Own(scaled, E4M3, BF16, fast=True),
+    "fp8 fast, fused": Own(fused, E4M3, E4M3, fast=True),
+    "int8": Own(plain, INT8, torch.int32),
+    "int8 scaled": Own(scaled, INT8, BF16),
+}
+PAIRS = (
+    ("fp8", "scaled_mm, by rows"),
+    ("fp8 fast", "scaled_mm, by rows, fast"),
+    ("fp8", "scaled_mm"),
+    ("fp8 fast", "scaled_mm, fast"),
+    ("fp8 fused", "fp8 plain"),
+    ("fp8 fast, fused", "fp8 fast, plain"),
+    ("int8", "int_mm"),
+    ("int8 scaled", "int8"),
+)
+"""What is compared round by round."""
+
+
+class Inputs(NamedTuple):
+    """Of one shape: fp8 and int8 matrices, B as the transpose of a weight; scales and a bias."""
+
+    matrices: Mapping[torch.dtype, tuple[torch.Tensor, torch.Tensor]]
+    operands: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, shape: Shape) -> Inputs:
+        """Normal numbers, and integers of all sizes."""
+        m, n, k = shape
+        a, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+        eight = (torch.randint(-128, 128, size, dtype=INT8, device="cuda") for size in ((m, k), (n, k)))
+        whole, whole_weight = eight
+        row, column = torch.rand(n, device="cuda") + 0.5, (torch.rand(m, 1, device="cuda") + 0.5) / k**0.5
+        bias = torch.randn(n, device="cuda")
+        return cls(
+            {E4M3: (a.to(E4M3), weight.to(E4M3).t()), INT8: (whole, whole_weight.t())},
+            {"row": row, "column": column, "bias": bias},
+        )
+
+
+def ours(own: Own, inputs: Inputs) -> tuple[Call, str]:
+    """A bound launch, and the kernel's name."""
+    a, b = inputs.matrices[own.dtype]
+    names = own.epilogue.__code__.co_varnames[1 : own.epilogue.__code__.co_argcount]
+    given = {name: inputs.operands[name] for name in names}
+    D = torch.empty(a.shape[0], b.shape[1], dtype=own.out, device=a.device)
+    asked = ef.Constraints(fast_accum=own.fast)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(own.epilogue, **given, D=D), constraints=asked)
+    kernel = ef.get_kernels(args)[0]
+    return kernel.bind(args), kernel.metadata.kernel_name
+
+
+def peers(inputs: Inputs) -> dict[str, Call]:
+    """PyTorch's products of 8 bits: its scales a row are (M, 1) and (1, N)."""
+    (a, b), (whole, whole_b) = inputs.matrices[E4M3], inputs.matrices[INT8]
+    one = torch.ones((), device=a.device)
+    by_rows = inputs.operands["column"], inputs.operands["row"][None]
+
+    def product(scales: tuple[torch.Tensor, torch.Tensor], *, fast: bool) -> Call:
+        return lambda: torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=BF16, use_fast_accum=fast)
+
+    return {
+        "scaled_mm, by rows": product(by_rows, fast=False),
+        "scaled_mm, by rows, fast": product(by_rows, fast=True),
+        "scaled_mm": product((one, one), fast=False),
+        "scaled_mm, fast": product((one, one), fast=True),
+        "int_mm": lambda: torch._int_mm(whole, whole_b),
+    }
+
+
+def mean_errors(inputs: Inputs) -> dict[str, float]:
+    """Of fp8 products stored as float32: the mean error beside the mean value, of the first rows."""
+    a, b = inputs.matrices[E4M3]
+    a = a[:256]
+    want = a.double() @ b.double()
+    found = {
+        name: ef.gemm(a, b, out_dtypes=torch.float32, fast_accum=fast)
+        for name, fast in (("fp8", False), ("fp8 fast", True))
+    }
+    return {name: float((D.double() - want).abs().mean() / want.abs().mean()) for name, D in found.items()}
+
+
+def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, ratios with their 95 % intervals, and errors."""
+    inputs, calls, kernels = Inputs.of(shape), {}, {}
+    for name, own in OURS.items():
+        calls[name], kernels[name] = ours(own, inputs)
+    skipped = {}
+    for name, call in peers(inputs).items():
+        try:
+            call()
+            calls[name] = call
+        except RuntimeError as error:  # torch._int_mm takes more than 16 rows
+            skipped[name] = str(error).splitlines()[0]
+    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
+    ratios = {
+        f"{name} / {base}": [round(x, 4) for x in paired_ratio(seconds, name, base)]
+        for name, base in PAIRS
+        if base in seconds
+    }
+    return {
+        "shape": list(shape),
+        "kernels": kernels,
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": ratios,
+        "mean_errors": mean_errors(inputs),
+        "skipped": skipped,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for shape in options.shapes:
+        row = measure(shape, options.rounds, backlog)
+        rows.append(row)
+        print("x".join(map(str, shape)), flush=True)
+        for name, time in row["microseconds"].items():
+            print(f"  {name}: {time} us, {row['kernels'].get(name, 'PyTorch')}", flush=True)
+        print("  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items()), flush=True)
+        print(f"  mean errors {row['mean_errors']}, skipped {row['skipped']}", flush=True)
+        if options.save:
+            save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Sums of 8-bit floats: the tensor cores add up a few products, float32 what they make of them.
+
+Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats. A piece of the tile at a time, so
+that its registers fit beside those of all sums; while one warp group adds, the other one's multiplications go on.
+"""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from epifuse.providers.cutedsl import budget
+from epifuse.providers.cutedsl.design import SUBTILE, Design
+
+_BLOCK = 32  # elements of K that one instruction multiplies
+
+
+class Promotion:
+    """What is multiplied of a stage by a warp group before it adds: `pieces` in order, each of `blocks` of K, as (first
+    block, which rows of 64, which columns)."""
+
+    def __init__(self, design: Design) -> None:
+        rows, self.columns = design.rows // SUBTILE[0], design.tile[1] // budget.piece(design)
+        self.blocks = design.promoted // _BLOCK
+        first = range(0, design.spans * budget.K_SPAN // _BLOCK, self.blocks) if design.promoted else ()
+        self.pieces = [(k, row, column) for k in first for row in range(rows) for column in range(self.columns)]
+
+    def piece(self, accumulators: cute.Tensor) -> cute.Tensor:
+        """Registers for what the tensor cores add up of a piece."""
+        return cute.make_rmem_tensor((accumulators.shape[0], 1, 1), Float32)
+
+    def factors(self, place: int, block: int, a: cute.Tensor, b: cute.Tensor, stage: Any) -> tuple[Any, Any]:
+        """What is multiplied for a piece, of a block of K."""
+        first, row, column = self.pieces[place]
+        return _kept(a[None, row, first + block, stage]), _kept(b[None, column, first + block, stage])
+
+    def add(self, place: int, accumulators: cute.Tensor, piece: cute.Tensor) -> None:
+        """What the tensor cores made of a piece."""
+        _, row, column = self.pieces[place]
+        count = cute.size(piece)
+        first = count * (row * self.columns + column)  # as the epilogue counts: all columns of 64 rows, then the next
+        for i in range(count):
+            accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i])
+
+
+def _added(total: Float32, value: Float32) -> tuple[Float32, Float32]:
+    """Their sum, and `value`, as written anew: else LLVM adds behind the next multiplication into the same registers,
+    and ptxas, which then has to copy them, lets no two multiplications overlap."""
+    text = "add.rn.f32 {$w0}, {$r0}, {$r1}; mov.b32 {$w1}, {$r1};"
+    found = cute.arch.inline_ptx(text, write_only_types=[Float32, Float32], read_only_args=[total, value])
+    return found[0], found[1]
+
+
+def _kept(fragment: cute.Tensor) -> cute.Tensor:
+    """With the mode that an index took."""
+    return cute.make_tensor(fragment.iterator, cute.append(fragment.layout, cute.make_layout(1)))
