@@ -7,7 +7,8 @@ import pytest
 
 import epifuse
 
-CUTEDSL = Path(epifuse.__file__).parent / "providers" / "cutedsl"
+PACKAGE = Path(epifuse.__file__).parent
+CUTEDSL = PACKAGE / "providers" / "cutedsl"
 HOMES = {
     "which way an access travels": (r"\.way\b\s*(==|!=|in\b|not in\b|is\b)", ()),
     "how registers lie": (r"\blane\w*(\(\))?\s*(%|//)\s*[48]\b|\b[iv]\s*[&^]\s*\d|\brange\((8|16)\)", ("fragment.py",)),
@@ -41,6 +42,12 @@ def test_a_fact_has_one_home(fact: str) -> None:
 def test_a_second_home_is_found(tmp_path: Path, fact: str, line: str) -> None:
     (tmp_path / "kernel.py").write_text(f"{line}\n")
     assert found(*HOMES[fact], tmp_path) == [f"kernel.py: {line}"]
+
+
+def test_a_gpus_multiprocessors_are_counted_in_its_record() -> None:
+    count = r"\b132\b"
+    assert found(count, ("processors.py",), PACKAGE) == []
+    assert found(count, (), PACKAGE / "base") != [], "there is nothing to find"
 
 
 def test_names_of_tests_are_short() -> None:
