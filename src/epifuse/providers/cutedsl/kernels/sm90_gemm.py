@@ -67,6 +67,16 @@ class Cta(NamedTuple):
     k_tiles: Any
 
 
+class Sender(NamedTuple):
+    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, their carriers,
+    and which lines of L2 the outputs take."""
+
+    sends: Any
+    number: Any
+    leaving: Any
+    policy: Any
+
+
 class Sm90Gemm:
     """D = epilogue(A @ B). Tensors come as (M,K,L), (K,N,L) and (M,N,L); a stride is 0 where a value does not vary.
 
@@ -349,12 +359,7 @@ class Sm90Gemm:
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
-        leaving = cta.carriers[self.departures.number]
-        leaving = leaving, self.departures.partitions(cta.shared.own[self.departures.number], leaving)
-        alone = self.departures.senders > 1
-        warp_of_group = cute.arch.make_warp_uniform(own // 32)
-        sends = alone or warp_of_group == 0
-        sender = warp_of_group if const_expr(alone) else 0
+        sender = self.sender(cta, own, policy)
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         carried = self.epilogue.partials.carry()
@@ -378,7 +383,6 @@ class Sm90Gemm:
             starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
             ending = Last(turn + cta.step >= cta.order.total, within, starts)
             threads = self.epilogue.team(atom, own, served, executed, cta.shared, given, ending)
-            last = len(self.epilogue.walks) - 1
             early = self.arrivals.early(threads)
             warpgroup.wait_group(0)
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
@@ -394,47 +398,13 @@ class Sm90Gemm:
 
             values = sums(registers, self.accumulator)
             if const_expr(self.epilogue.deposits):
-                if const_expr(alone or not self.departures.members):
+                if const_expr(self.departures.senders > 1 or not self.departures.members):
                     # Else the last subtile's barrier says that the vectors before were read.
                     cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
                 self.epilogue.deposit(held, cta.shared, served, own)
                 cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
             tile = self.epilogue.tile(at, held)
-            arrived = {}
-            for s in cutlass.range_constexpr(self.epilogue.division.subtiles + 1):
-                if const_expr(s < self.epilogue.division.subtiles):
-                    if const_expr(self.epilogue.scene.begins(s)):
-                        self.epilogue.reduce_rows(s, values, tile, threads)
-                        arrived = self.epilogue.arrive(last, s, threads, early)
-                    coming = {}
-                    if const_expr(not self.epilogue.scene.begins(s + 1)):
-                        coming = self.epilogue.arrive(last, s + 1, threads, early)
-                    results = self.epilogue.subtile(s, values, arrived, tile, threads)
-                    arrived = coming
-                # The subtile before leaves only now: this one's work hid its way into cta.shared memory.
-                if const_expr(s > 0 and len(self.departures.members) > 0):
-                    # Where an operand was read, its fence is behind the staging as well.
-                    if const_expr(not self.arrivals.reads_behind(s + 1, early)):
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                    # The slot of this subtile is free once all stores but the newest were read.
-                    if sends:
-                        cute.arch.cp_async_bulk_wait_group(max(self.design.store_stages - 2, 0), read=True)
-                    if const_expr(alone):
-                        cute.arch.sync_warp()
-                    else:
-                        cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                    if sends:
-                        self.departures.send(s - 1, at, served, sender, policy, leaving)
-                if const_expr(s < self.epilogue.division.subtiles):
-                    if const_expr(self.design.store_stages == 1):
-                        # A tile of one subtile has one slot, which the tile before left from.
-                        if sends:
-                            cute.arch.cp_async_bulk_wait_group(0, read=True)
-                        if const_expr(alone):
-                            cute.arch.sync_warp()
-                        else:
-                            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                    self.departures.stage(s, results, threads)
+            self.subtiles(values, tile, at, threads, early, served, sender)
             self.epilogue.leave(tile, carried, threads)
             executed += 1
             turn += stride
@@ -442,8 +412,59 @@ class Sm90Gemm:
             self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(served, own // 32), given)
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
-        if sends:
+        if sender.sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def sender(self, cta, own, policy):
+        """One warp sends for the group, or each of them its own rows."""
+        warp = cute.arch.make_warp_uniform(own // 32)
+        carriers = cta.carriers[self.departures.number]
+        leaving = carriers, self.departures.partitions(cta.shared.own[self.departures.number], carriers)
+        if self.departures.senders > 1:
+            return Sender(True, warp, leaving, policy)
+        return Sender(warp == 0, 0, leaving, policy)
+
+    @cute.jit
+    def subtiles(
+        self, values: cute.Tensor, tile: Any, at: Place, threads: Any, early: Any, served: Int32, sender: Sender
+    ):
+        """The epilogue of a tile, subtile by subtile."""
+        last, count = len(self.epilogue.walks) - 1, self.epilogue.division.subtiles
+        arrived = {}
+        for s in cutlass.range_constexpr(count + 1):
+            if const_expr(s < count):
+                if const_expr(self.epilogue.scene.begins(s)):
+                    self.epilogue.reduce_rows(s, values, tile, threads)
+                    arrived = self.epilogue.arrive(last, s, threads, early)
+                coming = {}
+                if const_expr(not self.epilogue.scene.begins(s + 1)):
+                    coming = self.epilogue.arrive(last, s + 1, threads, early)
+                results = self.epilogue.subtile(s, values, arrived, tile, threads)
+                arrived = coming
+            # The subtile before leaves only now: this one's work hid its way into shared memory.
+            if const_expr(s > 0 and len(self.departures.members) > 0):
+                # Where an operand was read, its fence is behind the staging as well.
+                if const_expr(not self.arrivals.reads_behind(s + 1, early)):
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                # The slot of this subtile is free once all stores but the newest were read.
+                self.vacate(max(self.design.store_stages - 2, 0), served, sender)
+                if sender.sends:
+                    self.departures.send(s - 1, at, served, sender.number, sender.policy, sender.leaving)
+            if const_expr(s < count):
+                if const_expr(self.design.store_stages == 1):
+                    # A tile of one subtile has one slot, which the tile before left from.
+                    self.vacate(0, served, sender)
+                self.departures.stage(s, results, threads)
+
+    @cute.jit
+    def vacate(self, stores: cutlass.Constexpr, served: Int32, sender: Sender):
+        """Wait until all but the newest `stores` were read from their slots, for all threads that share these."""
+        if sender.sends:
+            cute.arch.cp_async_bulk_wait_group(stores, read=True)
+        if const_expr(self.departures.senders > 1):
+            cute.arch.sync_warp()
+        else:
+            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
 
     @cute.jit
     def contribute(
