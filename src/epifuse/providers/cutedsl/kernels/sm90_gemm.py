@@ -84,7 +84,7 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
-        self.promotion = Promotion(design)
+        self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
         self.split = Split(design, accumulator)
