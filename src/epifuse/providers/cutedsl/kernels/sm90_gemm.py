@@ -19,6 +19,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.full import Full
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -104,6 +105,8 @@ class Sm90Gemm:
         kept: Int64,
         stream: Any,
     ):
+        if const_expr(self.design.full):
+            a, b, workspaces = Full().launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
             a, b = exchanged(b), exchanged(a)
         a, b = with_batches(a), with_batches(b)
