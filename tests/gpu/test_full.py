@@ -2,6 +2,7 @@
 is very small or large; the same bits from all designs and in every run."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,16 +29,25 @@ EPILOGUES = {
 }
 
 
-@pytest.fixture
-def in_full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def taken() -> Iterator[None]:
     """As with EPIFUSE_UNTESTED=1, and PyTorch's own products in full as well."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
+    allowed, config = torch.backends.cuda.matmul.allow_tf32, inputs.CONFIG
     torch.backends.cuda.matmul.allow_tf32 = False
-    monkeypatch.setattr(inputs, "CONFIG", replace(inputs.CONFIG, untested=True))
+    inputs.CONFIG = replace(config, untested=True)
     forget()
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    forget()
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, inputs.CONFIG = allowed, config
+        forget()
+
+
+@pytest.fixture
+def in_full() -> Iterator[None]:
+    """See `taken`."""
+    with taken():
+        yield
 
 
 def wide_numbers(machine: Machine, *shape: int) -> torch.Tensor:
