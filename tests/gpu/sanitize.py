@@ -24,6 +24,7 @@ import torch  # noqa: E402 - found through the path above, as what follows
 from gpu import (  # noqa: E402
     test_accesses,
     test_bad_input,
+    test_full,
     test_inputs,
     test_last_tile,
     test_recompute,
@@ -111,6 +112,18 @@ def inputs(machine: Machine) -> None:
         test_stores.test_every_value_is_stored_by_the_rule(next(iter(test_stores.SOURCES)), group, machine)
 
 
+def full(machine: Machine) -> None:
+    """float32 in full: every layout, few rows and several tiles, batches, and what lies behind the parts."""
+    with test_full.taken():
+        for layouts in test_full.LAYOUT_PAIRS:
+            for shape in ((17, 40, 61), (129, 263, 81)):
+                test_full.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
+        test_full.test_no_mode_need_be_contiguous(machine)
+        test_full.test_batches(machine)
+        for name in test_full.EPILOGUES:
+            test_full.test_epilogues(name, machine)
+
+
 def extents(machine: Machine) -> None:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -118,7 +131,7 @@ def extents(machine: Machine) -> None:
 
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
-    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, extents)
+    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, full, extents)
 }
 
 

@@ -31,6 +31,8 @@ class Config:
     """Where a better kernel is not compiled yet, run on one that gives the same bits while a worker compiles it."""
     batch_invariant: bool = False
     """Choose kernels that give a row of a result the same bits whatever the other rows are, or refuse."""
+    untested: bool = False
+    """Take kernels that have never run on a GPU: products of float32 in full."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:

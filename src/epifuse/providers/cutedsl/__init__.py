@@ -50,7 +50,8 @@ class CuteDslProvider:
         return lower(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
-        """Epilogues over 16-bit and tf32 inputs that TMA can address; in several launches where that is allowed."""
+        """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
+        where that is allowed."""
         return recompute.supports(specs, work, problem, _one_launch)
 
     def build(self, plan: Plan) -> Runner:
@@ -88,9 +89,12 @@ def _prepared() -> None:
     import_module(f"{__name__}.compile").warm(load.OPTIONS)
 
 
-def _workspace_bytes(design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int]) -> int:
-    """Partial results of reductions first, whose places follow from the shape, and sums of parts of K at the end."""
-    first = partials.workspace_bytes(reductions, design, extents)
+def _workspace_bytes(
+    design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int], parts_of_float32: int
+) -> int:
+    """Parts of float32 first, then partial results of reductions, whose places follow from the shape, and sums of parts
+    of K at the end."""
+    first = parts_of_float32 + partials.workspace_bytes(reductions, design, extents)
     return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
 
 
@@ -127,7 +131,7 @@ def _answers(
     specs: Sequence[KernelSpec], family: Family, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
 ) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
-    work = family.work
+    work, parts_of_float32 = family.work, inputs.parts_bytes(problem)
     problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
     costs = estimates(rates, problem)
@@ -138,10 +142,10 @@ def _answers(
         return Allocation(
             able[index].design.tile,
             costs[index],
-            partial(_workspace_bytes, found.design, reductions, problem.extents)
-            if reductions or found.design.split > 1
+            partial(_workspace_bytes, found.design, reductions, problem.extents, parts_of_float32)
+            if reductions or found.design.split > 1 or parts_of_float32
             else 0,
-            lambda: found.details(work, inputs.filled(problem)),
+            lambda: found.details(work, inputs.multiplied(problem)),
             program=found,
             bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),

@@ -70,9 +70,9 @@ def _compile(source: KernelSource, options: str) -> Any:
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
     if swapped:  # as they are handed over
         shapes, majors, dtypes = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0]), dtypes[::-1]
+    made = _any_matrix if source.design.full else _matrix
     a, b = (
-        _matrix(dtype, by_rows, (*shape, *batches))
-        for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
+        made(dtype, by_rows, (*shape, *batches)) for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
     )
     shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
@@ -80,10 +80,10 @@ def _compile(source: KernelSource, options: str) -> Any:
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
     outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
-    # Partial results of reductions, and sums of parts of K, where there are some.
+    # Parts of float32, partial results of reductions, and sums of parts of K, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
-        if reductions_of(program.graph) or source.design.split > 1
+        if reductions_of(program.graph) or source.design.split > 1 or source.design.full
         else ()
     )
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
@@ -103,6 +103,13 @@ def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...]) -> Any:
     """A or B; the mode that is contiguous is part of the type, all else is run time."""
     dtype = DTYPES[element]
     return make_fake_tensor(dtype, shape, _one_contiguous(int(by_rows), len(shape), dtype), assumed_align=16)
+
+
+def _any_matrix(element: torch.dtype, _by_rows: bool, shape: tuple[Any, ...]) -> Any:
+    """A or B whose parts alone are multiplied: it may lie in any way."""
+    dtype = DTYPES[element]
+    strides = tuple(cute.sym_int64() for _ in shape)
+    return make_fake_tensor(dtype, shape, strides, assumed_align=dtype.width // 8)
 
 
 def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:

@@ -23,7 +23,8 @@ class Design:
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
-    `promoted`, that is added up in float32: 0 where they add up all of K themselves.
+    `promoted`, that is added up in float32: 0 where they add up all of K themselves; whether A and B are float32 in
+    `full`, whose parts a kernel of its own writes before.
     """
 
     tile: tuple[int, int]
@@ -41,6 +42,7 @@ class Design:
     swapped: bool = False
     split: int = 1
     promoted: int = 0
+    full: bool = False
 
     @property
     def ctas(self) -> int:

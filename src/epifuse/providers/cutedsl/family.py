@@ -148,7 +148,7 @@ def _placed(work: Lowered, problem: Problem) -> Placed:
 
 
 def _family(work: Lowered, problem: Problem) -> Family:
-    problem = inputs.filled(problem)
+    problem = inputs.multiplied(problem)
     refused = inputs.refused(problem) or weave.refused(work.order, problem)
     problem = weave.problem_of(work.order, problem, work.typed)
     extents, lying = problem.extents, layouts(work, problem)
@@ -242,7 +242,7 @@ class Family:
     def arrange(self, design: Design) -> Arranged | str:
         """Program and design with its stages, or why there are none."""
         work, problem = self.work, self.problem
-        own = replace(design, parts=weave.PARTS if work.order else 1, promoted=inputs.promoted(problem))
+        own = self.given(design)
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
@@ -265,13 +265,18 @@ class Family:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))
         return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
+    def given(self, design: Design) -> Design:
+        """The design with what follows from the epilogue, and from A and B."""
+        parts, problem = weave.PARTS if self.work.order else 1, self.problem
+        return replace(design, parts=parts, promoted=inputs.promoted(problem), full=inputs.is_full(problem))
+
     def fitted(self, design: Design) -> tuple[Program, Design] | None:
         """Program and design with its stages, or None where the design leaves A and B too little shared memory."""
         work, problem, graph = self.work, self.problem, self.work.stored
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
-        design = replace(design, parts=weave.PARTS if work.order else 1, promoted=inputs.promoted(problem))
+        design = self.given(design)
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))

@@ -10,6 +10,7 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.inputs import PARTS
 from epifuse.request.problem import Problem
 
 
@@ -37,8 +38,8 @@ class Rated(NamedTuple):
     Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once, and how many take
     all of memory's bandwidth; the time of a byte of it; what an exposed epilogue adds to K; the area of a tile, and the
     rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how many rows of
-    tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; and what parts of
-    K take.
+    tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what parts of K
+    take; and whether A and B are float32 in full, whose parts are written first.
     """
 
     rows: int
@@ -59,6 +60,7 @@ class Rated(NamedTuple):
     tail: int
     swapped: bool
     parts: Parts | None
+    full: bool
 
     @staticmethod
     def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
@@ -87,6 +89,7 @@ class Rated(NamedTuple):
             exposed * m * n if pingpong else 0,
             design.swapped,
             Parts.of(design, processor),
+            design.full,
         )
 
 
@@ -98,6 +101,7 @@ def _multiplications_a_second(processor: Processor) -> float:
 class Terms(NamedTuple):
     """What the model says a launch takes, in the time of one multiplication of a multiprocessor."""
 
+    splitting: float
     multiplying: float
     reading: float
     of_l2: float
@@ -109,17 +113,19 @@ class Terms(NamedTuple):
     def cost(self) -> float:
         """Multiplying or reading A and B, whichever is longer, a share of the other, and what follows."""
         longer, shorter = max(self.multiplying, self.reading), min(self.multiplying, self.reading)
-        return (max(longer + tuned.OVERLAP.value * shorter, self.of_l2) + self.sums + self.ending) * self.spilling
+        rest = max(longer + tuned.OVERLAP.value * shorter, self.of_l2) + self.sums + self.ending
+        return self.splitting + rest * self.spilling
 
     @property
     def without_memory(self) -> float:
         """The cost where A and B are there."""
-        return (max(self.multiplying, self.of_l2) + self.sums + self.ending) * self.spilling
+        return self.splitting + (max(self.multiplying, self.of_l2) + self.sums + self.ending) * self.spilling
 
     def told(self, processor: Processor) -> str:
         """In microseconds."""
         second = _multiplications_a_second(processor)
         named = {
+            "the parts of A and B": self.splitting,
             "multiplying": self.multiplying,
             "A and B from memory": self.reading,
             "from L2": self.of_l2,
@@ -131,6 +137,9 @@ class Terms(NamedTuple):
         return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
 
 
+_SPLITTING = 2 + 2 * PARTS  # bytes that move for 16 bits of A or B: they are read, and their parts written
+
+
 def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int, int]) -> Terms:
     """Of one design: waves of tiles, times the time of a tile; what memory takes to bring A and B, and L2 where K is in
     parts, each of which takes a CTA.
@@ -140,7 +149,11 @@ def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int,
     """
     batches, height, width = extents["l"], extents["m"], extents["n"]
     rows, down, high, across, wide, resident, filling, byte, exposed, area, rate = rated[:11]
-    pair, exchange, spilling, (several, one, few), tail, swapped, parts = rated[11:]
+    pair, exchange, spilling, (several, one, few), tail, swapped, parts, full = rated[11:]
+    splitting = 0.0
+    if full:
+        splitting = _SPLITTING * k * (copies[0] * height + copies[1] * width) * byte
+        k = PARTS * k
     clusters, number = -(-height // down) * -(-width // across), parts.number if parts is not None else 1
     # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
     waves = -(-(batches * clusters * high * wide * number) // resident)
@@ -150,6 +163,7 @@ def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int,
     # Where A and B are exchanged, each tile along N reads the long operand again.
     long = height * -(-width // across) if swapped else height
     return Terms(
+        splitting,
         waves * work * (pair if waves == 2 else 1.0) * exchange * cluster,
         2 * k * (copies[0] * long + copies[1] * width) * byte * max(1.0, filling / max(with_rows, 1)),
         2 * k * batches * clusters * (down + across) * parts.byte_of_l2 if parts is not None else 0.0,

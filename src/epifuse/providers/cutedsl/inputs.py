@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
@@ -21,6 +22,12 @@ ACCUMULATORS = {
 PROMOTED = 128
 """Products of 8-bit floats that the tensor cores add up before float32 does: with 13 bits below the leading one of a
 sum, the mean error of normal data at K = 4096 is 1.1e-3 where they add up all of K, and 1.2e-4 so."""
+PROMOTED_PARTS = 32
+"""The same for the parts of float32: tensor cores cut what lies below the last bit of a sum, which for numbers of one
+sign is a bias. Simulated at K = 4096 (`tests/test_full.py`) errors are 0.2 of those of a chain of float32 additions
+where float32 adds up every 32 products, 0.7 of them for every 128, and 32 times them where tensor cores add up all."""
+PARTS, PARTS_STEP = 3, 4
+"""Products that float32 in full takes, and elements of K in multiples of which the parts lie: 16 bytes."""
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
 _SOME_K = 16  # elements: 16 bytes of the narrowest input
 
@@ -42,6 +49,43 @@ def filled(problem: Problem) -> Problem:
     )
 
 
+def multiplied(problem: Problem) -> Problem:
+    """The filled problem as it is multiplied: of float32 in full the parts of A and B, one behind the other along K."""
+    problem = filled(problem)
+    if not is_full(problem):
+        return problem
+    (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem)
+    return problem._replace(
+        a=problem.a._replace(shape=(*of_a, m, depth), strides=(m * depth, depth, 1)[-2 - len(of_a) :], aligned=True),
+        b=problem.b._replace(shape=(*of_b, depth, n), strides=(n * depth, 1, depth)[-2 - len(of_b) :], aligned=True),
+    )
+
+
+def is_full(problem: Problem) -> bool:
+    """Whether A and B are float32 that is multiplied in full, as parts of tf32."""
+    return problem.a.dtype == torch.float32 and problem.constraints.precision != "tf32"
+
+
+def _depth(problem: Problem) -> int:
+    """Elements of a row of the parts of A, or of a column of B's."""
+    k = problem.extents["k"] or _SOME_K
+    return PARTS * (-(-k // PARTS_STEP) * PARTS_STEP)
+
+
+def parts_bytes(problem: Problem) -> int:
+    """Bytes of workspace that the parts of A and B take; matrices that are the same for every batch have one copy."""
+    if not is_full(problem):
+        return 0
+    extents, depth = problem.extents, _depth(problem)
+    sides = (problem.a, extents["m"]), (problem.b, extents["n"])
+    return 4 * depth * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
+
+
+def is_shared(info: TensorInfo) -> bool:
+    """Whether there is one matrix for all batches."""
+    return len(info.shape) == 2 or info.shape[0] == 1 or info.strides[0] == 0
+
+
 def _along_its_length(info: TensorInfo) -> TensorInfo:
     """A single column whose strides are both 1 as contiguous along its length, which TMA can address.
 
@@ -59,7 +103,7 @@ _STEP = 1024  # more than the clusters at once: so far beyond the last tile a co
 
 def uncounted(problem: Problem) -> str | None:
     """Why so many rows, columns or tiles cannot be counted, or None."""
-    e = problem.extents
+    e = multiplied(problem).extents if is_full(problem) else problem.extents
     rows = _LEAST_ROWS if e["m"] <= swap.MOST_ROWS else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
@@ -75,13 +119,18 @@ def refused(problem: Problem) -> str | None:
     if problem.accumulator not in ACCUMULATORS[a.dtype]:
         first = ACCUMULATORS[a.dtype][0]
         return f"it adds up products of {a.dtype} in {short(first)}, not {problem.accumulator}"
-    if a.dtype == torch.float32 and problem.constraints.precision != "tf32":
-        rule = "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed"
-        return f"{rule}: precision='tf32' or torch.set_float32_matmul_precision('high')"
+    if is_full(problem):
+        return None if CONFIG.untested else _UNTESTED
     if 0 in problem.extents.values():
         return None
     layout = _not_along_k(problem) if _needs_k(a.dtype) else None
     return layout or _unaddressable("A", a) or _unaddressable("B", b)
+
+
+_UNTESTED = (
+    "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed: precision='tf32' or "
+    "torch.set_float32_matmul_precision('high'). In full, which has never run on a GPU, it does with EPIFUSE_UNTESTED=1"
+)
 
 
 def _needs_k(dtype: torch.dtype) -> bool:
@@ -102,6 +151,8 @@ def _not_along_k(problem: Problem) -> str | None:
 def promoted(problem: Problem) -> int:
     """After how many products sums are added up in float32; 0 where the tensor cores add up all of K."""
     dtype = problem.a.dtype
+    if is_full(problem):
+        return PROMOTED_PARTS
     narrow = dtype.is_floating_point and dtype.itemsize == 1
     return PROMOTED if narrow and not problem.constraints.fast_accum else 0
 

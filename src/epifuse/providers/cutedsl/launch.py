@@ -19,7 +19,7 @@ from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, writte
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
-from epifuse.providers.cutedsl.inputs import filled
+from epifuse.providers.cutedsl.inputs import filled, is_full, is_shared, multiplied
 from epifuse.providers.cutedsl.load import function
 from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
@@ -265,7 +265,7 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
     """
     given = plan.problem
-    product = filled(swap.problem_of(given) if swapped else given)
+    product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     problem = weave.problem_of(program.order, product, plan.graph)
     extents, batched, by_name = problem.extents, problem.batched, problem.by_name
@@ -284,9 +284,15 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
         outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
         if output.name in names:
             printed.append((output.name, found.shape, access.dtype))
+    if is_full(given):
+        held = filled(given)
+        a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
+    else:
+        pairs = (given.a, first), (given.b, second)
+        a, b = (_matrix(own, one, extents["l"], batched=batched, swapped=swapped) for own, one in pairs)
     return _Views(
-        _matrix(given.a, first, extents["l"], batched=batched, swapped=swapped),
-        _matrix(given.b, second, extents["l"], batched=batched, swapped=swapped),
+        a,
+        b,
         tuple(operands),
         tuple(outputs),
         tuple(printed),
@@ -338,3 +344,11 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, 
     varies = len(given.shape) == 3 and given.shape[0] == batches
     step = span if batches == 1 else given.strides[0] if varies else 0
     return View.beside(own, (*shape, batches), (row, column, step))
+
+
+def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool) -> View:
+    """A as (M,K) or B as (K,N), batches last, as it lies: `given` is the tensor as it is filled."""
+    if not batched:
+        return View.beside(own, given.shape, given.strides)
+    step = 0 if is_shared(given) else given.strides[0]
+    return View.beside(own, (*given.shape[-2:], batches), (*given.strides[-2:], step))

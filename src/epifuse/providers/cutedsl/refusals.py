@@ -116,12 +116,14 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
         *_summed(design, problem),
-        *_looser(problem),
+        *_looser(design, problem),
     )
 
 
 def _summed(design: Design, problem: Problem) -> list[str]:
-    """How products of 8-bit numbers are added up."""
+    """How products of 8-bit numbers, and of parts of float32, are added up."""
+    if design.full:
+        return [f"sums of {design.promoted} products by the tensor cores are added up in float32"]
     if problem.a.dtype.itemsize != 1:
         return []
     if problem.accumulator == torch.int32:
@@ -141,7 +143,12 @@ def _reached(problem: Problem) -> str:
     return f"{told}, and int32 ends at {most}: what lies beyond is lost"
 
 
-def _looser(problem: Problem) -> list[str]:
-    """What was allowed that makes results less exact."""
-    found = ["A and B are multiplied as tf32, with 10 bits of fraction"] if problem.a.dtype == torch.float32 else []
+def _looser(design: Design, problem: Problem) -> list[str]:
+    """What was allowed that makes results less exact, and how float32 is multiplied in full."""
+    found = []
+    if problem.a.dtype == torch.float32:
+        found = [_FULL if design.full else "A and B are multiplied as tf32, with 10 bits of fraction"]
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
+
+
+_FULL = "float32 in full: three tf32 products of the parts of A and B"

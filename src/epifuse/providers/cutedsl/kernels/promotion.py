@@ -1,6 +1,7 @@
-"""Sums of 8-bit floats: the tensor cores add up a few products, float32 what they make of them.
+"""Sums of 8-bit floats and of parts of float32: the tensor cores add up a few products, float32 what they make of them.
 
-Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats. A piece of the tile at a time, so
+Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats, and cut others' below the last bit,
+which over a long K is a bias. A piece of the tile at a time, so
 that its registers fit beside those of all sums; while one warp group adds, the other one's multiplications go on.
 """
 
@@ -12,16 +13,17 @@ from cutlass import Float32
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 
-_BLOCK = 32  # elements of K that one instruction multiplies
+_BLOCK = 32  # bytes along K that one instruction multiplies
 
 
 class Promotion:
     """What is multiplied of a stage by a warp group before it adds: `pieces` in order, each of `blocks` of K, as (first
     block, which rows of 64, which columns)."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, element: int) -> None:
+        """`element` are the bytes of one of A and B."""
         rows, self.columns = design.rows // SUBTILE[0], design.tile[1] // budget.piece(design)
-        self.blocks = design.promoted // _BLOCK
+        self.blocks = design.promoted * element // _BLOCK
         first = range(0, design.spans * budget.K_SPAN // _BLOCK, self.blocks) if design.promoted else ()
         self.pieces = [(k, row, column) for k in first for row in range(rows) for column in range(self.columns)]
 

@@ -19,6 +19,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.full import Full
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -94,7 +95,7 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
-        self.promotion = Promotion(design)
+        self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
         self.split = Split(design, accumulator)
@@ -114,6 +115,8 @@ class Sm90Gemm:
         kept: Int64,
         stream: Any,
     ):
+        if const_expr(self.design.full):
+            a, b, workspaces = Full().launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
             a, b = exchanged(b), exchanged(a)
         a, b = with_batches(a), with_batches(b)

@@ -1,0 +1,170 @@
+"""GPU time and errors of float32 in full beside cuBLAS's float32 products, PyTorch's switch for tf32 being off.
+
+    EPIFUSE_UNTESTED=1 python benchmarks/full_float32.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
+
+`plain` is beside `torch.mm`, `bias gelu` beside `torch.addmm` and gelu by PyTorch, and beside the same compiled. B is
+the transpose of a weight; `plain, B by rows` says what another layout costs the kernel that writes the parts. `plain,
+tf32` is what one of the three products takes. All of a shape are interleaved in one run. Errors are the root of the
+mean square beside that of the values, against float64, for normal and for positive numbers, of the first rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gemm_cases import shapes
+from gpu_timing import Backlog, interleave
+from timing import command, machine, paired_ratio, save
+
+import epifuse as ef
+
+SHAPES = "4096x4096x4096,8192x8192x2048,4096x14336x4096"
+ROWS = 256  # of which errors are measured
+Shape = tuple[int, int, int]
+Call = Callable[[], Any]
+
+
+def plain(accum):
+    """The product."""
+    D = accum
+    return D
+
+
+def bias_gelu(accum, bias):
+    """What a layer stores for the next one."""
+    D = ef.gelu(accum + bias, approximate="tanh")
+    return D
+
+
+class Own(NamedTuple):
+    """One of our variants: the epilogue, whether B is the transpose of a weight, and the precision."""
+
+    epilogue: Callable[..., Any]
+    by_columns: bool = True
+    precision: str = "ieee"
+
+
+OURS: Mapping[str, Own] = {
+    "plain": Own(plain),
+    "plain, B by rows": Own(plain, by_columns=False),
+    "plain, tf32": Own(plain, precision="tf32"),
+    "bias gelu": Own(bias_gelu),
+}
+PAIRS = (
+    ("plain", "mm"),
+    ("plain, B by rows", "mm"),
+    ("plain", "plain, tf32"),
+    ("bias gelu", "addmm and gelu"),
+    ("bias gelu", "addmm and gelu, compiled"),
+    ("bias gelu", "plain"),
+)
+"""What is compared round by round."""
+
+
+class Inputs(NamedTuple):
+    """A, B as the transpose of a weight and by rows, and a bias."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    by_rows: torch.Tensor
+    bias: torch.Tensor
+
+    @classmethod
+    def of(cls, shape: Shape) -> Inputs:
+        """Normal numbers."""
+        m, n, k = shape
+        a, weight, bias = (torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,)))
+        return cls(a, weight.t(), weight.t().contiguous(), bias)
+
+
+def ours(own: Own, inputs: Inputs) -> tuple[Call, dict[str, Any]]:
+    """A bound launch; the kernel's name, and the bytes of its workspace."""
+    b = inputs.b if own.by_columns else inputs.by_rows
+    given = {"bias": inputs.bias} if own.epilogue is bias_gelu else {}
+    D = torch.empty(inputs.a.shape[0], b.shape[1], device=b.device)
+    epilogue = ef.EpilogueArguments(own.epilogue, **given, D=D)
+    args = ef.GemmArguments(inputs.a, b, epilogue=epilogue, constraints=ef.Constraints(precision=own.precision))
+    kernel = ef.get_kernels(args)[0]
+    told = {"name": kernel.metadata.kernel_name, "workspace": kernel.get_workspace_size(args)}
+    return kernel.bind(args), told
+
+
+def peers(inputs: Inputs) -> dict[str, Call]:
+    """PyTorch's."""
+    a, b, _, bias = inputs
+    out = torch.empty(a.shape[0], b.shape[1], device=a.device)
+
+    def layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh")
+
+    compiled = torch.compile(layer)
+    return {
+        "mm": lambda: torch.mm(a, b, out=out),
+        "addmm and gelu": lambda: layer(a, b, bias),
+        "addmm and gelu, compiled": lambda: compiled(a, b, bias),
+    }
+
+
+def errors(inputs: Inputs) -> dict[str, dict[str, float]]:
+    """Of either kind of numbers, ours and PyTorch's."""
+    found = {}
+    for name, of in (("normal", torch.clone), ("positive", torch.abs)):
+        a, b = of(inputs.a[:ROWS]), of(inputs.b.t()).t()
+        want = a.double() @ b.double()
+        size = want.square().mean().sqrt()
+        products = {"epifuse": ef.gemm(a, b, precision="ieee"), "mm": a @ b}
+        found[name] = {one: float((D.double() - want).square().mean().sqrt() / size) for one, D in products.items()}
+    return found
+
+
+def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, ratios with their 95 % intervals, and errors."""
+    inputs, calls, kernels = Inputs.of(shape), {}, {}
+    for name, own in OURS.items():
+        calls[name], kernels[name] = ours(own, inputs)
+    calls |= peers(inputs)
+    for call in calls.values():
+        call()
+    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
+    return {
+        "shape": list(shape),
+        "kernels": kernels,
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": {
+            f"{name} / {base}": [round(x, 4) for x in paired_ratio(seconds, name, base)] for name, base in PAIRS
+        },
+        "errors": errors(inputs),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    torch.set_float32_matmul_precision("highest")
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for shape in options.shapes:
+        row = measure(shape, options.rounds, backlog)
+        rows.append(row)
+        print("x".join(map(str, shape)), flush=True)
+        for name, time in row["microseconds"].items():
+            print(f"  {name}: {time} us, {row['kernels'].get(name, {'name': 'PyTorch'})['name']}", flush=True)
+        print("  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items()), flush=True)
+        print(f"  errors {row['errors']}", flush=True)
+        if options.save:
+            save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
