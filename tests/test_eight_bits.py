@@ -90,6 +90,18 @@ def test_accurate_sums_are_other_bits_than_fast_ones():
     assert designs == [{128}, {0}]
 
 
+@pytest.mark.parametrize("k", [4096, 131072])
+def test_sums_of_integers_that_int32_holds_have_the_same_bits_in_any_order(k):
+    """So every kernel may stand in for every other, and a first call waits for none but its own."""
+    args = arguments(dtypes=(INT8, INT8), m=64, n=1024, k=k)
+    plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
+    assert {plan.spec.design.split for plan in plans} == {1, 2, 4, 8}
+    is_exact = k * 128 * 128 < 2**31
+    assert (len({plan.allocation.bits for plan in plans}) == 1) == is_exact
+    unsplit = next(p for p in plans if p.spec.design.split == 1 and not p.spec.design.swapped)
+    assert (unsplit.allocation.with_other_rows() == ()) == is_exact
+
+
 def test_what_promotes_its_sums_needs_registers_for_it():
     args = arguments()
     refused = {r.kernel: r.reason for r in ef.explain(args, cc=90).refusals}

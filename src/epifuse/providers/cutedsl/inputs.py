@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from epifuse.base.dtypes import short
+from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -104,6 +104,11 @@ def promoted(problem: Problem) -> int:
     dtype = problem.a.dtype
     narrow = dtype.is_floating_point and dtype.itemsize == 1
     return PROMOTED if narrow and not problem.constraints.fast_accum else 0
+
+
+def largest_sum(problem: Problem) -> int:
+    """How large a sum of products of integers can be, of either sign."""
+    return problem.extents["k"] * largest(problem.a.dtype) * largest(problem.b.dtype)
 
 
 def _unaddressable(name: str, info: TensorInfo) -> str | None:
