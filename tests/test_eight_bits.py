@@ -176,6 +176,34 @@ def test_the_option_reaches_the_plan_from_each_call():
     assert torch.equal(ef.linear(a, b.t(), fast_accum=True), torch.zeros(16, 16))
 
 
+def test_what_is_compiled_refuses_a_gradient_of_8_bits_as_a_plain_call_does():
+    a, b = torch.randn(16, 32).to(E4M3).requires_grad_(), torch.randn(32, 16).to(E4M3)
+
+    def call(a, scale):
+        return ef.gemm(a, b, epilogue="lambda accum, scale: accum * scale", scale=scale)
+
+    compiled, scale = torch.compile(call, backend="aot_eager"), torch.ones(16, requires_grad=True)
+    for function, error in ((call, ArgumentError), (compiled, torch._dynamo.exc.TorchRuntimeError)):
+        with pytest.raises(error, match=r"A requires grad and is torch\.float8_e4m3fn, which has no gradient"):
+            function(a, scale)
+        with torch.no_grad():
+            assert not function(a, scale).requires_grad
+        function(a.detach(), scale).sum().backward()
+    torch.testing.assert_close(scale.grad, 2 * (a.detach().float() @ b.float()).sum(0))
+
+
+def test_a_parameter_of_8_bits_is_exported():
+    """It requires grad unless it says otherwise, and no program that is exported is recorded."""
+    layer = torch.nn.Linear(32, 16, bias=False)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(E4M3))
+    layer.forward = lambda x: ef.linear(x, layer.weight)
+    x = torch.randn(8, 32).to(E4M3)
+    with torch.no_grad():
+        want = layer(x)
+        assert torch.equal(torch.export.export(layer, (x,)).module()(x), want)
+    assert torch.export.export(layer, (x,), strict=False)
+
+
 def test_the_option_travels_with_a_compiled_call():
     """As a part of the operator that PyTorch's compiler sees."""
     from epifuse.pytorch.spec import decoded
