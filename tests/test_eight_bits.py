@@ -159,6 +159,15 @@ def test_rows_are_multiples_of_16_bytes(dtype):
     assert ef.get_kernels(with_layouts(wide, wide.t()), cc=90), "K itself need not be one"
 
 
+@pytest.mark.parametrize("dtype", [E4M3, INT8, torch.float32], ids=str)
+def test_a_single_column_lies_along_k(dtype):
+    """A vector as a column, whose strides are both 1."""
+    asked = ef.Constraints(precision="tf32") if dtype == torch.float32 else None
+    for m in (16, 512):
+        vector = torch.empty(64, 1, dtype=dtype)
+        assert ef.get_kernels(ef.GemmArguments(torch.empty(m, 64, dtype=dtype), vector, constraints=asked), cc=90)
+
+
 def test_sums_of_fp8_are_float32():
     args = ef.GemmArguments(*matrices((E4M3, E4M3), 64, 64, 64), accumulator_type=torch.float16)
     assert reasons(args) == {"it adds up products of torch.float8_e4m3fn in f32, not torch.float16"}
