@@ -13,6 +13,7 @@ from hopper import arguments
 
 import epifuse as ef
 from epifuse import providers
+from epifuse.base import store
 from epifuse.base.cache import forget
 from epifuse.base.errors import fail
 from epifuse.plan import Answers, KernelSpec, Plan
@@ -120,6 +121,19 @@ def test_the_first_call_waits_for_kernels_with_other_bits_too(kernels: Compiling
     assert OTHER in kernels.stored
     call(6)
     assert kernels.submitted == [OTHER]
+
+
+def test_the_first_call_waits_for_no_kernel_that_it_would_not_find(
+    kernels: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a folder that both may use, what a worker compiles is the worker's own."""
+    monkeypatch.setattr(store, "folders", lambda: (None, None))
+    kernels.with_other_rows = (OTHER,)
+    kernels.futures[OTHER] = Future()
+    kernels.futures[OTHER].set_result(None)
+    call()
+    assert kernels.ran == [BEST]
+    assert kernels.submitted == []
 
 
 def best_plan() -> Plan:

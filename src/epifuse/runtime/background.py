@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse import providers
+from epifuse.base import store
 from epifuse.base.cache import LRU
 from epifuse.base.config import CONFIG
 from epifuse.base.errors import UnsupportedError
@@ -142,6 +143,8 @@ def is_capturing(plan: Plan) -> bool:
 
 def _beside(plan: Plan) -> tuple[Outcome, ...]:
     """No kernel stands in for one with other bits, so a later call with another M would wait for the compiler anew."""
+    if store.folders()[0] is None:  # what a worker keeps is its own
+        return ()
     missing = [text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text)]
     return tuple(_outcome(plan, text) for text in missing)
 
