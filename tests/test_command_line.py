@@ -1,5 +1,8 @@
 """The commands `doctor`, `explain` and `cache`: what they say is so, at 80 columns, and their errors are sentences."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from epifuse.__main__ import main
 from epifuse.base import store
 from epifuse.providers.cpu import toolchain
 from epifuse.providers.cutedsl import load
-from epifuse.tools import described, doctor
+from epifuse.tools import described, doctor, tune
 from epifuse.tools.doctor import Gpu
 from epifuse.tools.lines import rows, size, wrapped
 
@@ -195,11 +198,24 @@ def test_nothing_can_run_it(capsys: pytest.CaptureFixture[str]) -> None:
         (["{file}:gelu_bias", "--dtype", "complex64"], "complex64 is none of"),
         (["{file}:gelu_bias", "--dtype", "float17"], "no dtype of PyTorch"),
         (["{file}:gelu_bias", "--arg", "bias=7x7"], "does not broadcast"),
+        (["wrong:f"], "ZeroDivisionError: division by zero"),
+        (["exits:f"], "SystemExit: 3"),
+        ([".beside:f"], "TypeError: the 'package' argument is required"),
+        (["{file}:gelu_bias", "--m", "9" * 20], "a tensor on meta must be one that PyTorch can make"),
+        (["{file}:gelu_bias", "--arg", f"bias={'9' * 20}x1"], "a tensor on meta must be one that PyTorch can make"),
+        (["{file}:gelu_bias", "--mnk", *["4294967296"] * 3], "Storage size calculation overflowed"),
     ],
     ids=str,
 )
-def test_mistakes(words: list[str], sentence: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    words: list[str],
+    sentence: str,
+    file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder = Path(file).parent
+    monkeypatch.syspath_prepend(folder)
     (folder / "wrong.py").write_text("x = 0\n1 / x\n")
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
     places = {"file": file, "folder": str(folder)}
@@ -211,6 +227,44 @@ def test_the_only_function_needs_no_name(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("def epi(accum):\n    return accum\n")
     assert described.epilogue(str(tmp_path / "one.py")).__name__ == "epi"
     assert described.epilogue("lambda accum: accum") == "lambda accum: accum"
+
+
+def test_operands_beside_8_bits_are_float32(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In both commands that describe operands."""
+    asked: list[ef.GemmArguments] = []
+    monkeypatch.setattr(tune, "tune", lambda args, *, anew: asked.extend(args) or True)
+    said(capsys, "tune", "64x64x64", "--dtype", "int8", "--epilogue", "lambda accum, s: accum * s", "--arg", "s=N")
+    assert dict(asked[0].problem.operands)["s"].dtype == torch.float32
+    words = ("--mnk", "64", "64", "64", "--dtype", "int8", "--cc", "0", "--arg", "s=N", "--arg", "z=N:int8")
+    out = said(capsys, "explain", "lambda accum, s, z: (accum - z) * s", *words)
+    assert "s: row, f32[64]" in out
+    assert "z: row, s8[64]" in out
+
+
+def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a tensor on cuda:99 must be one" in error(capsys, "tune", "64x64x64", "--device", "cuda:99")
+
+
+def test_an_interrupt_and_a_reader_that_has_enough_are_no_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert main(["doctor"]) == 130
+    source, sink = os.pipe()
+    os.close(source)
+    command = [sys.executable, "-m", "epifuse", "doctor"]
+    done = subprocess.run(command, stdout=sink, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(sink)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_an_encoding_lacks_is_escaped() -> None:
+    command, variables = [sys.executable, "-m", "epifuse", "docs"], {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert "\\u2013" in done.stdout
 
 
 # --- cache ----------------------------------------------------------------------------------------------------------

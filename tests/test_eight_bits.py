@@ -90,6 +90,18 @@ def test_accurate_sums_are_other_bits_than_fast_ones():
     assert designs == [{128}, {0}]
 
 
+@pytest.mark.parametrize("k", [4096, 131072])
+def test_sums_of_integers_that_int32_holds_have_the_same_bits_in_any_order(k):
+    """So every kernel may stand in for every other, and a first call waits for none but its own."""
+    args = arguments(dtypes=(INT8, INT8), m=64, n=1024, k=k)
+    plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
+    assert {plan.spec.design.split for plan in plans} == {1, 2, 4, 8}
+    is_exact = k * 128 * 128 < 2**31
+    assert (len({plan.allocation.bits for plan in plans}) == 1) == is_exact
+    unsplit = next(p for p in plans if p.spec.design.split == 1 and not p.spec.design.swapped)
+    assert (unsplit.allocation.with_other_rows() == ()) == is_exact
+
+
 def test_what_promotes_its_sums_needs_registers_for_it():
     args = arguments()
     refused = {r.kernel: r.reason for r in ef.explain(args, cc=90).refusals}
@@ -147,6 +159,15 @@ def test_rows_are_multiples_of_16_bytes(dtype):
     assert ef.get_kernels(with_layouts(wide, wide.t()), cc=90), "K itself need not be one"
 
 
+@pytest.mark.parametrize("dtype", [E4M3, INT8, torch.float32], ids=str)
+def test_a_single_column_lies_along_k(dtype):
+    """A vector as a column, whose strides are both 1."""
+    asked = ef.Constraints(precision="tf32") if dtype == torch.float32 else None
+    for m in (16, 512):
+        vector = torch.empty(64, 1, dtype=dtype)
+        assert ef.get_kernels(ef.GemmArguments(torch.empty(m, 64, dtype=dtype), vector, constraints=asked), cc=90)
+
+
 def test_sums_of_fp8_are_float32():
     args = ef.GemmArguments(*matrices((E4M3, E4M3), 64, 64, 64), accumulator_type=torch.float16)
     assert reasons(args) == {"it adds up products of torch.float8_e4m3fn in f32, not torch.float16"}
@@ -162,6 +183,34 @@ def test_the_option_reaches_the_plan_from_each_call():
     a, b = matrices((E4M3, E4M3), 16, 16, 16)
     assert torch.equal(ef.gemm(a.zero_(), b.zero_(), fast_accum=True), torch.zeros(16, 16))
     assert torch.equal(ef.linear(a, b.t(), fast_accum=True), torch.zeros(16, 16))
+
+
+def test_what_is_compiled_refuses_a_gradient_of_8_bits_as_a_plain_call_does():
+    a, b = torch.randn(16, 32).to(E4M3).requires_grad_(), torch.randn(32, 16).to(E4M3)
+
+    def call(a, scale):
+        return ef.gemm(a, b, epilogue="lambda accum, scale: accum * scale", scale=scale)
+
+    compiled, scale = torch.compile(call, backend="aot_eager"), torch.ones(16, requires_grad=True)
+    for function, error in ((call, ArgumentError), (compiled, torch._dynamo.exc.TorchRuntimeError)):
+        with pytest.raises(error, match=r"A requires grad and is torch\.float8_e4m3fn, which has no gradient"):
+            function(a, scale)
+        with torch.no_grad():
+            assert not function(a, scale).requires_grad
+        function(a.detach(), scale).sum().backward()
+    torch.testing.assert_close(scale.grad, 2 * (a.detach().float() @ b.float()).sum(0))
+
+
+def test_a_parameter_of_8_bits_is_exported():
+    """It requires grad unless it says otherwise, and no program that is exported is recorded."""
+    layer = torch.nn.Linear(32, 16, bias=False)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(E4M3))
+    layer.forward = lambda x: ef.linear(x, layer.weight)
+    x = torch.randn(8, 32).to(E4M3)
+    with torch.no_grad():
+        want = layer(x)
+        assert torch.equal(torch.export.export(layer, (x,)).module()(x), want)
+    assert torch.export.export(layer, (x,), strict=False)
 
 
 def test_the_option_travels_with_a_compiled_call():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from epifuse import __version__
@@ -12,13 +15,22 @@ from epifuse.tools import cache, doctor, explain, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command; the exit status, which is a shell's own where the command was interrupted or nobody reads on."""
     parser = commands()
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as a dash in ASCII
     try:
-        return _run(options)
+        status = _run(options)
+        sys.stdout.flush()
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `head` has read all that it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        return 141
+    return status
 
 
 def commands() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from epifuse.base.errors import fail, kind_of
 from epifuse.ir import Node
 from epifuse.plan.settle import settle
 from epifuse.providers.cpu.store import storable
+from epifuse.pytorch.backward import FLOATS
 from epifuse.pytorch.interpret import interpret
 from epifuse.request.problem import TensorInfo, dense
 from epifuse.request.signature import Call, Request, everything_given
@@ -49,6 +50,7 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
     """
     request.options.check()
     given = everything_given(request)
+    _check_recorded(request, given)
     problem = settle(_described(request, given)).problem
     accum = _product(request.a, request.b, problem.accumulator)
     if reduced is not None:  # what PyTorch's own product would send
@@ -67,6 +69,18 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
         value = storable(value, dtypes[name]).to(dtypes[name])
         outputs[name] = value if _is_new(node, seen) else value.clone(memory_format=torch.contiguous_format)
     return outputs
+
+
+def _check_recorded(request: Request, given: Mapping[str, Any]) -> None:
+    """Raise for an input of 8 bits that requires grad, as the fused road does: its gradient would have 8 bits, too.
+
+    What is exported is recorded by nothing, and a parameter requires grad unless it says otherwise.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        products = zip(request.names, (request.a, request.b), strict=True)
+        for name, value in (*products, *given.items()):
+            if isinstance(value, torch.Tensor) and value.requires_grad and value.dtype not in FLOATS:
+                raise fail("grad_dtype", None, name=name, dtype=value.dtype)
 
 
 def dtypes_of(request: Request) -> dict[str, torch.dtype]:

@@ -34,12 +34,27 @@ class Operand(NamedTuple):
         if self.number is not None:
             return self.number
         sizes = [extents[dim] if dim in extents else int(dim) for dim in self.dims]
-        return torch.empty(sizes, dtype=self.dtype or dtype, device=device)
+        return empty(sizes, self.dtype or beside(dtype), device)
 
     def __str__(self) -> str:
         if self.number is not None:
             return str(self.number)
         return "x".join(self.dims) + (f":{str(self.dtype).removeprefix('torch.')}" if self.dtype else "")
+
+
+def beside(dtype: torch.dtype) -> torch.dtype:
+    """What operands have that say nothing: the dtype of A and B, or float32 where these have 8 bits."""
+    return dtype if dtype.itemsize > 1 else torch.float32
+
+
+def empty(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without content. Raises `ArgumentError` where PyTorch makes none of these sizes or on this device."""
+    try:
+        return torch.empty(sizes, dtype=dtype, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        want = f"one that PyTorch can make ({why})"
+        raise fail("option", None, name=f"a tensor on {device}", want=want, value=tuple(sizes)) from None
 
 
 # --- epilogues -----------------------------------------------------------------------------------------------------
@@ -56,9 +71,12 @@ def epilogue(text: str) -> str | Callable[..., Any]:
     if re.fullmatch(r"[\w.]+:\w+", text):
         try:
             module = import_module(where)
-        except ImportError as error:
-            want = f"FILE.py:function, module:function or source text ({error})"
-            raise fail("option", None, name="the epilogue", want=want, value=text) from None
+        except EpifuseError:
+            raise
+        except (Exception, SystemExit) as error:
+            why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            want = f"FILE.py:function, module:function or source text ({why})"
+            raise fail("option", None, name="the epilogue", want=want, value=text) from error
         return _function(module, name, where)
     if text.endswith(".py"):
         return _function(_imported_file(text), "", text)

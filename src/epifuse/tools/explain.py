@@ -31,7 +31,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="L", help="as many products at once; one unless given")
     parser.add_argument("--cc", type=int, help="90 plans for Hopper, 0 for the CPU; else for this machine")
     parser.add_argument(
-        "--dtype", default="bfloat16", type=described.dtype, help="of A, B and operands; bfloat16 unless given"
+        "--dtype",
+        default="bfloat16",
+        type=described.dtype,
+        help="of A, B and operands, which are float32 beside 8 bits; bfloat16 unless given",
     )
     parser.add_argument(
         "--arg",
@@ -54,11 +57,11 @@ def run(options: argparse.Namespace) -> int:
     unsaid = [name for name in known.parameters if name not in known.defaults]
     guesses = described.guessed(unsaid, said)
     operands = {**guesses, **said}
-    made = {name: one.made(extents, _operand_dtype(options.dtype), _META) for name, one in operands.items()}
+    made = {name: one.made(extents, options.dtype, _META) for name, one in operands.items()}
     lead = (extents["L"],) if options.batch is not None else ()
     args = GemmArguments(
-        torch.empty(*lead, extents["M"], extents["K"], dtype=options.dtype, device=_META),
-        torch.empty(*lead, extents["N"], extents["K"], dtype=options.dtype, device=_META).mT,
+        described.empty((*lead, extents["M"], extents["K"]), options.dtype, _META),
+        described.empty((*lead, extents["N"], extents["K"]), options.dtype, _META).mT,
         epilogue=EpilogueArguments.partial(function, made),
         constraints=Constraints(precision=options.precision, allow_recompute=options.allow_recompute),
     )
@@ -83,11 +86,6 @@ def _here() -> int | None:
     """The compute capability of this machine's GPU, where plans are made for such a one."""
     cc = target_of("cuda").cc if torch.cuda.is_available() else -1
     return cc if cc in TARGETS else None
-
-
-def _operand_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The default dtype of operands: that of A and B, or float32 if A and B have 8 bits."""
-    return dtype if dtype.itemsize > 1 else torch.float32
 
 
 def _heading(

@@ -138,7 +138,7 @@ def _answers(
 
     def allocation(index: int) -> Allocation:
         found, reductions = arranged[index], work.reductions
-        bits = None if work.reduces else invariance.bits(found.design)
+        bits = None if work.reduces else invariance.bits(found.design, problem)
         return Allocation(
             able[index].design.tile,
             costs[index],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from epifuse.base.config import CONFIG
-from epifuse.base.dtypes import short
+from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -38,7 +38,9 @@ def filled(problem: Problem) -> Problem:
     A single column lies along its length.
     """
     if problem.extents["k"]:
-        a, b = _along_its_length(problem.a), _along_its_length(problem.b)
+        # K lies along B's columns, and along A's rows, which have to be contiguous where there are not 16 bits.
+        a = problem.a if _needs_k(problem.a.dtype) else _along_its_length(problem.a)
+        b = _along_its_length(problem.b)
         return problem if a is problem.a and b is problem.b else problem._replace(a=a, b=b)
     a, b, k = problem.a, problem.b, _SOME_K
     m, n = a.shape[-2], b.shape[-1]
@@ -87,11 +89,8 @@ def is_shared(info: TensorInfo) -> bool:
 
 
 def _along_its_length(info: TensorInfo) -> TensorInfo:
-    """A single column whose strides are both 1 as contiguous along its length, which TMA can address.
-
-    Not of what has to be contiguous along K: what is refused is then told why.
-    """
-    if info.shape[-1] != 1 or info.strides[-2:] != (1, 1) or _needs_k(info.dtype):
+    """A single column whose strides are both 1 as contiguous along its length, which TMA can address."""
+    if info.shape[-1] != 1 or info.strides[-2:] != (1, 1):
         return info
     return info._replace(strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
 
@@ -155,6 +154,11 @@ def promoted(problem: Problem) -> int:
         return PROMOTED_PARTS
     narrow = dtype.is_floating_point and dtype.itemsize == 1
     return PROMOTED if narrow and not problem.constraints.fast_accum else 0
+
+
+def largest_sum(problem: Problem) -> int:
+    """How large a sum of products of integers can be, of either sign."""
+    return problem.extents["k"] * largest(problem.a.dtype) * largest(problem.b.dtype)
 
 
 def _unaddressable(name: str, info: TensorInfo) -> str | None:

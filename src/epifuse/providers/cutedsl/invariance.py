@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import torch
+
+from epifuse.providers.cutedsl import inputs
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem
@@ -26,10 +29,14 @@ these are the faster ones of those that docs/tuning.md compares."""
 _ASCENDING = "K ascending in one accumulator"
 """What designs that do not split K do: tile, cluster and whether A and B are exchanged only decide in which order
 several elements are added (`tests/gpu/test_swapped.py` compares the bits)."""
+_EXACT = "integers that int32 holds"
+"""Their sum is the same in any order."""
 
 
-def bits(design: Design) -> Hashable:
+def bits(design: Design, problem: Problem) -> Hashable:
     """In which order K is added up, and in what: parts end between blocks of K."""
+    if problem.accumulator == torch.int32 and inputs.largest_sum(problem) <= torch.iinfo(torch.int32).max:
+        return _EXACT
     order: Hashable = (_ASCENDING, design.promoted) if design.promoted else _ASCENDING
     return (order, design.split, design.spans) if design.split > 1 else order
 

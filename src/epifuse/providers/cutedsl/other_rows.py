@@ -29,7 +29,7 @@ def kernels(
     found: dict[Hashable, str] = {}
     for wanted, costs in _wanted(carried, swapped, work, problem):
         if wanted not in found:
-            able = [i for i, arranged in enumerate(carried.arranged) if bits(arranged.design) == wanted]
+            able = [i for i, arranged in enumerate(carried.arranged) if bits(arranged.design, problem) == wanted]
             found |= {wanted: carried.arranged[min(able, key=costs.__getitem__)].text} if able else {}
     return tuple(text for order, text in found.items() if order != own)
 
@@ -44,9 +44,9 @@ def _wanted(
     exchanged = None if isinstance(few, str) else family_of(few, transposed).answers(swapped)
     for rows in _ROWS if carried.arranged else ():
         costs = estimates(carried.rates, of_parts, m=rows)
-        best, order = min(costs), bits(carried.arranged[costs.index(min(costs))].design)
+        best, order = min(costs), bits(carried.arranged[costs.index(min(costs))].design, problem)
         if exchanged is not None and exchanged.arranged and rows <= swap.MOST_ROWS:
             others = estimates(exchanged.rates, transposed, n=rows)
             if min(others) < best:
-                order = bits(exchanged.arranged[others.index(min(others))].design)
+                order = bits(exchanged.arranged[others.index(min(others))].design, problem)
         yield order, costs

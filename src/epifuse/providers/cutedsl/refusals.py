@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import costs, partials
+from epifuse.providers.cutedsl import costs, inputs, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -136,7 +135,7 @@ def _summed(design: Design, problem: Problem) -> list[str]:
 def _reached(problem: Problem) -> str:
     """The bound of a sum of integers, beside the largest number of 32 bits."""
     factors = problem.extents["k"], largest(problem.a.dtype), largest(problem.b.dtype)
-    reached, most = math.prod(factors), torch.iinfo(torch.int32).max
+    reached, most = inputs.largest_sum(problem), torch.iinfo(torch.int32).max
     told = f"a sum is at most {' * '.join(map(str, factors))} = {reached} in size"
     if reached <= most:
         return f"{told}, which int32 holds"
