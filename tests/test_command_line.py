@@ -247,7 +247,7 @@ def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a tensor on cuda:99 must be one" in error(capsys, "tune", "64x64x64", "--device", "cuda:99")
 
 
-def test_an_interrupt_and_a_reader_that_has_enough_are_no_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_or_a_closed_pipe_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 

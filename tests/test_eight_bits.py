@@ -91,7 +91,7 @@ def test_accurate_sums_are_other_bits_than_fast_ones():
 
 
 @pytest.mark.parametrize("k", [4096, 131072])
-def test_sums_of_integers_that_int32_holds_have_the_same_bits_in_any_order(k):
+def test_integer_sums_that_int32_holds_share_bits(k):
     """So every kernel may stand in for every other, and a first call waits for none but its own."""
     args = arguments(dtypes=(INT8, INT8), m=64, n=1024, k=k)
     plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
@@ -185,7 +185,7 @@ def test_the_option_reaches_the_plan_from_each_call():
     assert torch.equal(ef.linear(a, b.t(), fast_accum=True), torch.zeros(16, 16))
 
 
-def test_what_is_compiled_refuses_a_gradient_of_8_bits_as_a_plain_call_does():
+def test_a_compiled_call_refuses_a_gradient_of_8_bits():
     a, b = torch.randn(16, 32).to(E4M3).requires_grad_(), torch.randn(32, 16).to(E4M3)
 
     def call(a, scale):

@@ -102,7 +102,7 @@ def test_where_tf32_is_allowed_it_is_tf32(in_full):
     assert "K contiguous" in reason
 
 
-def test_designs_that_add_up_alike_have_the_same_bits_and_tf32_has_others(in_full):
+def test_full_designs_that_add_up_alike_share_bits(in_full):
     full = {k.plan.allocation.bits for k in kernels(*matrices(m=64)) if k.spec.design.split == 1}
     tf32 = kernels(*matrices(m=64), asked=ef.Constraints(precision="tf32"))
     assert len(full) == 1
