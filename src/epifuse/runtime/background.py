@@ -38,8 +38,8 @@ is not submitted again."""
 
 
 class Choice(NamedTuple):
-    """The plan a call runs on; where that is a stand-in, `until` is done once there may be a better one. `beside` are
-    the texts of kernels to compile with its own, by `complete`."""
+    """The plan that a call runs on. If that is a stand-in, `until` is done once there may be a better one. `beside` are
+    the texts of further kernels, which `complete` compiles after the call's own."""
 
     plan: Plan
     until: Outcome | None = None
@@ -146,8 +146,8 @@ def _beside(plan: Plan) -> tuple[str, ...]:
 
 
 def complete(plan: Plan, beside: Iterable[str]) -> None:
-    """Compile these kernels here, each in 1.2 s: what compiles is imported by now, and a worker that starts takes 8.5 s
-    to its first kernel."""
+    """Compile these kernels in this process. The compiler is imported by now, while a worker would have to start, and
+    import it, first."""
     for text in beside:
         with suppress(Exception):  # this call does not need it; one that does will say why
             providers.load(plan.spec.provider).compile(text)

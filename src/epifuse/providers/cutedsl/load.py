@@ -29,8 +29,8 @@ from epifuse.base.loaded import is_loaded as is_in_memory
 from epifuse.base.loaded import loaded
 
 if torch.version.cuda is not None:
-    # Every launch needs it. With the library and not with the first call, which it would take most of: 20 ms, and 138
-    # of 176 ms where its source has no compiled bytecode beside it (both measured, the latter on an H100's host).
+    # Every launch needs it, and its import would be most of the time to the first result of a process that finds its
+    # kernel on disk.
     with suppress(ImportError):  # optional: planning does not need it, and a call says that it is missing
         importlib.import_module("tvm_ffi")
 

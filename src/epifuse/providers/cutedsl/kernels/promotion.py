@@ -1,8 +1,8 @@
-"""Sums of 8-bit floats and of parts of float32: the tensor cores add up a few products, float32 what they make of them.
+"""Sums of 8-bit floats and of parts of float32: the tensor cores add up a few products, and float32 adds up these sums.
 
-Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats, and cut others' below the last bit,
-which over a long K is a bias. A piece of the tile at a time, so
-that its registers fit beside those of all sums; while one warp group adds, the other one's multiplications go on.
+Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats. Other sums they cut below their last
+bit, which is a bias over a long K. A warp group multiplies one piece of its tile at a time, so that the registers of
+the piece fit beside those of the sums; while it adds, the multiplications of the other warp group go on.
 """
 
 from typing import Any
