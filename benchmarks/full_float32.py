@@ -1,6 +1,6 @@
 """GPU time and errors of float32 in full beside cuBLAS's float32 products, PyTorch's switch for tf32 being off.
 
-    EPIFUSE_UNTESTED=1 python benchmarks/full_float32.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
+    python benchmarks/full_float32.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
 
 `plain` is beside `torch.mm`, `bias gelu` beside `torch.addmm` and gelu by PyTorch, and beside the same compiled. B is
 the transpose of a weight; `plain, B by rows` says what another layout costs the kernel that writes the parts. `plain,

@@ -64,7 +64,8 @@ def test_the_demo(tmp_path: Path) -> None:
     for shown in (
         "this machine has no GPU.",
         "cpu_panel (torch's GEMM by panels, epilogue in cache)",  # the plan
-        "runs on the CPU, and the target is sm_90a",  # a refusal
+        "runs on compute capability 90, and the target is cpu",  # a refusal
+        "float32 in full: three tf32 products of the parts of A and B",  # the plan for a Hopper GPU
         f"The graph as a picture: {picture}",
     ):
         assert shown in done.stdout
@@ -93,17 +94,17 @@ def test_the_demo_without_optional_packages(tmp_path: Path) -> None:
 def test_the_demo_on_a_gpu(tmp_path: Path) -> None:
     done = command("demo", "--svg", str(tmp_path / "graph.svg"), "--rounds", "1", program=("-c", BARE))
     told(done, "44800 x 1024 features, 80 million logits", 1e-4)
-    assert f"Device: {torch.cuda.get_device_name()}, in bfloat16." in done.stdout
+    assert f"Device: {torch.cuda.get_device_name()}." in done.stdout
     assert re.search(r"sm90_gemm.*\n  problem .* on sm_90a", done.stdout)
     eager, ours = (float(ms) for ms in re.findall(r"([\d.]+) ms  ", done.stdout))
     assert ours < eager
 
 
 def test_hopper_carries_each_product_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The acts as on a GPU, in bfloat16, computed here."""
+    """The acts as on a GPU, computed here."""
 
     def planned(a: torch.Tensor, b: torch.Tensor, *, epilogue: Any, out: Any = None, **operands: Any) -> Any:
-        given = ef.EpilogueArguments.partial(epilogue, {**operands, **(out or {})})
+        given = ef.EpilogueArguments.partial(epilogue, operands if out is None else {**operands, "w": out})
         args = ef.GemmArguments(a, b, epilogue=given)
         assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
         return ef.gemm(a, b, epilogue=epilogue, out=out, **operands)
@@ -113,7 +114,7 @@ def test_hopper_carries_each_product_of_the_demo(monkeypatch: pytest.MonkeyPatch
     pixels, digits = demo._patterns(397)
     monkeypatch.setattr(demo, "gemm", planned)
     demo._measure(demo._which_picture(pixels, setting), setting, 1)
-    layer = demo._layer(pixels.to(setting.dtype), digits, demo.LABELS)
+    layer = demo._layer(pixels, digits, demo.LABELS)
     assert demo._learn(layer, digits) > 0.9
 
 
@@ -154,7 +155,7 @@ def test_a_gpu_without_a_kernel_leaves_the_cpu(
 def test_a_gpu_with_a_kernel_is_taken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     a_gpu(monkeypatch, (9, 0))
     assert demo._setting() == demo.GPU
-    assert capsys.readouterr().out == "Device: a new GPU, in bfloat16.\n"
+    assert capsys.readouterr().out == "Device: a new GPU.\n"
 
 
 def a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:

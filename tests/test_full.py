@@ -15,7 +15,6 @@ from gpu.test_full import in_full as in_full  # a fixture
 from hopper import reasons
 
 import epifuse as ef
-from epifuse.base import config
 from epifuse.providers.cutedsl import load
 from epifuse.providers.cutedsl.inputs import PROMOTED_PARTS
 from epifuse.providers.cutedsl.kernel_text import read
@@ -42,18 +41,6 @@ def kernels(*given: Any, **asked: Any) -> Any:
 
 
 # --- plans and refusals ----------------------------------------------------------------------------------------------
-
-
-def test_without_the_variable_it_is_refused_with_both_ways_out():
-    (reason,) = reasons(arguments(*matrices()))
-    for way in ("precision='tf32'", "torch.set_float32_matmul_precision('high')", "EPIFUSE_UNTESTED=1"):
-        assert way in reason
-    assert "has never run on a GPU" in reason
-
-
-def test_the_variable_is_read_as_the_others_are():
-    assert config.from_environment({"EPIFUSE_UNTESTED": "1"}).untested
-    assert not config.Config().untested
 
 
 LAYOUTS = {

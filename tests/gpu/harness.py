@@ -156,15 +156,17 @@ def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
     return made
 
 
-def product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype | None = None) -> Bounded:
+def product(
+    a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype | None = None, fp8: float = FP8_SUM_EPS
+) -> Bounded:
     """A @ B with the error that tf32, for float32, and a sum in any order in the accumulator's dtype may make.
 
-    Sums of 8-bit floats are the tensor cores', those of integers exact.
+    Sums of 8-bit floats are the tensor cores', which may be off by `fp8` of the sum of sizes; those of integers exact.
     """
     wide = a.cpu().double(), b.cpu().double()
     if not a.dtype.is_floating_point:
         return exact_product(a, b)
-    rounding = 2 * TF32_EPS if a.dtype == torch.float32 else FP8_SUM_EPS if a.dtype.itemsize == 1 else 0.0
+    rounding = 2 * TF32_EPS if a.dtype == torch.float32 else fp8 if a.dtype.itemsize == 1 else 0.0
     rounding += a.shape[-1] * torch.finfo(accumulator or torch.float32).eps
     made: Bounded = bounded(wide[0] @ wide[1], _EPS, rounding * (wide[0].abs() @ wide[1].abs()))
     return made

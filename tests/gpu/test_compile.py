@@ -65,6 +65,18 @@ def test_a_layer_trains(mode: str | None) -> None:
     assert all(row.plan.startswith("sm90") for row in ef.report(compiled).fused)
 
 
+def test_float32_trains_in_full() -> None:
+    """Its products too that have nothing beside them: cuBLAS multiplies float32 without tensor cores."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    x, double = torch.randn(2048, 1024, device="cuda"), copy.deepcopy(model).double()
+    compiled = ef.compile(model, fullgraph=True, dynamic=False)
+    exact = gradients(double, double, x.double(), amp=False)
+    ours = median_error(gradients(model, compiled, x, amp=False), exact)
+    assert ours <= 1.1 * median_error(gradients(model, model, x, amp=False), exact)
+    assert len(ef.report(compiled).fused) == 5
+
+
 SCALE = 2.0
 
 

@@ -3,7 +3,6 @@ is very small or large; the same bits from all designs and in every run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from fuzzing.check import function_of
 from gpu.harness import Machine, check, check_the_same_bits, run
 
 import epifuse as ef
-from epifuse.base.cache import forget
-from epifuse.providers.cutedsl import inputs
 
 pytestmark = pytest.mark.usefixtures("in_full")
 F32 = torch.float32
@@ -31,16 +28,13 @@ EPILOGUES = {
 
 @contextmanager
 def taken() -> Iterator[None]:
-    """As with EPIFUSE_UNTESTED=1, and PyTorch's own products in full as well."""
-    allowed, config = torch.backends.cuda.matmul.allow_tf32, inputs.CONFIG
+    """PyTorch's own products in full as well."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    inputs.CONFIG = replace(config, untested=True)
-    forget()
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, inputs.CONFIG = allowed, config
-        forget()
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 @pytest.fixture

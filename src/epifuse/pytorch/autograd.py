@@ -28,6 +28,7 @@ from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
 from epifuse.plan.settle import settle
+from epifuse.providers.cutedsl.inputs import time_of_one
 from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
 from epifuse.pytorch.derivative import Derivative
 from epifuse.pytorch.evaluate import ACCUM
@@ -322,6 +323,6 @@ def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
     apart, fused = (at_extents(size, extents) for size in (derivative.bytes_by_operations, derivative.bytes_fused))
     stored = 2 * elements * itemsize + apart - fused
     target = problem.target
-    halved = 2 if target.device == "cuda" and problem.a.dtype.itemsize > 2 else 1  # tf32
-    operations, memory = target.processor.operations_a_second / halved, target.processor.bytes_a_second
+    each = time_of_one(problem) if target.device == "cuda" else 1.0
+    operations, memory = target.processor.operations_a_second / each, target.processor.bytes_a_second
     return 2 * elements * extents["k"] / operations > stored / memory

@@ -37,6 +37,7 @@ from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
 from epifuse.pytorch.sized import Size, Sized
 from epifuse.pytorch.write import Operand, Written, alike, written
+from epifuse.request.problem import tf32_allowed
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.launch import outputs_of
 
@@ -134,7 +135,7 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
             grown.append(grow(product, level, known.refusals, dependent, order, cuts=False))
         for cone in grown:
             peel(cone)
-            if cone.work:
+            if cone.work or _slow_in_pytorch(product):
                 cones.setdefault(tuple(cone.inside), cone)
     answers = [_shrunk(cone, known, order, numerics) for cone in cones.values()]
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
@@ -155,10 +156,18 @@ def _shrunk(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused
         if isinstance(answer, Fused):
             return answer
         first = first or answer
-        cone.drop_last()
         if not cone.work:
             break
+        cone.drop_last()
+        if not (cone.work or _slow_in_pytorch(cone.product)):
+            break
     return first or Left("it has no neighbour")
+
+
+def _slow_in_pytorch(product: FxNode) -> bool:
+    """Whether the product alone may pay: cuBLAS multiplies float32 without tensor cores where tf32 is not allowed."""
+    (value, *_) = tensors_of(product)
+    return value.dtype == torch.float32 and value.device.type == "cuda" and not tf32_allowed()
 
 
 def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused | Left:

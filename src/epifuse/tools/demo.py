@@ -1,7 +1,7 @@
 """`python -m epifuse demo`: a linear layer whose epilogue is its binary cross-entropy loss, on pictures of digits.
 
-It runs in bfloat16 on a GPU where some kernel can run it there, else in float32 on the CPU. The loss is the one of the
-article on epilogue visitor trees: with f = x @ w + bias and one-hot labels C,
+It runs on a GPU where some kernel can run it there, else on the CPU, in float32. On a GPU the large job at its end is in
+bfloat16. The loss is the one of the article on epilogue visitor trees: with f = x @ w + bias and one-hot labels C,
 loss = -sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999))) / n.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.api import explain, gemm
+from epifuse.base.dtypes import short
 from epifuse.base.errors import EpifuseError, UnsupportedError, fail
 from epifuse.base.target import TARGETS
 from epifuse.fusion.activation import logsigmoid, sigmoid
@@ -30,7 +31,7 @@ LABELS = 16
 
 
 class Setting(NamedTuple):
-    """Where the demo runs, in which dtype, and how large its last job is."""
+    """Where the demo runs, and how large its last job is and in which dtype."""
 
     device: torch.device
     dtype: torch.dtype
@@ -89,7 +90,7 @@ def run(svg: Path, rounds: int) -> None:
     torch.manual_seed(0)
     setting = _setting()
     pixels, digits = (tensor.to(setting.device) for tensor in _pictures())
-    layer = _layer(pixels.to(setting.dtype), digits, LABELS)
+    layer = _layer(pixels, digits, LABELS)
     _look(layer, svg)
     _learn(layer, digits)
     _measure(_which_picture(pixels, setting), setting, rounds)
@@ -125,7 +126,7 @@ def _setting() -> Setting:
         return CPU
     reasons = _refusals_on_gpu()
     if not reasons:
-        _say(f"Device: {torch.cuda.get_device_name()}, in bfloat16.")
+        _say(f"Device: {torch.cuda.get_device_name()}.")
         return GPU
     _say(f"Device: the CPU. There is {torch.cuda.get_device_name()}, but no kernel for this epilogue on it:")
     _list(reasons)
@@ -139,7 +140,7 @@ def _refusals_on_gpu() -> tuple[str, ...]:
     if cc not in TARGETS:
         return (f"compute capability {cc} is none of {', '.join(map(str, TARGETS))}",)
     shapes = ((1797, 64), (64, LABELS), (1797, LABELS), (LABELS,))
-    problem = Problem(*(torch.empty(shape, dtype=GPU.dtype, device="meta") for shape in shapes))
+    problem = Problem(*(torch.empty(shape, device="meta") for shape in shapes))
     found = explain(problem.arguments, cc=cc)
     return () if found.plan else found.selection.reasons
 
@@ -151,10 +152,8 @@ def _look(problem: Problem, svg: Path) -> None:
     _title("1. The graph, the plan, the refusals, the result")
     args = problem.arguments
     _say(str(explain(args)))
-    on_hopper = explain(args, cc=90)
-    if on_hopper.plan is None:
-        _say("\nOn a Hopper GPU (explain(args, cc=90)) no kernel can run this:")
-        _list(on_hopper.selection.reasons)
+    if problem.x.device.type == "cpu":
+        _say(f"\nThe plan for a Hopper GPU:\n{explain(args, cc=90).plan}")
     _say("")
     try:
         _say(f"The graph as a picture: {to_svg(args.graph, svg)}")
@@ -184,12 +183,11 @@ def _learn(problem: Problem, digits: torch.Tensor, steps: int = 200) -> float:
     _title("2. Learning: the same epilogue also returns the gradient; the update is the epilogue of a second GEMM")
     x, w, C, _ = problem
     n, rate = len(x), 2.0 / len(x)
-    precise, bias = w.to(torch.float32, copy=True), problem.bias.float()  # bfloat16 would round small steps away
+    w, bias = w.clone(), problem.bias.clone()
 
     def update(accum: Value, W: Value) -> Value:
-        precise = W + rate * accum
-        w = precise
-        return precise, w
+        w = W + rate * accum
+        return w
 
     right = 0.0
     for step in range(steps + 1):
@@ -197,7 +195,7 @@ def _learn(problem: Problem, digits: torch.Tensor, steps: int = 200) -> float:
         if step % 50 == 0:
             right = ((x @ w + bias).argmax(1) == digits).float().mean().item()
             _say(f"  step {step:>3}: loss {-total.item() / n:.4f}, {right:.1%} of the digits right")
-        gemm(x.t(), G, epilogue=update, W=precise, out={"precise": precise, "w": w})
+        gemm(x.t(), G, epilogue=update, W=w, out=w)
         bias += rate * G.sum(0)
     return right
 
@@ -215,7 +213,8 @@ def _which_picture(pixels: torch.Tensor, setting: Setting) -> Problem:
 
 def _measure(problem: Problem, setting: Setting, rounds: int) -> None:
     (m, k), n = problem.x.shape, problem.w.shape[1]
-    _title(f"3. Time and memory: {n} labels, one a picture ({m} x {k} features, {m * n / 1e6:.0f} million logits)")
+    size = f"{m} x {k} features, {m * n / 1e6:.0f} million logits, {short(problem.x.dtype)}"
+    _title(f"3. Time and memory: {n} labels, one a picture ({size})")
     runs = {"PyTorch, eager": lambda: eager(*problem), "epifuse": lambda: fused(*problem)}
     _beside(problem)
     seconds = interleaved(runs, setting.device, rounds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
@@ -68,6 +67,11 @@ def is_full(problem: Problem) -> bool:
     return problem.a.dtype == torch.float32 and problem.constraints.precision != "tf32"
 
 
+def time_of_one(problem: Problem) -> float:
+    """How long the multiplication of two numbers takes on tensor cores, beside one of two 16-bit numbers."""
+    return (PARTS if is_full(problem) else 1) * problem.a.dtype.itemsize / 2
+
+
 def _depth(problem: Problem) -> int:
     """Elements of a row of the parts of A, or of a column of B's."""
     k = problem.extents["k"] or _SOME_K
@@ -114,22 +118,14 @@ def refused(problem: Problem) -> str | None:
     """Why A and B, filled, cannot be multiplied however many rows there are, or None."""
     a, b = problem.a, problem.b
     if a.dtype not in ACCUMULATORS:
-        return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}"
+        return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}"
     if problem.accumulator not in ACCUMULATORS[a.dtype]:
         first = ACCUMULATORS[a.dtype][0]
         return f"it adds up products of {a.dtype} in {short(first)}, not {problem.accumulator}"
-    if is_full(problem):
-        return None if CONFIG.untested else _UNTESTED
-    if 0 in problem.extents.values():
+    if is_full(problem) or 0 in problem.extents.values():
         return None
     layout = _not_along_k(problem) if _needs_k(a.dtype) else None
     return layout or _unaddressable("A", a) or _unaddressable("B", b)
-
-
-_UNTESTED = (
-    "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed: precision='tf32' or "
-    "torch.set_float32_matmul_precision('high'). In full, which has never run on a GPU, it does with EPIFUSE_UNTESTED=1"
-)
 
 
 def _needs_k(dtype: torch.dtype) -> bool:
