@@ -1,6 +1,6 @@
 """`python -m epifuse demo`: a linear layer whose epilogue is its binary cross-entropy loss, on pictures of digits.
 
-It runs on a GPU where some kernel can run it there, else on the CPU, in float32. On a GPU the large job at its end is in
+It runs on a GPU where some kernel can run it there, else on the CPU, in float32. On a GPU its large last job is in
 bfloat16. The loss is the one of the article on epilogue visitor trees: with f = x @ w + bias and one-hot labels C,
 loss = -sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999))) / n.
 """
