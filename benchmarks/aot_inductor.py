@@ -49,7 +49,7 @@ def main() -> None:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         program = torch.export.export(model, (x,))
         path = f"{folder}/model.pt2"
-        options = {"post_grad_custom_pre_pass": Fuse(sites="all"), "shape_padding": False}
+        options = {"post_grad_custom_pre_pass": Fuse(sites="all")}
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
         seconds = time.perf_counter() - start
         got = torch._inductor.aoti_load_package(path)(x)

@@ -175,7 +175,7 @@ def measured(name: str, amp: bool, sites: str, device: str) -> dict[str, Any]:
     model, batch = MODELS[name]()
     model, batch = model.to(device).train(), {key: value.to(device) for key, value in batch.items()}
     ours = ef.compile(model, fullgraph=True, dynamic=False, sites=sites)
-    inductor = torch.compile(model, fullgraph=True, dynamic=False, options={"shape_padding": False})
+    inductor = torch.compile(model, fullgraph=True, dynamic=False)
     found = compared(model, batch, {"epifuse": ours, "torch.compile": inductor, "eager": model}, amp)
     others = {each: max(found["eager"][each], found["torch.compile"][each]) for each in found["eager"]}
     ratios = {each: found["epifuse"][each] / max(others[each], 1e-12) for each in others}

@@ -118,8 +118,7 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         return given
     register()
     prepare()  # a model's first graph is traced for seconds before the pass finds a kernel to compile
-    # Padding runs before our pass, and hides products in slices.
-    return {"shape_padding": False, **given, _HOOK: _behind(given.get(_HOOK, getattr(config, _HOOK)), fuse)}
+    return {**given, _HOOK: _behind(given.get(_HOOK, getattr(config, _HOOK)), fuse)}
 
 
 def _behind(before: Any, ours: Any) -> Any:

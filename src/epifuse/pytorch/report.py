@@ -48,14 +48,14 @@ class Row:
 
     @property
     def fused(self) -> bool:
-        """Whether it runs with an epilogue."""
+        """Whether it runs by epifuse."""
         return bool(self.plan)
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, (*self.shape, self.k)))
         lines = [f"{self.graph:8} {self.name}: {self.operation} {shape} {short(self.dtype)}"]
         if self.fused:
-            lines.append(f"  took     {counted(self.taken)}; {self.outputs} outputs, by {self.plan}")
+            lines.append(f"  took     {counted(self.taken) or 'nothing'}; {self.outputs} outputs, by {self.plan}")
             lines.append(f"  saves    {self.bytes_saved / 1e6:.3g} MB, {self.seconds_saved * 1e6:.3g} us (predicted)")
         else:
             lines.append(f"  left to PyTorch: {self.reason}")
