@@ -249,15 +249,15 @@ REFUSED = {
     "no tile is so wide": (
         arguments(of_512, n=N),
         (
-            "absmax over 512 neighbouring columns takes tiles of a multiple of 512 columns, and there are 64, 128, "
-            f"192, 256: {OUT}"
+            "absmax over 512 neighbouring columns takes tiles of a multiple of 512 columns, and there are 64, 96, "
+            f"128, 192, 256: {OUT}"
         ),
     ),
     "no tile is such a multiple": (
         arguments(of_eighty, n=1280),
         (
-            "mean over 80 neighbouring columns takes tiles of a multiple of 160 columns, and there are 64, 128, 192, "
-            f"256: {OUT}"
+            "mean over 80 neighbouring columns takes tiles of a multiple of 160 columns, and there are 64, 96, 128, "
+            f"192, 256: {OUT}"
         ),
     ),
     "rows too": (

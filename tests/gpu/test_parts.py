@@ -82,7 +82,7 @@ def test_of_a_b_by_rows(name: str, layout: str, machine: Machine) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["operands of every width", "what comes before the gate", "interleaved", "by rows"])
-@pytest.mark.parametrize("design", [one for one in DESIGNS if one.tile != (64, 64)], ids=str)
+@pytest.mark.parametrize("design", [one for one in DESIGNS if one.tile[1] % 64 == 0 and one.tile != (64, 64)], ids=str)
 def test_in_every_design(design: Any, name: str, hopper: Machine) -> None:
     asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
     text = source(CASES.get(name, CASES["a bias"]))

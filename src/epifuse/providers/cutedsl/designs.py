@@ -14,6 +14,7 @@ DESIGNS = tuple(
         ((256, 128), False, 1),
         ((128, 192), True, 1),
         ((128, 128), True, 1),
+        ((128, 96), True, 1),
         ((128, 64), True, 1),
         ((64, 128), True, 1),
         ((64, 256), True, 1),
@@ -36,7 +37,7 @@ ROW_DESIGNS = tuple(
 SPLIT_DESIGNS = tuple(
     Design(tile, cluster, True, spans, split=split)
     for tile, spans, cluster, splits in (
-        ((128, 128), 1, (2, 1), (2, 4)),
+        ((128, 128), 1, (2, 1), (2, 4, 8)),
         ((128, 128), 1, (1, 1), (2, 4, 8)),
         ((64, 128), 1, (1, 1), (2, 4)),
         ((64, 64), 2, (1, 1), (2,)),

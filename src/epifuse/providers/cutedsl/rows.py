@@ -15,7 +15,7 @@ from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import DESIGNS
 from epifuse.request.problem import Problem
 
@@ -216,8 +216,8 @@ def is_held_by_one_width(span: int, parts: int) -> bool:
 
 
 def _widths(parts: int) -> list[int]:
-    """Columns of the result that tiles have."""
-    return sorted({design.tile[1] // parts for design in DESIGNS})
+    """Columns of the result that tiles have: whole subtiles."""
+    return sorted({width for design in DESIGNS if (width := design.tile[1] // parts) % SUBTILE[1] == 0})
 
 
 def _not_divided(design: Design, graph: Graph) -> Reason:

@@ -21,7 +21,7 @@ from epifuse.passes.canonicalise import typed
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.addresses import written
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.request.problem import Problem, TensorInfo
 
 Order = Literal["", "stacked", "interleaved"]
@@ -113,6 +113,8 @@ def unfit(design: Design, order: Order, problem: Problem) -> str | None:
     columns = design.tile[1] // PARTS
     if not order:
         return None
+    if columns % SUBTILE[1]:
+        return f"its tile has {columns} columns of each part, and a subtile has {SUBTILE[1]}"
     if replace(design, parts=PARTS).subtiles == 1:
         return "its tile has one subtile of the result, and loading and storing take two"
     if problem.b.strides[-1] == 1 and columns % APART:

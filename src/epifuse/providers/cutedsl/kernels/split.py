@@ -78,14 +78,15 @@ class Split:
     @cute.jit
     def gather(self, registers: cute.Tensor, at: Sums, thread: Int32, barrier: Int32):
         """Add all other parts to this warp group's sums of the first, in ascending order of K."""
+        own = thread % WARP_GROUP
+        if own < self.parts - 1:
+            flag = self._flag(at, own)
+            seen = Int64(0)
+            while seen != Int64(_SENT):
+                seen = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+            cute.arch.store(flag, Int64(0), sem="relaxed", scope="gpu")
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARP_GROUP)
         for other in cutlass.range(self.parts - 1, unroll=1):
-            if thread % WARP_GROUP == 0:
-                flag = self._flag(at, other)
-                seen = Int64(0)
-                while seen != Int64(_SENT):
-                    seen = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
-                cute.arch.store(flag, Int64(0), sem="relaxed", scope="gpu")
-            cute.arch.barrier(barrier_id=barrier, number_of_threads=WARP_GROUP)
             for quad in cutlass.range_constexpr(self.quads):
                 values = self._quad(at, other, quad).load()
                 for i in cutlass.range_constexpr(4):
