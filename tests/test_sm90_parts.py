@@ -208,7 +208,9 @@ def test_nothing_spills_beside_the_widest_accumulator(name, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("by_rows", [False, True], ids=["by columns", "by rows"])
-@pytest.mark.parametrize("design", [one for one in SCHEDULES.values() if one.tile[1] % 64 == 0 and one.tile != (64, 64)], ids=str)
+@pytest.mark.parametrize(
+    "design", [one for one in SCHEDULES.values() if one.tile[1] % 64 == 0 and one.tile != (64, 64)], ids=str
+)
 def test_every_design_carries_parts(design, by_rows, capfd, tmp_path):
     """Of B by rows TMA brings each part to a half of the tile, in boxes of 64 columns as it does of all of B."""
     args = arguments(swiglu, m=M, n=N, b_transposed=not by_rows)
