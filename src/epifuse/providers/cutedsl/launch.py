@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.memory import allocator, seen_as
 from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
@@ -31,7 +31,7 @@ from epifuse.request.problem import Problem, TensorInfo
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
-    `same` where these are the tensor's own as well: a view costs the host a microsecond. A mask is seen as the bytes 0
+    `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the bytes 0
     and 1 that the kernel reads and writes.
     """
 
@@ -43,17 +43,14 @@ class View(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so."""
-        if self.same:  # whether it wants a gradient, tvm-ffi does not ask
-            return tensor
-        whole = tensor.view(torch.uint8) if self.mask else tensor
-        return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+        shape, strides, _, start, mask = self
+        return seen_as(tensor.view(torch.uint8) if mask else tensor, shape, strides, start)
 
     @property
     def make(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What makes it, mostly without a frame of Python; None where the tensor is handed over itself."""
-        if self.same:
-            return None
-        return self.of if self.start or self.mask else methodcaller("as_strided", self.shape, self.strides)
+        """What makes it; None where the tensor is handed over itself: whether that wants a gradient, tvm-ffi does not
+        ask."""
+        return None if self.same else self.of
 
     @staticmethod
     def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> View:
@@ -119,35 +116,35 @@ class GpuKernel:
         """The caller's workspace; None where each launch makes its own."""
         return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
 
-    def quick(self, names: tuple[str, ...], outputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]] | None:
+    def quick(
+        self, names: tuple[str, ...], outputs: Sequence[Any], *, turned: bool
+    ) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Makes the outputs and launches, for A, B and operands of these names; None where a launch does more.
 
-        `outputs` are the name, shape, strides, dtype and device of each. What a bound step looks up is at hand: this
-        is all that Python does.
+        `outputs` are the name, shape, strides, dtype and device of each. Where it is `turned`, the transpose of B is
+        handed over. What a bound step looks up is at hand: this is all that Python does.
         """
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
-        none, index, function, of_a, of_b = self.none, self.index, self.function, self.of_a, self.of_b
-        reads = [(names.index(name) + 2, make and _kept(make)) for name, make in self.operands]
-        making = [each[1:] for each in outputs]
-        order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
+        none, index, function, of_a = self.none, self.index, self.function, self.of_a
+        of_b = self.views.b.of if turned else self.of_b
+        reads = [(names.index(name) + 2, make) for name, make in self.operands]
+        making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
+        workspace = ((self.workspace_bytes // 4,), (1,), torch.float32) if self.workspace_bytes else None
         tail = (self.clusters or self._count_clusters(), self.band, self.kept)
+        allocate = allocator(outputs[0].device)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
-            made = [torch.empty_strided(shape, strides, dtype=dtype, device=at) for shape, strides, dtype, at in making]
+            if torch._C._cuda_getDevice() != index:
+                with torch.cuda.device(index):
+                    return launch(tensors)
+            made = [allocate(*each) for each in making]
             a = tensors[0] if of_a is None else of_a(tensors[0])
             b = tensors[1] if of_b is None else of_b(tensors[1])
             read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
-            memory = (
-                [torch.empty_strided((elements,), (1,), dtype=torch.float32, device=a.device)] if elements else none
-            )
-            if torch._C._cuda_getDevice() == index:
-                function(a, b, read, none, written, memory, *tail)
-            else:
-                with torch.cuda.device(index):
-                    function(a, b, read, none, written, memory, *tail)
+            function(a, b, read, none, written, none if workspace is None else [allocate(*workspace)], *tail)
             return made
 
         return launch
@@ -179,25 +176,6 @@ class GpuKernel:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
         return self.views.a.of(zeros), self.views.b.of(zeros)
-
-
-_MOST_KEPT = 1 << 16  # elements
-
-
-def _kept(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The view of a small tensor, kept for the next launch: a bias mostly lies where it lay, and a view costs a
-    microsecond. What is kept keeps its memory too, so that nothing else can lie at its address."""
-    kept: torch.Tensor | None = None
-
-    def view(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        found = kept
-        if found is None or found.data_ptr() != tensor.data_ptr():
-            found = make(tensor.detach())  # a view of a parameter would keep the parameter
-            kept = found if tensor.numel() <= _MOST_KEPT else None
-        return found
-
-    return view
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
