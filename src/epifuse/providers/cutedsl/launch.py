@@ -31,8 +31,8 @@ from epifuse.request.problem import Problem, TensorInfo
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
-    `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the bytes 0
-    and 1 that the kernel reads and writes.
+    `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the
+    bytes 0 and 1 that the kernel reads and writes.
     """
 
     shape: tuple[int, ...]
