@@ -75,12 +75,13 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(plan, program, swapped=design.swapped)
+        views = _views(plan, program, swapped=design.swapped)
+        self.a, self.b, self.printed = views.a, views.b, views.printed
         # K = 0: as many zeros as the larger of A and B needs.
-        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
-        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
-        self.operands = [(name, view.make) for name, view in self.views.operands]
-        self.outputs = [(name, view.make) for name, view in self.views.outputs]
+        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.a, self.b))
+        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.a, self.b))
+        self.operands = [(name, view.make) for name, view in views.operands]
+        self.outputs = [(name, view.make) for name, view in views.outputs]
         self.prints = program.prints
         self.numbers = program.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
@@ -97,9 +98,7 @@ class GpuKernel:
         none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
-            printed = {
-                name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in self.views.printed
-            }
+            printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in self.printed}
             outputs = {**outputs, **printed}
         step = partial(
             self._launch,
@@ -127,7 +126,7 @@ class GpuKernel:
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
         none, index, function, of_a = self.none, self.index, self.function, self.of_a
-        of_b = self.views.b.of if turned else self.of_b
+        of_b = self.b.of if turned else self.of_b
         reads = [(names.index(name) + 2, make) for name, make in self.operands]
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
@@ -175,7 +174,7 @@ class GpuKernel:
     def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
-        return self.views.a.of(zeros), self.views.b.of(zeros)
+        return self.a.of(zeros), self.b.of(zeros)
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
