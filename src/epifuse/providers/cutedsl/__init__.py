@@ -8,6 +8,7 @@ from importlib import import_module
 
 from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
+from epifuse.plan.plan import Details
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import budget, inputs, invariance, load, other_rows, partials, recompute, swap, weave
@@ -22,7 +23,7 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
 )
-from epifuse.providers.cutedsl.family import Family, family_of
+from epifuse.providers.cutedsl.family import Arranged, Family, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, estimates
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
@@ -98,6 +99,11 @@ def _workspace_bytes(
     return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
 
 
+def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
+    """What a plan tells people."""
+    return found.details(work, inputs.multiplied(problem))
+
+
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
     family = family_of(work, problem)
@@ -145,7 +151,7 @@ def _answers(
             partial(_workspace_bytes, found.design, reductions, problem.extents, parts_of_float32)
             if reductions or found.design.split > 1 or parts_of_float32
             else 0,
-            lambda: found.details(work, inputs.multiplied(problem)),
+            partial(_details, found, work, problem),
             program=found,
             bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),
