@@ -89,7 +89,7 @@ SOURCES: dict[str, str] = {
     "sliced_parts": epilogue("a, b = accum.split(1, dim=-1)[::2]; return a"),
     "item_range": epilogue("return accum[:, 99]"),
     "parts_uneven": epilogue("a, b, c = accum.chunk(3, dim=-1); D = a; return D"),
-    "part_unequal": epilogue("return accum[:, 1:7]"),
+    "part_unequal": epilogue("return accum[:, 1:7:2]"),
     "part_empty": epilogue("return accum[:, 4:4]"),
     "part_axis": epilogue("return accum[0]"),
     "join_differs": epilogue("return torch.cat([accum[:, :5], accum[:, :2]], dim=-1)"),

@@ -311,8 +311,8 @@ def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> 
 
 
 def _keeps_columns(node: FxNode, product: FxNode) -> bool:
-    """Whether what cuts or joins values does so along the product's columns, in equal parts. No kernel takes others, so
-    that a cone ends before them."""
+    """Whether what cuts or joins values does so along the product's columns, in equal parts. A cone ends before other
+    ranges, of which each has outputs of its own."""
     name, columns = name_of(node), tensors_of(product)[0].shape[-1]
     if name in ("select", "unbind", "stack"):
         return False

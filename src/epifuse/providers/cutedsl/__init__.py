@@ -27,6 +27,7 @@ from epifuse.providers.cutedsl.heuristic import estimate, estimates
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem
 
 __all__ = ["DESIGNS", "ROW_DESIGNS", "SPLIT_DESIGNS", "SPLIT_ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
@@ -45,17 +46,27 @@ class CuteDslProvider:
         """The packages of the extra `cuda`."""
         return load.lacking()
 
-    def lower(self, graph: Graph, problem: Problem) -> Lowered:
-        """The graph as the kernel walks it, beside the one that several launches would split."""
-        return lower(graph, problem)
+    def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
+        """The graph as the kernel walks it, beside the one that several launches would split; or of regions each
+        one's."""
+        return Regions(graph, problem, self.lower) if is_uneven(graph) else lower(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
         where that is allowed."""
-        return recompute.supports(specs, work, problem, _one_launch)
+        recomputes = problem.constraints.allow_recompute
+        if isinstance(work, Regions):
+            return work.supports(specs, problem, self.supports, may_overlap=recomputes)
+        answers = recompute.supports(specs, work, problem, _one_launch)
+        if answers.specs or work.regions is None or not work.regions.are_several:
+            return answers
+        several = work.regions.supports(specs, problem, self.supports, may_overlap=recomputes)
+        return several if several.specs else answers
 
     def build(self, plan: Plan) -> Runner:
         """Load the kernel, compiled for sm_90a where it is not stored yet."""
+        if plan.allocation.columns:
+            return one_after_another(list(map(self.build, plan.allocation.launches)), plan)
         if launches := plan.allocation.launches:
             between = sequence.slots(recompute.parts_of(plan), plan.problem)
             return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
