@@ -4,7 +4,8 @@ import pytest
 import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_regions as on_gpu
-from hopper import BF16, arguments, reasons
+from hopper import BF16, SCHEDULES, arguments, reasons
+from test_sm90_compile import built, spills
 
 import epifuse as ef
 
@@ -39,6 +40,15 @@ def of_other_heads(accum, scales):
     q, k = x.split([896, 640], dim=-1)
     D, P = q * 2, k + 1
     return D, P
+
+
+def normed(x, weight):
+    return x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6) * weight
+
+
+def rotated(x, cosines, sines):
+    a, b = x.chunk(2, dim=-1)
+    return ef.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)
 
 
 OUT = "store the product, and combine its parts in PyTorch"
@@ -77,17 +87,92 @@ def test_columns_are_computed_twice_where_that_is_allowed():
     assert plan.allocation.columns == ((0, 1024), (0, N))
 
 
-def projection(accum, weight):
+def projection(accum, of_q, of_k, cosines, sines):
+    """q, k and v of one product, as attention takes them."""
     q, k, v = accum.split([1024, 256, 256], dim=-1)
-    x = q.unflatten(-1, (-1, 128))
-    D = x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6) * weight
-    return D, k, v
+    Q = rotated(normed(q.unflatten(-1, (-1, 128)), of_q), cosines, sines).transpose(0, 1)
+    K = rotated(normed(k.unflatten(-1, (-1, 128)), of_k), cosines, sines).transpose(0, 1)
+    V = v.unflatten(-1, (-1, 128)).transpose(0, 1)
+    return Q, K, V
 
 
-def test_each_region_reads_what_it_needs_alone():
-    args = arguments(projection, m=M, n=N, weight=torch.empty(128, dtype=BF16))
-    plan = ef.get_kernels(args, cc=90)[0].plan
-    text = str(plan)
-    assert plan.allocation.columns == ((0, 1024), (1024, 1280), (1280, N))
-    assert text.count("load") == 1
-    assert "columns 0:1024, 1024:1280, 1280:1536 of the product" in text
+def biased(accum, row):
+    q, k, v = (accum + row).split([1024, 256, 256], dim=-1)
+    D, E, F = ef.relu(q), ef.gelu(k), v * 2
+    return D, E, F
+
+
+def whole(accum, row):
+    D = ef.gelu(accum + row)
+    return D
+
+
+def with_a_residual(accum, C):
+    q, k, v = (accum + C).split([1024, 256, 256], dim=-1)
+    return q, k, v
+
+
+OPERANDS = {
+    **{name: torch.empty(128, dtype=BF16) for name in ("of_q", "of_k")},
+    **{name: torch.empty(M, 1, 64, dtype=BF16) for name in ("cosines", "sines")},
+}
+CASES = {
+    "projection": arguments(projection, m=M, n=N, k=2048, **OPERANDS),
+    "biased": arguments(biased, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16)),
+    "with a residual": arguments(with_a_residual, m=M, n=N, k=2048, C=torch.empty(M, N, dtype=BF16)),
+}
+WHOLE = arguments(whole, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16))
+
+
+def test_one_launch_has_an_epilogue_for_each_region():
+    plan = ef.get_kernels(CASES["projection"], cc=90)[0].plan
+    assert plan.allocation.launches == ()
+    told = [program.columns for program in plan.allocation.program.source.programs]
+    assert told == [(0, 1024), (1024, 1280), (1280, N)]
+    assert "columns 0:1024, 1024:1280, 1280:1536 in one launch" in str(plan)
+
+
+def kernels_of(args):
+    return {kernel.plan.spec.design: kernel.plan for kernel in ef.get_kernels(args, cc=90)}
+
+
+def test_a_tile_is_of_one_region():
+    """Those whose columns do not divide a bound take a launch for each region, and say so."""
+    for design, plan in kernels_of(CASES["biased"]).items():
+        divided = 1024 % design.tile[1] == 0 == 1280 % design.tile[1]
+        assert bool(plan.allocation.launches) == (design.split > 1 or not divided), design
+        if not divided and design.split == 1:
+            why = f"a tile of {design.tile[1]} columns would have some of both where column 1024 begins a region"
+            assert f"a launch for each region, as {why}" in str(plan)
+
+
+def test_regions_share_memory_for_what_they_store():
+    """So that A and B have as many stages as beside an epilogue of all columns."""
+    one, several = kernels_of(WHOLE), kernels_of(CASES["biased"])
+    for design in SCHEDULES.values():
+        if not several[design].allocation.launches:
+            stages = [plans[design].allocation.program.design.stages for plans in (one, several)]
+            assert stages[0] == stages[1], design
+
+
+@pytest.mark.parametrize("tile", [tile for tile in SCHEDULES if 256 % tile[1] == 0], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_every_design_that_divides_the_bounds_carries_them(name, tile, capfd, tmp_path):
+    """Accumulators stay in registers through the branch."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    plans = kernels_of(CASES[name])
+    if SCHEDULES[tile] not in plans:
+        return
+    assert plans[SCHEDULES[tile]].allocation.launches == ()
+    built(CASES[name], tmp_path, SCHEDULES[tile])
+    report = capfd.readouterr().err
+    assert max(spills(report)) == 0
+    assert "serialized" not in report
+
+
+def test_one_main_loop_has_stores_for_each_region(tmp_path):
+    """Behind the branch, as many as one epilogue of all columns has."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    one, several = (built(args, tmp_path, SCHEDULES[128, 128])[2].__ptx__ for args in (WHOLE, CASES["biased"]))
+    assert several.count("wgmma.mma_async") == one.count("wgmma.mma_async")
+    assert several.count("stmatrix") == 3 * one.count("stmatrix")

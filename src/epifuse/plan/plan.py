@@ -194,6 +194,7 @@ class Plan:
             lines.append(f"  {count} launches: {told}")
             for number, launch in enumerate(launches, 1):
                 lines += [f"  launch {number}", *launch._body()]
+            lines += [f"  note     {note}" for note in self.allocation.notes]
         else:
             lines += self._body()
             if (count := sweeps(self.graph)) > 1:

@@ -15,11 +15,13 @@ import torch
 from epifuse.ir import Graph
 from epifuse.passes.split_regions import Region, UnsplitError, problem_of, split_regions
 from epifuse.passes.structure import Structure
-from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Reason, Refusal
+from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner, Step
 from epifuse.request.problem import Problem
 
 Lower = Callable[[Graph, Problem], Any]
+Together = Callable[[KernelSpec, Sequence[tuple[int, int]], Sequence[Allocation], Problem], Allocation | str]
+"""One launch of all regions, given what each takes alone; or why there is none."""
 Supports = Callable[[Sequence[KernelSpec], Any, Problem], Answers]
 
 
@@ -64,16 +66,25 @@ class Regions:
         return Part(region, Structure.of(region.graph, problem), self._lower(region.graph, problem))
 
     def supports(
-        self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, *, may_overlap: bool = True
+        self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, *, may_overlap: bool
     ) -> Answers:
-        """What each kernel takes for all regions together; `one` answers for one of them."""
+        """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all."""
         parts = self.parts
         reason = parts if isinstance(parts, Reason) else "" if may_overlap else self._overlapping(parts)
         if isinstance(parts, Reason) or reason:
             return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
         problems = [problem_of(part.region, problem) for part in parts]
         each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
-        return Answers.of([(spec, _joined(spec, parts, problems, [own[spec.name] for own in each])) for spec in specs])
+        columns = [part.region.columns for part in parts]
+
+        def answer(spec: KernelSpec) -> Allocation | Refusal:
+            allocations = _allocations(columns, [own[spec.name] for own in each])
+            if isinstance(allocations, Refusal):
+                return allocations
+            found = together(spec, columns, allocations, problem)
+            return found if isinstance(found, Allocation) else _joined(spec, parts, problems, allocations, found)
+
+        return Answers.of([(spec, answer(spec)) for spec in specs])
 
 
 def is_uneven(graph: Graph) -> bool:
@@ -86,15 +97,26 @@ def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
     return found | {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
 
 
-def _joined(
-    spec: KernelSpec, parts: Sequence[Part], problems: Sequence[Problem], answers: Sequence[Allocation | Refusal]
-) -> Allocation | Refusal:
-    allocations = []
-    for part, answer in zip(parts, answers, strict=True):
+def _allocations(
+    columns: Sequence[tuple[int, int]], answers: Sequence[Allocation | Refusal]
+) -> list[Allocation] | Refusal:
+    """What each region takes, or why one of them cannot."""
+    found = []
+    for (start, stop), answer in zip(columns, answers, strict=True):
         if isinstance(answer, Refusal):
-            start, stop = part.region.columns
-            return Refusal(spec.name, Reason(f"of columns {start}:{stop}: {answer.reason}", answer.loc))
-        allocations.append(answer)
+            return Refusal(answer.kernel, Reason(f"of columns {start}:{stop}: {answer.reason}", answer.loc))
+        found.append(answer)
+    return found
+
+
+def _joined(
+    spec: KernelSpec,
+    parts: Sequence[Part],
+    problems: Sequence[Problem],
+    allocations: Sequence[Allocation],
+    why: str,
+) -> Allocation:
+    """A launch for each region, and `why` not one for all."""
     plans = tuple(
         Plan(spec, own, part.structure.digest, part.structure.binding, allocation, part.region.graph)
         for part, own, allocation in zip(parts, problems, allocations, strict=True)
@@ -103,6 +125,7 @@ def _joined(
         allocations[0].tile,
         cost=sum(allocation.cost for allocation in allocations),
         workspace=lambda: max(allocation.workspace_bytes for allocation in allocations),
+        details=Details(notes=(f"a launch for each region, as {why}",)),
         launches=plans,
         columns=tuple(part.region.columns for part in parts),
     )

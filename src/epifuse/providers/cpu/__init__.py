@@ -45,7 +45,7 @@ class CpuProvider:
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         if isinstance(work, Regions):
-            return work.supports(specs, problem, self.supports)
+            return work.supports(specs, problem, self.supports, _one_by_one, may_overlap=True)
         for field in ("cluster", "schedule", "split"):
             # A cluster of one is none, and one part of K is all of it.
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1), 1):
@@ -120,6 +120,10 @@ class Lowered:
     def loop(self) -> Loop:
         """The loop, which small problems do not ask for."""
         return Loop.of(self.graph, self._problem)
+
+
+def _one_by_one(*_: object) -> str:
+    return "its product is PyTorch's, of one region at a time"
 
 
 def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:

@@ -27,6 +27,7 @@ from epifuse.providers.cutedsl.heuristic import estimate, estimates
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem
 
@@ -56,11 +57,11 @@ class CuteDslProvider:
         where that is allowed."""
         recomputes = problem.constraints.allow_recompute
         if isinstance(work, Regions):
-            return work.supports(specs, problem, self.supports, may_overlap=recomputes)
+            return work.supports(specs, problem, self.supports, together, may_overlap=recomputes)
         answers = recompute.supports(specs, work, problem, _one_launch)
         if answers.specs or work.regions is None or not work.regions.are_several:
             return answers
-        several = work.regions.supports(specs, problem, self.supports, may_overlap=recomputes)
+        several = work.regions.supports(specs, problem, self.supports, together, may_overlap=recomputes)
         return several if several.specs else answers
 
     def build(self, plan: Plan) -> Runner:

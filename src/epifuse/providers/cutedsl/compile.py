@@ -62,7 +62,7 @@ def load_object(path: Path, name: str) -> Any:
 
 
 def _compile(source: KernelSource, options: str) -> Any:
-    program = source.program
+    program, programs = source.program, source.programs
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
@@ -74,12 +74,15 @@ def _compile(source: KernelSource, options: str) -> Any:
     a, b = (
         made(dtype, by_rows, (*shape, *batches)) for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
     )
-    shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
-    tensors = tuple(_tensor(access, shape, modes, swapped) for _, access in program.tensors)
-    kinds = [program.graph.types[node].kind for node in program.numbers]
-    numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
-    outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
+    tensors, numbers, outputs = (), (), ()
+    for region, one in enumerate(programs):
+        columns = extents["n"] if one.columns is None else cute.sym_int(symbol=f"N{region}")
+        shape = (extents["m"], columns, extents["l"])
+        tensors += tuple(_tensor(access, shape, modes, swapped) for _, access in one.tensors)
+        kinds = [one.graph.types[node].kind for node in one.numbers]
+        numbers += tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
+        outputs += tuple(_tensor(access, shape, modes, swapped) for access in one.stores)
     # Parts of float32, partial results of reductions, and sums of parts of K, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
@@ -91,7 +94,7 @@ def _compile(source: KernelSource, options: str) -> Any:
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         types = tuple(DTYPES[dtype] for dtype in source.dtypes)
-        kernel = Sm90Gemm(source.design, program, types, DTYPES[source.accumulator])
+        kernel = Sm90Gemm(source.design, programs, types, DTYPES[source.accumulator])
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": options, "no_jit_engine": True}
         return cute.compile(

@@ -78,14 +78,14 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(plan, program, swapped=design.swapped)
+        self.views = _views(plan, found.source.programs, swapped=design.swapped)
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
         self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
         self.operands = [(name, view.make) for name, view in self.views.operands]
         self.outputs = [(name, view.make) for name, view in self.views.outputs]
         self.prints = program.prints
-        self.numbers = program.number_names
+        self.numbers = tuple(name for one in found.source.programs for name in one.number_names)
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
@@ -257,7 +257,7 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
+def _views(plan: Plan, programs: Sequence[Program], *, swapped: bool) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
@@ -267,23 +267,24 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     given = plan.problem
     product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
-    problem = weave.problem_of(program.order, product, plan.graph)
-    extents, batched, by_name = problem.extents, problem.batched, problem.by_name
-    infos, names = dict(problem.outputs), [one.output for one in program.prints]
     operands, outputs, printed = [], [], []
-    for load, access, along in program.reads:
-        operand = by_name[load.name]
-        assert isinstance(operand, TensorInfo)
-        found = seen(operand, load)
-        assert found is not None, "refused while planning"
-        operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
-    for output, access, along in program.writes:
-        info = infos.get(output.name)
-        found = written(output, info, extents)
-        own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
-        outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
-        if output.name in names:
-            printed.append((output.name, found.shape, access.dtype))
+    for program in programs:
+        problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
+        infos, names = dict(problem.outputs), [one.output for one in program.prints]
+        for load, access, along in program.reads:
+            operand = problem.by_name[load.name]
+            assert isinstance(operand, TensorInfo)
+            found = seen(operand, load)
+            assert found is not None, "refused while planning"
+            operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
+        for output, access, along in program.writes:
+            info = infos.get(output.name)
+            found = written(output, info, problem.extents)
+            own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
+            outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
+            if output.name in names:
+                printed.append((output.name, found.shape, access.dtype))
+    extents, batched = product.extents, product.batched
     if is_full(given):
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
@@ -297,6 +298,14 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
         tuple(outputs),
         tuple(printed),
     )
+
+
+def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
+    """The problem, whose N are these columns."""
+    if columns is None:
+        return problem
+    b = problem.b
+    return problem._replace(b=b._replace(shape=(*b.shape[:-1], columns[1] - columns[0])))
 
 
 def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem, *, swapped: bool) -> View:
