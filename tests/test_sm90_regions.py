@@ -18,6 +18,14 @@ def test_each_region_is_handed_over_where_it_lies(name, emulated: Emulated):  # 
         on_gpu.test_each_region_has_its_own(name, layout, emulated)
 
 
+def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F811
+    for name in ("elementwise", "heads first", "normed and rotated", "reduced"):
+        on_gpu.test_of_batches(name, emulated)
+    for m in (1, 129):
+        on_gpu.test_of_every_number_of_rows(m, emulated)
+    on_gpu.test_what_attention_takes(emulated)
+
+
 def overlapping(accum):
     q, _k = accum.split([1024, 512], dim=-1)
     return q, accum

@@ -29,6 +29,7 @@ from gpu import (  # noqa: E402
     test_last_tile,
     test_recompute,
     test_reductions,
+    test_regions,
     test_repeat,
     test_row_stage,
     test_stores,
@@ -103,6 +104,16 @@ def rows(machine: Machine) -> None:
     test_recompute.test_beside_float64("a number", "ragged", machine)
 
 
+def regions(machine: Machine) -> None:
+    """Ranges of columns with an epilogue each: vectors, segments, both transports out, in one launch and several."""
+    for name in test_regions.CASES:
+        for layout in ("rows", "odd"):
+            test_regions.test_each_region_has_its_own(name, layout, machine)
+    for design in DESIGNS if machine.gpu else ():
+        for name in test_regions.IN_DESIGNS:
+            test_regions.test_in_every_design(design, name, machine)
+
+
 def inputs(machine: Machine) -> None:
     """tf32, sums in float16, nothing to multiply, and outputs of other kinds than floats."""
     test_inputs.test_tf32_of_any_numbers(machine)
@@ -131,7 +142,7 @@ def extents(machine: Machine) -> None:
 
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
-    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, full, extents)
+    function.__name__: function for function in (designs, accesses, reductions, rows, regions, inputs, full, extents)
 }
 
 

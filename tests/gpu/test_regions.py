@@ -4,12 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.harness import LAYOUTS, Machine, check
+from fuzzing.check import function_of
+from gpu.harness import LAYOUTS, Machine, check, check_the_same_bits, judge, product, run
+
+import epifuse as ef
+from epifuse.providers.cutedsl import DESIGNS
+from epifuse.request.problem import Constraints
 
 M, K = 200, 72
-Q, KV, HEAD = 512, 128, 64
+Q, KV, HEAD = 1024, 256, 64
 N = Q + 2 * KV
-"""Rows that end within a tile; regions of 8 heads and of 2 each, in whole tiles."""
+"""Rows that end within a tile; regions of 16 heads and of 4 each, in whole tiles of all widths but 192."""
 
 OPERANDS: dict[str, tuple[int, ...]] = {
     "C": (M, N),
@@ -76,9 +81,15 @@ def source(body: str) -> str:
     return f"def epi({', '.join(('accum', *read))}): {body}; return {returned}"
 
 
-def operands_of(machine: Machine, text: str, layout: str = "rows") -> dict[str, Any]:
+def operands_of(machine: Machine, text: str, layout: str = "rows", rows: int = M) -> dict[str, Any]:
+    """Whole numbers for what a function reads."""
     names = text[text.index("(") + 1 : text.index(")")].split(", ")[1:]
-    return {name: machine.laid_out(machine.whole(*OPERANDS[name]), layout) for name in names}
+    shapes = {name: tuple(rows if extent == M else extent for extent in OPERANDS[name]) for name in names}
+    return {name: machine.laid_out(machine.whole(*shape), layout) for name, shape in shapes.items()}
+
+
+def product_of(machine: Machine, m: int = M) -> tuple[torch.Tensor, torch.Tensor]:
+    return machine.whole(m, K, most=1), machine.whole(N, K, most=1).t()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -86,7 +97,85 @@ def operands_of(machine: Machine, text: str, layout: str = "rows") -> dict[str, 
 def test_each_region_has_its_own(name: str, layout: str, machine: Machine) -> None:
     """With operands and outputs as TMA can address them, and as it cannot."""
     text = source(CASES[name])
-    a, b = machine.whole(M, K, most=1), machine.whole(N, K, most=1).t()
     number = list(CASES).index(name) + LAYOUTS.index(layout)
     dtype = (torch.float32, torch.bfloat16)[number % 2]
-    check(machine, text, a, b, operands_of(machine, text, layout), out_dtypes=dtype, layouts=[layout])
+    check(machine, text, *product_of(machine), operands_of(machine, text, layout), out_dtypes=dtype, layouts=[layout])
+
+
+IN_DESIGNS = ["elementwise", "equal parts", "after what is common", "reduced", "normed and rotated"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", IN_DESIGNS)
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+def test_in_every_design(design: Any, name: str, hopper: Machine) -> None:
+    """Of many tiles, so that a CTA has several, of several regions."""
+    m, text = 4096 + 72, source(CASES[name])
+    asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
+    made = ef.EpilogueArguments.partial(function_of(text, {}), operands_of(hopper, text, rows=m))
+    args = ef.GemmArguments(*product_of(hopper, m), epilogue=made, constraints=asked)
+    if not ef.get_kernels(args, cc=90, providers=["cutedsl"]):
+        return
+    options = {"out_dtypes": torch.float32, "constraints": asked, "layouts": ["rows"]}
+    check(hopper, text, *product_of(hopper, m), operands_of(hopper, text, rows=m), **options)
+
+
+@pytest.mark.parametrize("name", ["elementwise", "heads first", "normed and rotated", "reduced"])
+def test_of_batches(name: str, machine: Machine) -> None:
+    a, b = machine.whole(3, M, K, most=1), machine.whole(3, N, K, most=1).mT
+    text = source(CASES[name].replace("permute(1, 0, 2)", "permute(0, 2, 1, 3)"))
+    operands = operands_of(machine, text)
+    check(machine, text, a, b, operands, out_dtypes=torch.float32)
+
+
+@pytest.mark.parametrize("m", [1, 64, 129, 700])
+def test_of_every_number_of_rows(m: int, machine: Machine) -> None:
+    text = source(CASES["normed and rotated"])
+    a, b = product_of(machine, m)
+    check(machine, text, a, b, operands_of(machine, text, rows=m), out_dtypes=torch.bfloat16)
+
+
+def rms_norm(x, weight):
+    """As `transformers` writes it for Qwen3."""
+    variance = x.pow(2).mean(-1, keepdim=True)
+    return weight * (x * torch.rsqrt(variance + 1e-6))
+
+
+def rotate_half(x):
+    """As `transformers` writes it."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def attention_inputs(accum, of_q, of_k, cos, sin):
+    """q, k and v of (B, S, N) as (B, H, S, D), the first two normed by head and rotated."""
+    q, k, v = accum.split([1024, 256, 256], dim=-1)
+    qn, kn = rms_norm(q.unflatten(-1, (-1, 64)), of_q), rms_norm(k.unflatten(-1, (-1, 64)), of_k)
+    query = (qn * cos + rotate_half(qn) * sin).transpose(1, 2)
+    key = (kn * cos + rotate_half(kn) * sin).transpose(1, 2)
+    value = v.unflatten(-1, (-1, 64)).transpose(1, 2)
+    return query, key, value
+
+
+def test_what_attention_takes(machine: Machine) -> None:
+    """Of two sequences, with angles of each position, beside the module's own steps in float64."""
+    a, b = machine.normal(2, M, 512, dtype=torch.bfloat16), machine.normal(N, 512, dtype=torch.bfloat16) * 0.05
+    angles = torch.outer(torch.arange(M), 10000.0 ** -(torch.arange(0, HEAD, 2) / HEAD))
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    operands = {
+        "of_q": machine.normal(HEAD, dtype=torch.bfloat16),
+        "of_k": machine.normal(HEAD, dtype=torch.bfloat16),
+        "cos": angles.cos().bfloat16().to(machine.device),
+        "sin": angles.sin().bfloat16().to(machine.device),
+    }
+    got = run(machine, attention_inputs, a, b.t(), operands, layouts=["rows"])
+    assert got["query"].shape == (2, Q // HEAD, M, HEAD)
+    assert got["key"].shape == got["value"].shape == (2, KV // HEAD, M, HEAD)
+    judge(got, attention_inputs, product(a, b.t()), operands)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_each_time(hopper: Machine) -> None:
+    text = source(CASES["normed and rotated"])
+    a, b = product_of(hopper, 700)
+    check_the_same_bits(hopper, function_of(text, {}), a, b, operands_of(hopper, text, rows=700))
