@@ -129,6 +129,8 @@ CASES = {
     "biased": arguments(biased, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16)),
     "with a residual": arguments(with_a_residual, m=M, n=N, k=2048, C=torch.empty(M, N, dtype=BF16)),
 }
+SPILLED = {"projection": 3 * 72}
+"""Bytes at most, of what a norm and a rotation hold beside what leaves by TMA, in all regions together."""
 WHOLE = arguments(whole, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16))
 
 
@@ -138,6 +140,42 @@ def test_one_launch_has_an_epilogue_for_each_region():
     told = [program.columns for program in plan.allocation.program.source.programs]
     assert told == [(0, 1024), (1024, 1280), (1280, N)]
     assert "columns 0:1024, 1024:1280, 1280:1536 in one launch" in str(plan)
+
+
+def heads_first(accum):
+    D = accum.unflatten(-1, (-1, 64)).transpose(0, 1)
+    return D
+
+
+def test_heads_leave_by_tma(tmp_path):
+    """Which counts them by a dim of its own: pieces of whole subtiles, whose strides are multiples of 16 bytes."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    args = arguments(heads_first, m=M, n=N)
+    assert dict(ef.get_kernels(args, cc=90)[0].plan.allocation.transports) == {"D": "TMA through shared memory"}
+    ptx = built(args, tmp_path, SCHEDULES[128, 128])[2].__ptx__
+    assert "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group" in ptx
+    assert "st.global" not in ptx
+
+
+DIRECT = {
+    "narrower than a subtile": ("D = accum.unflatten(-1, (-1, 16)).transpose(0, 1)", N, {}),
+    "no whole subtiles": ("D = accum.unflatten(-1, (-1, 48)).transpose(0, 1)", N, {}),
+    "columns of heads apart": ("D = accum.unflatten(-1, (-1, 64)).permute(2, 1, 0)", N, {}),
+    "rows that TMA cannot address": (
+        "D = accum.unflatten(-1, (-1, 64)).transpose(0, 1)",
+        N,
+        {"D": torch.empty(24, M, 65, dtype=BF16)[..., :64]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_heads_go_direct_where_tma_cannot(name):
+    body, n, out = DIRECT[name]
+    a, b = torch.empty(M, 256, dtype=BF16), torch.empty(n, 256, dtype=BF16).t()
+    made = ef.EpilogueArguments.partial(f"def epi(accum): {body}; return D", out)
+    (told,) = dict(ef.get_kernels(ef.GemmArguments(a, b, epilogue=made), cc=90)[0].plan.allocation.transports).values()
+    assert told.startswith("direct")
 
 
 def kernels_of(args):
@@ -174,7 +212,7 @@ def test_every_design_that_divides_the_bounds_carries_them(name, tile, capfd, tm
     assert plans[SCHEDULES[tile]].allocation.launches == ()
     built(CASES[name], tmp_path, SCHEDULES[tile])
     report = capfd.readouterr().err
-    assert max(spills(report)) == 0
+    assert max(spills(report)) <= SPILLED.get(name, 0)
     assert "serialized" not in report
 
 

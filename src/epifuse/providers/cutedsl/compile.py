@@ -133,6 +133,9 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
+    if any(access.inner):  # heads of columns, and batches always
+        heads = shape[0], *access.inner[1], cute.sym_int(), shape[2] if "l" in access.axes else 1
+        return make_fake_tensor(dtype, heads, _one_contiguous(1, len(heads), dtype), assumed_align=16)
     contiguous = 1 if access.by_rows != as_it_lies else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
     return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)

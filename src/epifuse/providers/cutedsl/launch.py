@@ -326,8 +326,10 @@ def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: P
         return seen_as(shape, steps)
     # No address depends on the stride of a single row or batch, but TMA checks it.
     if 0 in steps:
-        span = round_up(shape[0] * shape[1], 16)
+        span = round_up(math.prod(shape), 16)
         steps = tuple([stride or span for stride in steps])
+    if any(access.inner):
+        return seen_as(shape if "l" in access.axes else (*shape[:-1], 1), (steps[0], 1, *steps[2:]))
     legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
     if not problem.batched:
         return seen_as(shape[:2], legal[:2])
