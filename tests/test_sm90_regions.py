@@ -192,6 +192,17 @@ def test_a_tile_is_of_one_region():
             assert f"a launch for each region, as {why}" in str(plan)
 
 
+def twelfths(accum):
+    a, b, c, d, e, f, g, h, i, j, k, l = accum.chunk(12, dim=-1)
+    return a, b, c, d, e, f, g, h, i, j, k, l
+
+
+def test_many_regions_take_a_launch_each():
+    plan = ef.get_kernels(arguments(twelfths, m=M, n=N), cc=90)[0].plan
+    assert len(plan.allocation.launches) == 12
+    assert "as a kernel has up to 8 regions, and there are 12" in str(plan)
+
+
 def test_regions_share_memory_for_what_they_store():
     """So that A and B have as many stages as beside an epilogue of all columns."""
     one, several = kernels_of(WHOLE), kernels_of(CASES["biased"])

@@ -23,6 +23,8 @@ from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem
 
 Columns = tuple[int, int]
+MOST = 8
+"""Regions of a launch: each has code of its own, and for an output 128 bytes of the 4096 that arguments may have."""
 
 
 def together(
@@ -58,6 +60,8 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
         return "K is in parts" if design.split > 1 else "A and B are exchanged"
     if problem.is_empty or inputs.is_full(problem):
         return "there are no elements" if problem.is_empty else "float32 in full is in parts"
+    if len(columns) > MOST:
+        return f"a kernel has up to {MOST} regions, and there are {len(columns)}"
     width = design.tile[1]
     for start, _ in columns:
         if start % width:
