@@ -34,6 +34,7 @@ from epifuse.pytorch.evaluate import ACCUM
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data, scalars
 from epifuse.runtime.run import execute
@@ -68,11 +69,16 @@ def _check(call: Call) -> None:
         raise fail("grad_out", None, name=written[0])
     if request.parsed.graph.effects:
         raise fail("grad_print", request.parsed.graph.loc(request.parsed.graph.effects[0]))
+    if are_scaled(request.given):
+        raise fail("scaled_where", None, what="an input that requires grad", hint=_NO_GRADIENT)
     inputs = (request.a, request.b, *call.tensors.values())
     names = (*request.names, *call.tensors)
     for position in call.recorded:
         if (dtype := inputs[position].dtype) not in FLOATS:
             raise fail("grad_dtype", None, name=names[position], dtype=dtype)
+
+
+_NO_GRADIENT = "use torch.no_grad(), or .detach() what requires it"
 
 
 def _refuse_inference(call: Call) -> None:

@@ -25,6 +25,7 @@ from epifuse.providers.cpu.product import exact
 from epifuse.providers.cpu.space import Space, picked, viewed
 from epifuse.providers.cpu.store import store
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import dequantised
 from epifuse.request.signature import Call
 from epifuse.runtime.launch import scalars
 
@@ -139,7 +140,8 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
 def _accum(node: Node, at: _Whole) -> torch.Tensor:
     problem = at.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
-    product = exact(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
+    a, b = dequantised(at.a, at.b, at.operands) if problem.scales else (at.a, at.b)
+    product = exact(a.to(wide), b.to(wide)).to(problem.accumulator)
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
     return at.space.view(product.to(held), at.space.refined(problem.accum_dims))
 

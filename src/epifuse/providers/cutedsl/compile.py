@@ -77,6 +77,7 @@ def _compile(source: KernelSource, options: str) -> Any:
     shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
     tensors = tuple(_tensor(access, shape, modes, swapped) for _, access in program.tensors)
+    tensors += tuple(_scales() for own in source.design.scaled if own)
     kinds = [program.graph.types[node].kind for node in program.numbers]
     numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
     outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
@@ -110,6 +111,12 @@ def _any_matrix(element: torch.dtype, _by_rows: bool, shape: tuple[Any, ...]) ->
     dtype = DTYPES[element]
     strides = tuple(cute.sym_int64() for _ in shape)
     return make_fake_tensor(dtype, shape, strides, assumed_align=dtype.width // 8)
+
+
+def _scales() -> Any:
+    """Block scales of A or B, which may lie in any way."""
+    extents = cute.sym_int(), cute.sym_int()
+    return make_fake_tensor(Float32, extents, (cute.sym_int64(), cute.sym_int64()), assumed_align=4)
 
 
 def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:

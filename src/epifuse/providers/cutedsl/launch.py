@@ -277,6 +277,7 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
         found = seen(operand, load)
         assert found is not None, "refused while planning"
         operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
+    operands += [(name, View.beside(own, own.shape, own.strides)) for name, own in given.scales]
     for output, access, along in program.writes:
         info = infos.get(output.name)
         found = written(output, info, extents)

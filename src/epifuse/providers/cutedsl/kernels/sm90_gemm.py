@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
+from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.full import Full
@@ -50,15 +51,16 @@ SPARE = 5  # the producer warps: stages of A and B are spare
 class Cta(NamedTuple):
     """What all roles of a CTA know.
 
-    The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
-    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which part of K it has, and
-    its blocks of it.
+    The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles and block scales of A and B; the
+    order of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which part of K it
+    has, and its blocks of it.
     """
 
     buffers: tuple
     shared: Any
     carriers: tuple
     tiles: tuple
+    scales: tuple
     order: Any
     place: Any
     first: Any
@@ -95,6 +97,7 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = budget.ahead(design, program)
+        self.scales = BlockScales(design)
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(program)
         self.program = program
@@ -115,6 +118,7 @@ class Sm90Gemm:
         kept: Int64,
         stream: Any,
     ):
+        tensors, scales = self.scales.apart(tensors)
         if const_expr(self.design.full):
             a, b, workspaces = Full().launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
@@ -153,7 +157,20 @@ class Sm90Gemm:
         carriers = self.epilogue.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
-            loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order, policy
+            loads,
+            carriers,
+            tensors,
+            numbers,
+            outputs,
+            workspaces,
+            scales,
+            mma,
+            atom,
+            smem_a,
+            smem_b,
+            shape,
+            order,
+            policy,
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
@@ -184,6 +201,7 @@ class Sm90Gemm:
         numbers: tuple,
         outputs: tuple,
         workspaces: tuple,
+        scales: tuple,
         mma: cute.TiledMma,
         atom: cute.TiledMma,
         smem_a: cute.ComposedLayout,
@@ -245,7 +263,7 @@ class Sm90Gemm:
             first, step = first // self.design.split, step // self.design.split
         k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
         tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
-        cta = Cta(buffers, shared, carriers, tiles, order, place, first, step, part, k_first, k_tiles)
+        cta = Cta(buffers, shared, carriers, tiles, scales, order, place, first, step, part, k_first, k_tiles)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
@@ -261,7 +279,7 @@ class Sm90Gemm:
                 if part == 0:
                     self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
                 else:
-                    self.contribute(cta, pipe, mma, group - 1, workspace)
+                    self.contribute(cta, pipe, mma, atom, group - 1, workspace)
             else:
                 self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
 
@@ -378,9 +396,10 @@ class Sm90Gemm:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
             at = Place(m, n, l, within)
             held = self.epilogue.fetch(at, own, given)
+            scales = self.scales.begin(cta.scales, at, self.epilogue, atom, own, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
@@ -471,7 +490,13 @@ class Sm90Gemm:
 
     @cute.jit
     def contribute(
-        self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32, workspace: cute.Tensor
+        self,
+        cta: Cta,
+        pipe: pipeline.PipelineTmaAsync,
+        mma: cute.TiledMma,
+        atom: cute.TiledMma,
+        served: Int32,
+        workspace: cute.Tensor,
     ):
         """A warp group of a CTA that has not the first part of K: its sums go to the CTA that has it."""
         thread, _, _ = cute.arch.thread_idx()
@@ -488,9 +513,12 @@ class Sm90Gemm:
                 free = _after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
+            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+            at = Place(m, n, l, within)
+            scales = self.scales.begin(cta.scales, at, self.epilogue, atom, thread % WARP_GROUP, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             warpgroup.wait_group(0)
@@ -516,19 +544,24 @@ class Sm90Gemm:
         piece = (self.promotion.piece(accumulators),) if self.design.promoted else ()
         return registers, (accumulators, fragment_a, fragment_b, *piece)
 
-    def product(self, *arguments):
+    def product(self, scales, *arguments):
         """The main loop over so many blocks of K."""
-        return self.promoted_product(*arguments) if self.design.promoted else self.whole_product(*arguments)
+        return self.promoted_product(scales, *arguments) if self.design.promoted else self.whole_product(*arguments)
 
     @cute.jit
-    def promoted_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
-        """Sums of a few products, which are added up in float32. All stages are given back."""
+    def promoted_product(
+        self, scales: Any, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple
+    ):
+        """Sums of a few products, scaled or not, which are added up in float32. All stages are given back."""
         accumulators, fragment_a, fragment_b, piece = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))
         accumulators.fill(0.0)
-        for _ in cutlass.range(blocks, unroll=1):
-            pipe.consumer_wait(read)
+        for k in cutlass.range(blocks, unroll=1):
             for place in cutlass.range_constexpr(len(self.promotion.pieces)):
+                # Anew for each piece that is scaled: ptxas orders no instructions across a wait. Else it puts additions
+                # behind the next multiplication, for whose sums there are no other registers: up to 272 bytes spill.
+                if const_expr(place == 0 or any(self.design.scaled)):
+                    pipe.consumer_wait(read)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
                 warpgroup.fence()
                 for block in cutlass.range_constexpr(self.promotion.blocks):
@@ -536,10 +569,11 @@ class Sm90Gemm:
                     cute.gemm(mma, piece, a, b, piece)
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
+                own = self.scales.factors(scales, k, self.promotion.pieces[place], self.epilogue)
                 warpgroup.wait_group(0)
                 if const_expr(place + 1 == len(self.promotion.pieces)):
                     pipe.consumer_release(free)
-                self.promotion.add(place, accumulators, piece)
+                self.promotion.add(place, accumulators, piece, own)
             read.advance()
             free.advance()
         return read, free
