@@ -31,6 +31,7 @@ from gpu import (  # noqa: E402
     test_reductions,
     test_repeat,
     test_row_stage,
+    test_scaled,
     test_stores,
 )
 from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
@@ -124,6 +125,18 @@ def full(machine: Machine) -> None:
             test_full.test_epilogues(name, machine)
 
 
+def scaled(machine: Machine) -> None:
+    """Block scales of each side and in each layout; every design, whose stages and tiles end behind the last block."""
+    for shape in test_scaled.SHAPES[1:]:
+        for layout in test_scaled.LAYOUTS:
+            test_scaled.test_powers_of_two_are_exact(shape, "AB", layout, machine)
+        for side in "AB":
+            test_scaled.test_powers_of_two_are_exact(shape, side, "along K", machine)
+    if machine.gpu:
+        for shape in ((61, 200, 1168), (300, 330, 528)):
+            test_scaled.test_designs_of_the_same_bits_have_them(shape, machine)
+
+
 def extents(machine: Machine) -> None:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -131,7 +144,7 @@ def extents(machine: Machine) -> None:
 
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
-    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, full, extents)
+    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, full, scaled, extents)
 }
 
 
