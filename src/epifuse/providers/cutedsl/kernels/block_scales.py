@@ -1,8 +1,8 @@
 """Block scales: what a sum of 128 products is multiplied by, before float32 adds it up.
 
-A thread reads its own scales from global memory while the products that they are for are multiplied: of A one for each
-of its rows, of which the four lanes of a row read one, of B one for the columns of a piece, which all threads read. No
-scale waits in shared memory or in a register, beside accumulators that leave few, and scales may lie in any way.
+A thread reads its own scales from global memory while the stage before theirs is multiplied: of A one for each of its
+rows, of which the four lanes of a row read one, of B one for each block of its columns, which all threads read. None
+waits in shared memory, so that A and B keep their stages, and scales may lie in any way.
 """
 
 from typing import Any, NamedTuple
@@ -20,13 +20,17 @@ _INSTRUCTIONS = 4  # that multiply a block of K
 
 
 class Scales(NamedTuple):
-    """Of a tile: the scales of A and of B; where those of a thread's rows begin, and those of pieces of columns; and
-    which block of K is the first. Places count elements in 32 bits: 64 would take registers of the accumulator's."""
+    """Of a tile: the scales of A and of B; where those of a thread's rows begin, and those of its columns; which block
+    of K is the first; and registers that hold the scales of the stage to come, block by block.
+
+    Places count elements in 32 bits: 64 would take registers of the accumulator's.
+    """
 
     tensors: tuple
     rows: tuple
     columns: tuple
     first: Any
+    coming: Any
 
 
 class BlockScales:
@@ -43,14 +47,19 @@ class BlockScales:
         return tensors[:count], tensors[count:]
 
     def begin(self, scales: tuple, place: Any, epilogue: Any, atom: Any, thread: Any, stage: Any) -> Any:
-        """For a tile, from a stage of K on."""
+        """For a tile, from a stage of K on, whose scales are on their way then."""
+        if not scales:
+            return ()
         rows, columns = [], []
         if self.of_a:
             rows = [_start(scales[0], row, 0) for row in self._rows(place, epilogue, atom, thread)]
         if self.of_b:
             first = place.n * self.design.tile[1]
-            columns = [_start(scales[-1], (first + i) // BLOCK, 1) for i in range(0, self.design.tile[1], self.width)]
-        return Scales(scales, tuple(rows), tuple(columns), stage * self.steps) if scales else ()
+            columns = [_start(scales[-1], (first + i) // BLOCK, 1) for i in range(0, self.design.tile[1], BLOCK)]
+        coming = cute.make_rmem_tensor(self.steps * (len(rows) + len(columns)), Float32)
+        found = Scales(scales, tuple(rows), tuple(columns), stage * self.steps, coming)
+        self.fetch(found, 0)
+        return found
 
     def _rows(self, place, epilogue, atom, thread):
         """The rows of a thread, 64 by 64."""
@@ -60,27 +69,52 @@ class BlockScales:
         division = epilogue.division
         return [division.row(down, row, place) for down in range(division.down) for row in own]
 
-    def factors(self, scales: Any, stage: Any, piece: tuple, epilogue: Any) -> list:
-        """What the values of a piece are multiplied by, in order and again from the first one on; none where nothing
-        is scaled."""
+    def fetch(self, scales: Any, stage: Any) -> None:
+        """Begin to read those of a stage of the tile."""
         if not scales:
-            return []
-        block, row, column = piece
-        at, slots = scales.first + stage * self.steps + block // _INSTRUCTIONS, epilogue.fragment.by_row
-        own = scales.rows[row * len(slots) : (row + 1) * len(slots)]
-        of_rows = [self._read(scales.tensors[0], start, at, 1) for start in own]
-        of_columns = [self._read(scales.tensors[-1], start, at, 0) for start in scales.columns[column : column + 1]]
-        if not of_rows:
-            return of_columns
-        return spread([value * other for value in of_rows for other in of_columns] or of_rows, slots)
+            return
+        lines = [(scales.tensors[0], start, 1) for start in scales.rows]
+        lines += [(scales.tensors[-1], start, 0) for start in scales.columns]
+        for step in range(self.steps):
+            for i, (tensor, start, along) in enumerate(lines):
+                block = scales.first + stage * self.steps + step
+                scales.coming[step * len(lines) + i] = self._read(tensor, start, block, along)
 
     def _read(self, scales, start, block, along):
         """One of them; behind K, where a stage may end, 0, as A and B are there."""
         last = scales.shape[along] - 1
-        inside = cutlass.min(block, last) if self.steps > 1 else block
-        place = scales.iterator + (start + inside * Int32(scales.stride[along]))
+        place = scales.iterator + (start + cutlass.min(block, last) * Int32(scales.stride[along]))
         value = cute.make_tensor(place, cute.make_layout(1))[0]
         return cutlass.select_(block <= last, value, Float32(0.0)) if self.steps > 1 else value
+
+    def taken(self, scales: Any) -> list:
+        """Those of the stage that came: of each of its blocks the products of a row's and a column's, row by row."""
+        if not scales:
+            return []
+        lines, found = len(scales.rows) + len(scales.columns), []
+        for step in range(self.steps):
+            own = [scales.coming[step * lines + i] for i in range(lines)]
+            rows, columns = own[: len(scales.rows)], own[len(scales.rows) :]
+            found.append([[_product(row, column) for column in columns or (None,)] for row in rows or (None,)])
+        return found
+
+    def factors(self, taken: list, piece: tuple, epilogue: Any) -> list:
+        """What the values of a piece are multiplied by, in order and again from the first one on; none where nothing
+        is scaled."""
+        if not taken:
+            return []
+        (block, row, column), slots = piece, epilogue.fragment.by_row
+        own = taken[block // _INSTRUCTIONS]
+        across = column * self.width // BLOCK if self.of_b else 0
+        if not self.of_a:
+            return [own[0][across]]
+        return spread([own[row * len(slots) + slot][across] for slot in range(len(slots))], slots)
+
+
+def _product(first, second):
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second
 
 
 def _start(scales, index, mode):
