@@ -9,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import budget, costs, inputs, partials
+from epifuse.providers.cutedsl import costs, inputs, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -79,14 +79,14 @@ def unsplit(design: Design, problem: Problem) -> str | None:
 
 
 def unscaled(design: Design) -> str | None:
-    """Why a design does not apply block scales, or None. What one instruction multiplies has one scale of B."""
+    """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one."""
     if not any(design.scaled):
         return None
     if design.swapped:
         return "it exchanges A and B, whose blocks differ: block scales have a kernel that does not"
     if design.parts > 1:
         return "its tiles hold parts of rows, and block scales are of whole ones; store D, and combine them later"
-    cuts = BLOCK % budget.piece(design)
+    cuts = design.tile[1] % BLOCK and BLOCK % design.tile[1]
     return f"its tiles cut the blocks of {BLOCK} columns that share a scale" if cuts else None
 
 
