@@ -4,8 +4,9 @@
 
 `fp8` products have a scale a row and a scale a column, and are added up accurately or fast (`fast_accum`), as
 `torch._scaled_mm`'s with a scale a row or one of each matrix (`use_fast_accum`). `fused` adds a bias, gelu and an fp8
-D. `int8` products are stored as they are, beside `torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved
-in one run. The mean error of the fp8 products beside the mean value is measured as well.
+D. `fp8 blocks` has DeepSeek's scales, 1 x 128 of A and 128 x 128 of B, beside PyTorch's where it has them. `int8`
+products are stored as they are, beside `torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved in one
+run. The mean error of the fp8 products beside the mean value is measured as well.
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ class Own(NamedTuple):
     dtype: torch.dtype
     out: torch.dtype
     fast: bool = False
+    blocks: bool = False
 
 
 OURS: Mapping[str, Own] = {
     "fp8 plain": Own(plain, E4M3, BF16),
     "fp8": Own(scaled, E4M3, BF16),
     "fp8 fused": Own(fused, E4M3, E4M3),
+    "fp8 blocks": Own(plain, E4M3, BF16, blocks=True),
+    "fp8 blocks, fused": Own(fused, E4M3, E4M3, blocks=True),
     "fp8 fast, plain": Own(plain, E4M3, BF16, fast=True),
     "fp8 fast": Own(scaled, E4M3, BF16, fast=True),
     "fp8 fast, fused": Own(fused, E4M3, E4M3, fast=True),
@@ -73,6 +77,9 @@ PAIRS = (
     ("fp8", "scaled_mm"),
     ("fp8 fast", "scaled_mm, fast"),
     ("fp8 fused", "fp8 plain"),
+    ("fp8 blocks", "fp8 plain"),
+    ("fp8 blocks, fused", "fp8 fused"),
+    ("fp8 blocks", "scaled_mm, by blocks"),
     ("fp8 fast, fused", "fp8 fast, plain"),
     ("int8", "int_mm"),
     ("int8 scaled", "int8"),
@@ -81,10 +88,12 @@ PAIRS = (
 
 
 class Inputs(NamedTuple):
-    """Of one shape: fp8 and int8 matrices, B as the transpose of a weight; scales and a bias."""
+    """Of one shape: fp8 and int8 matrices, B as the transpose of a weight; scales and a bias; scales of blocks, those
+    of A contiguous along M, those of a weight along K, as PyTorch takes them."""
 
     matrices: Mapping[torch.dtype, tuple[torch.Tensor, torch.Tensor]]
     operands: Mapping[str, torch.Tensor]
+    blocks: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
     def of(cls, shape: Shape) -> Inputs:
@@ -98,15 +107,22 @@ class Inputs(NamedTuple):
         return cls(
             {E4M3: (a.to(E4M3), weight.to(E4M3).t()), INT8: (whole, whole_weight.t())},
             {"row": row, "column": column, "bias": bias},
+            (_rand(-(-k // 128), m).t() / k**0.5, _rand(-(-n // 128), -(-k // 128)).t()),
         )
+
+
+def _rand(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, device="cuda") + 0.5
 
 
 def ours(own: Own, inputs: Inputs) -> tuple[Call, str]:
     """A bound launch, and the kernel's name."""
     a, b = inputs.matrices[own.dtype]
+    if own.blocks:
+        a, b = (ef.Scaled(*pair) for pair in zip((a, b), inputs.blocks, strict=True))
     names = own.epilogue.__code__.co_varnames[1 : own.epilogue.__code__.co_argcount]
     given = {name: inputs.operands[name] for name in names}
-    D = torch.empty(a.shape[0], b.shape[1], dtype=own.out, device=a.device)
+    D = torch.empty(len(inputs.operands["column"]), len(inputs.operands["row"]), dtype=own.out, device="cuda")
     asked = ef.Constraints(fast_accum=own.fast)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(own.epilogue, **given, D=D), constraints=asked)
     kernel = ef.get_kernels(args)[0]
@@ -127,6 +143,7 @@ def peers(inputs: Inputs) -> dict[str, Call]:
         "scaled_mm, by rows, fast": product(by_rows, fast=True),
         "scaled_mm": product((one, one), fast=False),
         "scaled_mm, fast": product((one, one), fast=True),
+        "scaled_mm, by blocks": product(inputs.blocks, fast=False),
         "int_mm": lambda: torch._int_mm(whole, whole_b),
     }
 
@@ -153,7 +170,7 @@ def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
         try:
             call()
             calls[name] = call
-        except RuntimeError as error:  # torch._int_mm takes more than 16 rows
+        except (RuntimeError, ValueError) as error:  # no 16 rows for _int_mm, or no blocks
             skipped[name] = str(error).splitlines()[0]
     seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
     ratios = {

@@ -16,6 +16,7 @@ from epifuse.kernel import Kernel
 from epifuse.providers.cpu.store import store
 from epifuse.providers.cutedsl import launch, segments, weave
 from epifuse.providers.cutedsl.kernel_text import read
+from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.runtime.launch import Prepared
 
@@ -24,10 +25,20 @@ _KINDS = {"float": torch.float32, "int32": torch.int32, "int64": torch.int64, "m
 
 def function(text: str, _name: str) -> Any:
     """In place of the compiled function of a kernel's text: the same arguments."""
-    program, design, *_ = read(text)
-    graph = program.graph
+    source = read(text)
+    design = source.design
 
     def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
+        given = list(tensors), list(numbers), list(outputs)
+        for program in source.programs:
+            start, stop = program.columns or (0, None)
+            assert not program.columns or start % design.columns == 0, "a tile of two regions"
+            counts = len(program.tensors), len(program.numbers), len(program.stores)
+            own = [[every.pop(0) for _ in range(count)] for every, count in zip(given, counts, strict=True)]
+            compute_region(program, a, b[:, start:stop] if program.columns else b, *own)
+
+    def compute_region(program: Program, a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any) -> None:
+        graph = program.graph
         if design.swapped:
             a, b, tensors, outputs = transposed(program, a, b, tensors, outputs)
         parts = _products(a, b, program.order)

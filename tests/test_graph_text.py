@@ -24,6 +24,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_WHOLE": (-1,),
     "_SIZES": ((2, None, -1), ()),
     "_ROLLED": ((-1, 16),),
+    "_COLUMNS": ((0, 96),),
     "_AXIS_OR_DIM": ("m", -2),
     "_COUNTED": (((0, -1), 2), (None, 0)),
     "_MAYBE_DTYPE": (None, torch.int32),

@@ -31,3 +31,19 @@ def test_what_is_not_large_or_not_here_is_as_torch_makes_it(monkeypatch):
     assert memory.empty((1 << 15, 1 << 15), (1 << 15, 1), torch.float32, torch.device("meta")).is_meta
     monkeypatch.setattr(memory, "_HUGE_PAGES", None)
     assert memory.empty((4096, 4096), (4096, 1), torch.float32, torch.device("cpu")).shape == (4096, 4096)
+
+
+@pytest.mark.parametrize("private", [memory._DIRECT, None])
+def test_what_is_made_for_a_launch_is_as_torch_makes_it(monkeypatch, private):
+    monkeypatch.setattr(memory, "_DIRECT", private)
+    made = memory.allocator(torch.device("cpu"))((2, 3), (1, 2), torch.bfloat16)
+    assert (made.shape, made.stride(), made.dtype, made.device.type) == ((2, 3), (1, 2), torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize("view", [memory.seen_as, memory._as_strided])
+def test_memory_is_seen_in_another_shape(view):
+    tensor = torch.arange(24.0)[2:].requires_grad_()
+    with torch.no_grad():
+        found = view(tensor, (3, 4), (1, 5), 2)
+    assert torch.equal(found, tensor.as_strided((3, 4), (1, 5), 4))
+    assert (found.data_ptr() - tensor.data_ptr(), found.requires_grad) == (8, False)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hopper import BF16, hopper_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import epifuse as ef
 from epifuse.base.target import TARGETS
@@ -97,31 +98,53 @@ def test_each_launch_has_its_own_workspace_unless_given_one(built: Any) -> None:
     assert all(clusters <= MOST_CTAS for *_, clusters, _, _ in kernel.launched)
 
 
+def looks(tensors: Any) -> list[Any]:
+    return [(x.shape, x.stride(), x.dtype) for x in tensors]
+
+
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
-    "epilogue", ["def epi(accum, C, bias): D = relu(accum + bias) + C; s = sum(D, dim=0); return D, s"]
+    "epilogue",
+    [
+        "def epi(accum, C, bias): D = relu(accum + bias) + C; s = sum(D, dim=0); return D, s",
+        "def epi(accum, C, bias): D = accum + bias + C; positive = D > 0; return D, positive",
+    ],
 )
-def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str) -> None:
+def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str, turned: bool) -> None:
     bias, C = torch.randn(256), torch.randn(128, 256).to(BF16)
     a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 256, dtype=BF16)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, {"C": C, "bias": bias}))
     kernel = built(args)
     outputs = kernel.prepared.launch(args.call)
-    repeated = kernel.prepared.repeated(("bias", "C"))((a, b, bias, C))
-    assert [(x.shape, x.stride(), x.dtype) for x in repeated] == [
-        (x.shape, x.stride(), x.dtype) for x in outputs.values()
-    ]
+    repeat = kernel.prepared.repeated(("bias", "C"), turned=turned)
+    repeated = repeat((a, b.t() if turned else b, bias, C))
+    assert looks(repeated) == looks(outputs.values())
     first, second = kernel.launched
-    for mine, theirs in zip(first, second, strict=True):
-        if isinstance(mine, (int, torch.Tensor)):
-            assert mine is theirs or mine == theirs
-            continue
-        assert [(x.shape, x.stride(), x.dtype) for x in mine] == [(x.shape, x.stride(), x.dtype) for x in theirs]
-    assert [x.data_ptr() for x in first[2]] == [x.data_ptr() for x in second[2]]
+    assert first[6:] == second[6:]
+    for mine, theirs in zip((first[:2], *first[2:6]), (second[:2], *second[2:6]), strict=True):
+        assert looks(mine) == looks(theirs)
+    for mine, theirs in zip((first[:2], first[2]), (second[:2], second[2]), strict=True):
+        assert [x.data_ptr() for x in mine] == [x.data_ptr() for x in theirs]
     assert {x.data_ptr() for x in second[4]} == {x.data_ptr() for x in repeated}
-    assert second[5][0].data_ptr() != first[5][0].data_ptr()
+    assert {x.data_ptr() for x in first[5]}.isdisjoint(x.data_ptr() for x in second[5])
 
 
-def test_a_view_that_is_kept_is_of_the_memory_there_is_now(built: Any) -> None:
+def test_a_mode_sees_what_a_repeated_launch_makes(built: Any) -> None:
+    args = arguments(sums, total=torch.empty(256))
+    repeat = built(args).prepared.repeated(())
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+            made.append(function(*given, **(named or {})))
+            return made[-1]
+
+    made: list[torch.Tensor] = []
+    with Seeing():
+        (total,) = repeat((args.A, args.B))
+    assert any(total is tensor for tensor in made)
+
+
+def test_a_view_is_of_the_memory_there_is_now(built: Any) -> None:
     a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 256, dtype=BF16)
     bias = torch.nn.Parameter(torch.randn(256))
     with torch.no_grad():
@@ -135,7 +158,6 @@ def test_a_view_that_is_kept_is_of_the_memory_there_is_now(built: Any) -> None:
             repeated((a, b, bias))
             (view,) = kernel.launched[-1][2]
             assert (view.data_ptr(), view.shape[:2], view.stride()[:2]) == (bias.data_ptr(), (128, 256), (0, 1))
-    assert kernel.launched[-1][2][0] is kernel.launched[-2][2][0]
     del bias, epilogue, kernel.prepared
     kernel.launched.clear()
     gc.collect()

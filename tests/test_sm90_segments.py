@@ -305,4 +305,5 @@ def test_batches_sizes_and_blocks_are_handed_over(emulated: Emulated):  # noqa: 
     for width in (16, 128):
         on_gpu.test_blocks_are_quantised(width, emulated)
     on_gpu.test_of_normal_numbers(emulated)
+    on_gpu.test_blocks_of_few_rows(emulated)
     on_gpu.test_where_k_is_zero(emulated)

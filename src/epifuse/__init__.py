@@ -13,6 +13,7 @@ from epifuse.kernel import CompiledArtifact, Kernel, Status
 from epifuse.plan import Plan
 from epifuse.pytorch.compiling import compile, report
 from epifuse.request.problem import Constraints
+from epifuse.request.scaled import Scaled
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments, Load, Store
 from epifuse.runtime.precompile import Precompiled
 from epifuse.runtime.reference import reference
@@ -88,6 +89,7 @@ __all__ = [
     "Plan",
     "Precompiled",
     "Results",
+    "Scaled",
     "Status",
     "Store",
     "TileDescription",

@@ -29,6 +29,7 @@ from epifuse.pytorch.distributed import is_distributed
 from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
 from epifuse.request.options import Options, given_by_name
+from epifuse.request.scaled import Scaled, unscaled
 from epifuse.request.signature import Request, new
 from epifuse.runtime import tuning
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
@@ -228,8 +229,8 @@ def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
 
 @outside_graph
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: torch.Tensor | Scaled,
+    b: torch.Tensor | Scaled,
     /,
     *,
     epilogue: EpilogueFunction | None = None,
@@ -265,6 +266,9 @@ def gemm(
     ("recompute"), or chooses what takes less time ("auto"). Raises `EpilogueSyntaxError`, `EpilogueTypeError`,
     `ArgumentError`, and `UnsupportedError` where no kernel can.
     """
+    scales: dict[str, torch.Tensor] = {}
+    if isinstance(a, Scaled) or isinstance(b, Scaled):
+        a, b, scales = unscaled(a, b)
     if _is_any_autocast_enabled():
         a, b = followed(a, b)
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
@@ -280,10 +284,12 @@ def gemm(
         tune,
         fast_accum,
     )
-    call = written(a, b, parsed, options, by_name, turned=False) if out is operands is None else None
+    handed = {**by_name, **scales} if scales else by_name
+    call = written(a, b, parsed, options, handed, turned=False) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
         return made
     given = given_by_name(parsed, by_name, operands, out)
+    given = {**given, **scales} if scales else given
     request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"))), None
     elsewhere = type(a) not in PLAIN and is_distributed(a, b)
     if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
@@ -301,8 +307,8 @@ def gemm(
 
 @outside_graph
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: torch.Tensor | Scaled,
+    weight: torch.Tensor | Scaled,
     bias: torch.Tensor | None = None,
     *,
     epilogue: EpilogueFunction | None = None,
@@ -327,6 +333,9 @@ def linear(
     ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
     x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
     """
+    scales: dict[str, torch.Tensor] = {}
+    if isinstance(x, Scaled) or isinstance(weight, Scaled):
+        x, weight, scales = unscaled(x, weight, turned=True)
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
@@ -345,7 +354,8 @@ def linear(
         x, weight = followed(x, weight)
         if bias is not None and "bias" not in parsed.parameters:
             (by_name["bias"],) = followed(bias)
-    call = written(x, weight, parsed, options, by_name, turned=True) if out is operands is None else None
+    handed = {**by_name, **scales} if scales else by_name
+    call = written(x, weight, parsed, options, handed, turned=True) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
         return made
     shape, matrix = shape_of("x", x), shape_of("weight", weight)
@@ -359,6 +369,7 @@ def linear(
     elif "bias" in parsed.parameters and "bias" not in parsed.defaults and "bias" not in (operands or {}):
         raise fail("linear_bias", None)
     given = given_by_name(parsed, by_name, operands, out, "linear")
+    given = {**given, **scales} if scales else given
     elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
     turned = weight.mT if elsewhere else weight.t()  # the other one fails for DTensors in inference mode
     request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"))), None

@@ -44,6 +44,15 @@ EPILOGUES = {
     "slices of parts": "b, a = accum.chunk(2, -1)[::-1]; x, y = accum.split(8, -1)[2:]; D = b + torch.cat([x, y], 1)",
     "slices of a shape": "n, m = accum.shape[::-1]; (k,) = accum.shape[1:]; D = accum * n - m + accum.shape[:1][0] / k",
     "slices of sections": "D = torch.cat(accum.split([16, 8, 8], -1)[:0:-1], -1) - accum.unbind(-1)[:3][1][:, None]",
+    "uneven parts": "q, k, v = (accum * row).split([20, 4, 8], dim=-1); D = q * 2; E = F.silu(k); P = v.T",
+    "a range": "D = accum[:, 3:24] * 2",
+    "ranges": "q, k = accum.split([20, 12], dim=-1); D = q * 2; P = F.silu(k)",
+    "a range of heads": "D = accum.unflatten(-1, (8, 4))[:, 1:4] * 2",
+    "heads of ranges": (
+        "q, k = (accum + C).split([24, 8], -1); x, y = q.unflatten(-1, (-1, 8)).chunk(2, -1); "
+        "D = torch.cat([-y, x], -1).flatten(-2); P = k - k.mean(-1, keepdim=True)"
+    ),
+    "ranges beside all": "q, k = accum.split([20, 12], dim=-1); D = q.amax(dim=-1); E = k + 1; P = accum.sum(dim=0)",
     "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
 }
 
@@ -72,7 +81,9 @@ def test_beside_torch(name: str) -> None:
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
 
 
-@pytest.mark.parametrize("name", ["halves", "pairs", "heads", "rotary by halves", "halves exchanged", "squeeze"])
+@pytest.mark.parametrize(
+    "name", ["halves", "pairs", "heads", "rotary by halves", "halves exchanged", "squeeze", "ranges"]
+)
 def test_of_a_linear_layer_of_three_dims(name: str) -> None:
     text = written(EPILOGUES[name]).replace("C", "row").replace("(accum, row)", "(accum, row)")
     text = text.replace("[:, None]", "[..., None]")
@@ -80,7 +91,7 @@ def test_of_a_linear_layer_of_three_dims(name: str) -> None:
     a, b, operands = inputs(3)
     given = {"row": operands["row"]} if "row" in text else {}
     got, want = ef.linear(a, b.T.contiguous(), epilogue=function, **given), function(a @ b, **given)
-    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")

@@ -55,6 +55,11 @@ def gemm(epilogue: Any, a: Any = None, b: Any = None, **named: Any) -> Any:
     )
 
 
+def _by_blocks(a: torch.Tensor, scales: torch.Tensor) -> Any:
+    narrow = torch.float8_e4m3fn
+    return gemm("lambda accum: accum", ef.Scaled(a.to(narrow), scales), torch.ones(a.shape[-1], N).to(narrow))
+
+
 def run_source(text: str) -> Any:
     names = text[text.find("(") + 1 : text.find(")")]
     return gemm(
@@ -89,7 +94,7 @@ SOURCES: dict[str, str] = {
     "sliced_parts": epilogue("a, b = accum.split(1, dim=-1)[::2]; return a"),
     "item_range": epilogue("return accum[:, 99]"),
     "parts_uneven": epilogue("a, b, c = accum.chunk(3, dim=-1); D = a; return D"),
-    "part_unequal": epilogue("return accum[:, 1:7]"),
+    "part_unequal": epilogue("return accum[:, 1:7:2]"),
     "part_empty": epilogue("return accum[:, 4:4]"),
     "part_axis": epilogue("return accum[0]"),
     "join_differs": epilogue("return torch.cat([accum[:, :5], accum[:, :2]], dim=-1)"),
@@ -405,6 +410,11 @@ CALLS: dict[str, Callable[[], Any]] = {
     "batch_extent": lambda: gemm("lambda accum: accum", torch.ones(2, M, K), torch.ones(3, K, N)),
     "gemm_dtype": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.int64)),
     "gemm_dtypes": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.float16)),
+    "scaled_batches": lambda: _by_blocks(torch.ones(2, M, K), torch.ones(2, M, 1)),
+    "scaled_dtype": lambda: gemm("lambda accum: accum", ef.Scaled(torch.ones(M, K), torch.ones(M, 1))),
+    "scales_dtype": lambda: _by_blocks(torch.ones(M, K), torch.ones(M, 1, dtype=torch.float16)),
+    "scales_shape": lambda: _by_blocks(torch.ones(M, K), torch.ones(1, M)),
+    "scaled_where": lambda: _by_blocks(torch.ones(M, K), torch.ones(M, 1, requires_grad=True)),
     "accumulator": lambda: gemm("lambda accum: accum", accumulator_type=torch.int32),
     "operand_dtype": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N, dtype=torch.complex64)),
     "operand_float64": lambda: gemm("lambda accum, C: accum + C", C=torch.ones(M, N, dtype=torch.float64)),

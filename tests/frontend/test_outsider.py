@@ -78,8 +78,8 @@ def add_statement_in_place(accum, bias):
     return accum
 def first_row(accum): return accum - accum[0]  # fault
 def slice_columns(accum):
-    gate, up = accum[:, :7], accum[:, 7:]  # fault
-    D = F.silu(gate) * up
+    gate, up = accum[:, :7], accum[:, 7:]
+    D = F.silu(gate) * up  # fault
     return D
 def masked_fill_by_index(accum, mask):
     D = accum * 2

@@ -29,8 +29,10 @@ from gpu import (  # noqa: E402
     test_last_tile,
     test_recompute,
     test_reductions,
+    test_regions,
     test_repeat,
     test_row_stage,
+    test_scaled,
     test_stores,
 )
 from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
@@ -103,6 +105,16 @@ def rows(machine: Machine) -> None:
     test_recompute.test_beside_float64("a number", "ragged", machine)
 
 
+def regions(machine: Machine) -> None:
+    """Ranges of columns with an epilogue each: vectors, segments, both transports out, in one launch and several."""
+    for name in test_regions.CASES:
+        for layout in ("rows", "odd"):
+            test_regions.test_each_region_has_its_own(name, layout, machine)
+    for design in DESIGNS if machine.gpu else ():
+        for name in test_regions.IN_DESIGNS:
+            test_regions.test_in_every_design(design, name, machine)
+
+
 def inputs(machine: Machine) -> None:
     """tf32, sums in float16, nothing to multiply, and outputs of other kinds than floats."""
     test_inputs.test_tf32_of_any_numbers(machine)
@@ -124,6 +136,18 @@ def full(machine: Machine) -> None:
             test_full.test_epilogues(name, machine)
 
 
+def scaled(machine: Machine) -> None:
+    """Block scales of each side and in each layout; every design, whose stages and tiles end behind the last block."""
+    for shape in test_scaled.SHAPES[1:]:
+        for layout in test_scaled.LAYOUTS:
+            test_scaled.test_powers_of_two_are_exact(shape, "AB", layout, machine)
+        for side in "AB":
+            test_scaled.test_powers_of_two_are_exact(shape, side, "along K", machine)
+    if machine.gpu:
+        for shape in ((61, 200, 1168), (300, 330, 528)):
+            test_scaled.test_designs_of_the_same_bits_have_them(shape, machine)
+
+
 def extents(machine: Machine) -> None:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -131,7 +155,8 @@ def extents(machine: Machine) -> None:
 
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
-    function.__name__: function for function in (designs, accesses, reductions, rows, inputs, full, extents)
+    function.__name__: function
+    for function in (designs, accesses, reductions, rows, regions, inputs, full, scaled, extents)
 }
 
 

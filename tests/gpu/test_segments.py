@@ -113,6 +113,9 @@ CASES = {
         "x = accum[:, 0::2] * (accum[:, 1::2] + 1); y = x.unflatten(-1, (-1, 32)); "
         "D = (y - amax(y, dim=-1, keepdim=True)).flatten(-2, -1); P = x"
     ),
+    "a gate's heads first": (
+        "g, u = accum.chunk(2, dim=-1); D = (relu(g) * u).unflatten(-1, (-1, 32)).permute(1, 0, 2)"
+    ),
     "row sums beside": "D = absmax(accum.unflatten(-1, (-1, 64)), dim=-1); P = sum(accum, dim=-1)",
 }
 
@@ -209,6 +212,13 @@ def test_of_batches(name: str, machine: Machine) -> None:
     a, b = machine.whole(3, M, K, most=1), machine.whole(3, N, K, most=1).mT
     text = source(CASES[name])
     check(machine, text, a, b, operands_of(machine, text), out_dtypes=torch.float32)
+
+
+def test_blocks_of_few_rows(machine: Machine) -> None:
+    """Stored by columns, one block behind the other: what heads are where A and B are exchanged."""
+    a, b = machine.whole(64, K, most=1), machine.whole(N, K, most=1).t()
+    text = "def epi(accum): D = accum.unflatten(0, (-1, 32)).permute(0, 2, 1); return D"
+    check(machine, text, a, b, {}, out_dtypes=torch.bfloat16)
 
 
 @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])

@@ -205,6 +205,21 @@ CATALOGUE: dict[str, Sentence] = {
     "gemm_dtypes": Sentence(
         _A, "{first} is {a} and {second} is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
     ),
+    "scaled_batches": Sentence(
+        _A, "{name} of shape {shape} has block scales, and is no matrix", "call once for each matrix"
+    ),
+    "scaled_dtype": Sentence(
+        _A,
+        "{name} is {dtype}, and block scales are those of 8-bit floats",
+        "quantise it, x.to(torch.float8_e4m3fn), or multiply by scales of whole rows and columns in the epilogue",
+    ),
+    "scales_dtype": Sentence(
+        _A, "the scales of {name} are {dtype}, and block scales are float32", "pass scales.float()"
+    ),
+    "scales_shape": Sentence(
+        _A, "the scales of {name} must have the shape {rule}, which is {want} here; theirs is {shape}", "{hint}"
+    ),
+    "scaled_where": Sentence(_U, "{what} beside block scales", "{hint}"),
     "accumulator": Sentence(
         _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
     ),

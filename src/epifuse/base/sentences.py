@@ -271,7 +271,7 @@ EPILOGUE: dict[str, Sentence] = {
     "part_unequal": Sentence(
         _T,
         "{start}:{stop}:{step} of {size} elements is not one of several equal parts",
-        "take a piece as x[..., 64:128] of 256, or every other one as x[..., 0::2]",
+        "take a piece as x[..., 64:128] of 256, every other one as x[..., 0::2], or a range of accum's own columns",
     ),
     "transpose_rank": Sentence(_T, ".T of the shape {shape} has no meaning", "write .mT, or permute"),
     "flatten_order": Sentence(_T, "flatten from dim {start} to {end}: the second is before the first"),

@@ -95,6 +95,7 @@ _REARRANGED = Form("how its dims change, and sizes", _fields(_is_text, _each(_is
 _ROLLED = Form("a dim, and an integer", _fields(_is_whole, _is_whole))
 _JOINED = Form("a dim, and cat or stack", _fields(_is_whole, lambda how: how in ("cat", "stack")))
 _PICKED = Form("factors and places", _each(_fields(_is_factor, _is_whole)))
+_COLUMNS = Form("its first column, and the one behind its last", _fields(_is_whole, _is_whole))
 _AXIS = Form("an axis", _is_axis)
 _AXIS_OR_DIM = Form("an axis, or a dim", lambda value: _is_axis(value) or _is_whole(value))
 _WHOLE = Form("an integer", _is_whole)
@@ -144,6 +145,7 @@ OPERATIONS: Mapping[str, Operation] = {
     # As typed: what varies, over which factors.
     "index": Operation(("typed",), 0, _FACTORS, reads_extents=False),
     "pick": Operation(("typed",), 1, _PICKED, reads_extents=False),
+    "region": Operation(("typed",), 1, _COLUMNS, reads_extents=False),
     "expand": Operation(("typed",), 1, _FACTORS, reads_extents=False),
     "one_hot": Operation(("typed",), 1, _FACTORS, reads_extents=False),
     "reduce": Operation(("typed",), 1, _REDUCED, reads_extents=False),

@@ -1,8 +1,10 @@
 """What a value is: a kind, and the axes it varies over. Symbolic: no extents but those the user's reshape wrote.
 
 A GEMM has three axes: l (batch), m (rows of A), n (columns of B). `reshape` may factor an axis, n = (h, 64);
-a `Factor` is one such piece. A *dim* is one dimension of a tensor as the user sees it: a tuple of factors, outermost
-first, empty where the extent is one. `permute` reorders dims and `reshape` regroups factors; neither moves data.
+a `Factor` is one such piece. A *region*, a range of columns that is not one of several equal parts, is an axis of its
+own: its factors have extents, and count from its first column. A *dim* is one dimension of a tensor as the user sees
+it: a tuple of factors, outermost first, empty where the extent is one. `permute` reorders dims and `reshape` regroups
+factors; neither moves data.
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ class Factor(NamedTuple):
             return f"{self.axis}/{self.stride}"
         return f"{self.axis}/{self.stride}%{self.extent}" if self.stride > 1 else f"{self.axis}%{self.extent}"
 
+    @property
+    def along(self) -> str:
+        """The axis, or the one that it is a region of."""
+        return self.axis[0]
+
     def size(self, extents: Mapping[str, int]) -> int:
         """Its extent in a problem with these axis extents."""
         return extents[self.axis] // self.stride if self.extent is None else self.extent
@@ -64,7 +71,20 @@ def factors_of(dims: Iterable[Dim]) -> tuple[Factor, ...]:
 
 def canonical(factors: Iterable[Factor]) -> tuple[Factor, ...]:
     """Sorted, without repeats."""
-    return tuple(sorted(set(factors), key=lambda f: (AXES.index(f.axis), -f.stride)))
+    return tuple(sorted(set(factors), key=lambda f: (AXES.index(f.axis[0]), f.axis, -f.stride)))
+
+
+def region(start: int, stop: int) -> str:
+    """The axis of these columns."""
+    return f"n[{start}:{stop}]"
+
+
+def columns_of(axis: str, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Which columns a region has, or N itself."""
+    if axis == "n":
+        return 0, extents["n"]
+    start, stop = axis[2:-1].split(":")
+    return int(start), int(stop)
 
 
 def show_dims(dims: Dims) -> str:
@@ -86,8 +106,8 @@ class Type:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The axes it varies over."""
-        return frozenset(factor.axis for factor in self.factors)
+        """The axes it varies over, a region being a part of n."""
+        return frozenset(factor.axis[0] for factor in self.factors)
 
 
 def promote(kinds: Iterable[Kind]) -> Kind:

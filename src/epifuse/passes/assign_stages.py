@@ -74,9 +74,9 @@ def _elementwise(node: Node, args: list[_Fact], graph: Graph) -> _Fact:
 
 
 def _reduction(node: Node, arg: _Fact, graph: Graph) -> _Fact:
-    along_rows = all(factor.axis == "n" for factor in node.attr[1])
+    along_rows = all(factor.along == "n" for factor in node.attr[1])
     # A tile holds whole rows where a value needs them, and whole inner factors, but never all rows or all batches.
-    inner = all(factor.axis == "n" or factor.extent for factor in node.attr[1])
+    inner = all(factor.along == "n" or factor.extent for factor in node.attr[1])
     # What is finished is whole already: a reduction of it is no matter of tiles.
     bulk = arg.bulk and _spans_tile(node, graph) and inner
     return _Fact(bulk, arg.sweep, True, arg.bulk and along_rows, bulk)

@@ -33,15 +33,16 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
     factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
-    if any(one.axis == other.axis and _reaches(one, other) for one, other in pairwise(factors)):
+    if any(one.along == other.along and _reaches(one, other) for one, other in pairwise(factors)):
         # s[:, None] - s: every pair of rows is no value of a tile. Nor is every pair of a row and a part of one.
         raise DimsError("dims_differ", left=shape_of(all_dims[0], extents), right=shape_of(all_dims[-1], extents))
     return tuple(reversed(result))
 
 
 def _reaches(inner: Factor, outer: Factor) -> bool:
-    """Whether a part of an axis has elements in common with another one, whose stride is no smaller."""
-    return inner.extent is None or inner.stride * inner.extent > outer.stride
+    """Whether a part of an axis has elements in common with another one, whose stride is no smaller. Columns of a
+    region are others than those of the next one."""
+    return inner.axis != outer.axis or inner.extent is None or inner.stride * inner.extent > outer.stride
 
 
 def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) -> Dims | None:
@@ -189,7 +190,7 @@ def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:
     """The strides at which each axis is cut, 1 first. Raises where two cuts do not nest."""
     cuts: dict[str, set[int]] = {axis: {1} for axis in AXES}
     for factor in factors:
-        cuts[factor.axis].add(factor.stride)
+        cuts.setdefault(factor.axis, {1}).add(factor.stride)
         if factor.extent is not None:
             cuts[factor.axis].add(factor.stride * factor.extent)
     for axis, strides in cuts.items():

@@ -21,7 +21,7 @@ from epifuse.passes.dims import (
     resolve_shape,
     transposed,
 )
-from epifuse.passes.parts import Part, free, part_of, picked
+from epifuse.passes.parts import Part, free, part_of, picked, uneven
 
 _MOST_ROLLED = 16
 """Parts of a value that is rolled: each element is chosen among so many."""
@@ -90,6 +90,9 @@ class Layout(Alignment):
 
     def cut(self, x: Typed, at: int, part: Part) -> Typed:
         """A part of a value along one of its dims."""
+        if (found := uneven(x.dims, at, part, self.extents)) is not None:
+            dims, columns = found
+            return replace(x, node=self.emit("region", x.node, attr=columns, kind=x.kind, dims=dims), dims=dims)
         dims, gone = picked(x.dims, at, part, self.extents)
         made = self.emit("pick", x.node, attr=gone, kind=x.kind, dims=dims) if gone else x.node
         return replace(x, node=made, dims=dims)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 from epifuse.ir import Dims, Factor
-from epifuse.ir.types import shape_of
+from epifuse.ir.types import columns_of, dim_size, region, shape_of
 from epifuse.passes.dims import DimsError, Extents, regroup
 
 Picked = tuple[tuple[Factor, int], ...]
@@ -70,7 +71,7 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     """
     shape = list(shape_of(dims, extents))
     size, width = shape[at], part.size
-    if any(factor.axis != "n" for factor in dims[at]):
+    if any(factor.along != "n" for factor in dims[at]):
         raise DimsError("part_axis")
     if width == size and not part.drops:
         return dims, ()
@@ -88,22 +89,44 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
 
 
+def uneven(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, tuple[int, int]] | None:
+    """The dims and columns of a region, where a part of the dim `at` is one: a range of the outermost factor of all
+    columns that is not one of several of its size."""
+    size = dim_size(dims[at], extents)
+    if part.step != 1 or part.drops or not part.size or (size % part.size == 0 and part.start % part.size == 0):
+        return None
+    if len(dims[at]) != 1 or dims[at][0].along != "n":
+        return None
+    (outer,) = dims[at]
+    first, last = columns_of(outer.axis, extents)
+    along = [factor for dim in dims for factor in dim if factor.along == "n"]
+    if math.prod(factor.size(extents) for factor in along) != last - first or outer.stride * size != last - first:
+        return None
+    columns = first + part.start * outer.stride, first + part.stop * outer.stride
+    own = {factor: factor._replace(axis=region(*columns)) for factor in along}
+    own[outer] = Factor(region(*columns), outer.stride, part.size)
+    return tuple(tuple(own.get(factor, factor) for factor in dim) for dim in dims), columns
+
+
 def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> Factor:
-    """A factor of N, of `count` elements, that values with these dims do not vary over: where they are joined.
+    """A factor of N or of a region, of `count` elements, that values with these dims do not vary over: where they join.
 
     That behind which the factors `beside` lie, if it is free; so the parts of a row join to the row again. Raises
     `DimsError` where there is none.
     """
-    size = extents["n"]
-    taken = [(f.stride, f.size(extents)) for dim in dims for f in dim if f.axis == "n" and f.size(extents) > 1]
+    beside = tuple(beside)
+    axis = next((f.axis for dim in (*dims, beside) for f in dim if f.along == "n"), "n")
+    first, last = columns_of(axis, extents)
+    size = last - first
+    taken = [(f.stride, f.size(extents)) for dim in dims for f in dim if f.axis == axis and f.size(extents) > 1]
     ends = sorted({1, size, *(stride for stride, _ in taken), *(stride * extent for stride, extent in taken)})
     held = {stride for stride, _ in taken}
     gaps = [(low, high // low) for low, high in pairwise(ends) if low not in held]
-    above = max((f.stride * f.size(extents) for f in beside if f.axis == "n"), default=1)
+    above = max((f.stride * f.size(extents) for f in beside if f.axis == axis), default=1)
     fitting = [low for low, room in sorted(gaps, key=lambda gap: gap[0] != above) if room % count == 0]
     if not fitting:
         raise DimsError("join_too_wide", count=count, shape=shape_of(dims, extents), size=size)
-    return Factor("n", fitting[0], None if fitting[0] * count == size else count)
+    return Factor(axis, fitting[0], None if axis == "n" and fitting[0] * count == size else count)
 
 
 def places(factors: Iterable[Factor], place: int) -> Picked:

@@ -79,7 +79,8 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
     if not _reading(graph).isdisjoint(graph.ops):
         exact = extents["n"] if _reads_columns(graph, problem) else tuple(extents.values())
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
-    return product, sizes, operands, problem.accumulated, problem.constraints, exact
+    scaled = tuple([name for name, _ in problem.scales])
+    return product, scaled, sizes, operands, problem.accumulated, problem.constraints, exact
 
 
 def _reads_columns(graph: Graph, problem: Problem) -> bool:

@@ -58,5 +58,8 @@ def _broken_node(graph: Graph, node: Node) -> Iterator[str]:
         gone = set(removed(node))
         if not gone <= set(given) or set(factors) != set(given) - gone:
             yield f"{node} reduces {gone} of {given} to {factors}"
+    elif node.op == "region":
+        if {f for f in factors if f.along != "n"} != {f for f in given if f.along != "n"}:
+            yield f"{node} takes columns of {given}, and has {factors}"
     elif node.args and factors != given:
         yield f"{node} varies over {factors}, its arguments over {given}"

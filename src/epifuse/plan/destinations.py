@@ -136,7 +136,7 @@ def _same_elements(name: str, placed: Placed, other: str, value: Placed, graph: 
 
 def is_written_once(output: Output, problem: Problem) -> bool:
     """Whether no tile writes what another one wrote: the output varies over every axis of several elements."""
-    return {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.axis for f in factors_of(output.dims or ())}
+    return {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.along for f in factors_of(output.dims or ())}
 
 
 def _geometry(placed: Placed) -> tuple[Any, ...]:

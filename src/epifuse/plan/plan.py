@@ -37,11 +37,12 @@ class Allocation:
     """What a provider decided for a problem it supports; the lowest `cost` is best.
 
     Problem and kernel determine the rest, which therefore takes no part in equality. `workspace`, in bytes, and
-    `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts,
-    where the product is computed more than once: one launch each. `program` is what the provider builds, as it was
-    priced: nothing is lowered again. Of one problem, allocations with equal `bits` give the same results to the last
-    bit; None is equal to no other. `estimate` says what the cost is made of. `with_other_rows` are the texts of kernels
-    for calls with another M for which this one cannot stand in: one for each result to the last bit.
+    `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts, one
+    launch each, where the product is computed more than once, or ranges of its `columns` by themselves. `program` is
+    what the provider builds, as it was priced: nothing is lowered again. Of one problem, allocations with equal `bits`
+    give the same results to the last bit; None is equal to no other. `estimate` says what the cost is made of.
+    `with_other_rows` are the texts of kernels for calls with another M for which this one cannot stand in: one for each
+    result to the last bit.
     """
 
     tile: tuple[int, int]
@@ -49,6 +50,7 @@ class Allocation:
     workspace: int | Callable[[], int] = field(default=0, compare=False, repr=False)
     details: Details | Callable[[], Details] = field(default=Details(), compare=False, repr=False)
     launches: tuple[Plan, ...] = field(default=(), compare=False)
+    columns: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     program: Any = field(default=None, compare=False, repr=False)
     bits: Hashable = field(default=None, compare=False, repr=False)
     estimate: Callable[[], Estimate] | None = field(default=None, compare=False, repr=False)
@@ -186,9 +188,13 @@ class Plan:
         if launches := self.allocation.launches:
             count = len(launches)
             times = "twice" if count == 2 else f"{count} times"
-            lines.append(f"  {count} launches: the product is computed {times}, {count}.0 x the FLOPs")
+            told = f"the product is computed {times}, {count}.0 x the FLOPs"
+            if columns := self.allocation.columns:
+                told = f"columns {', '.join(f'{start}:{stop}' for start, stop in columns)} of the product"
+            lines.append(f"  {count} launches: {told}")
             for number, launch in enumerate(launches, 1):
                 lines += [f"  launch {number}", *launch._body()]
+            lines += [f"  note     {note}" for note in self.allocation.notes]
         else:
             lines += self._body()
             if (count := sweeps(self.graph)) > 1:

@@ -22,12 +22,14 @@ from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError
 from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
 from epifuse.request.checks import check_plain
+from epifuse.request.scaled import SCALES
 from epifuse.request.signature import Request, new
 from epifuse.request.transports import Hint
 
 Shape = tuple[int, ...]
 
 
+_, _OF_B = SCALES  # which have no leading dims
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
@@ -70,7 +72,7 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
     seen: dict[str, tuple[int | None, int]] = {}
     for name, value in {**parsed.defaults, **handed}.items() if parsed.defaults else handed.items():
         tensor = value.tensor if isinstance(value, Hint) else value
-        if name in written or not isinstance(tensor, torch.Tensor):
+        if name in written or name == _OF_B or not isinstance(tensor, torch.Tensor):
             given[name] = value
             continue
         folded, seen[name] = _operand(name, tensor, lead, kept, copies=copies)

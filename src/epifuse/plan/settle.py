@@ -31,6 +31,7 @@ from epifuse.request.problem import (
     old_content,
     settled,
 )
+from epifuse.request.scaled import SCALES, check_scales
 from epifuse.request.signature import Call
 
 
@@ -62,7 +63,8 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
     accumulator = wanted or default_accumulator(a.dtype, b.dtype)
     if parsed.dtypes:
         check_declared("accum", accumulator, parsed)
-    check_names(parsed, request.given)
+    check_names(parsed, [name for name in request.given if name not in SCALES])
+    scales = check_scales(request.given, infos, (a, b), accumulator, request.names)
     operands: list[tuple[str, OperandInfo]] = []
     for name in (*parsed.parameters, *parsed.readers):
         if name in call.kinds:
@@ -92,6 +94,7 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
         by_tma=options.by_tma,
         accumulated=tuple(accumulated),
         constraints=settled(_constraints(options), a.dtype),
+        scales=scales if a.shape[-1] else (),  # of nothing along K there are no blocks
     )
 
 
@@ -131,6 +134,7 @@ def _in_memory(call: Call, problem: Problem, graph: Graph) -> tuple[Operands, tu
     first, second, *further = map(Placed, call.addresses, call.infos)
     product = dict(zip(call.request.names, (first, second), strict=True))
     placed = dict(zip(call.tensors, further, strict=True))
+    product |= {name: placed.pop(name) for name in SCALES if name in placed}
     given = {output.name: placed.pop(output.name) for output in graph.outputs if output.name in placed}
     held = {old_content(o.name): _held(given[o.name], o, graph, problem) for o in _accumulated(graph, problem)}
     aliases = check_overlaps(product, {**held, **placed}, given, graph, problem)

@@ -20,8 +20,8 @@ WORKSPACE = ""
 Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
 """Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet.
 
-One may have `quick(names, outputs)` too. It makes a function of a sequence of A, B and the operands of these names,
-which allocates the outputs, launches and returns them; it makes none where a launch does more.
+One may have `quick(names, outputs, turned=)` too. It makes a function of a sequence of A, B (or its transpose) and the
+operands of these names, which allocates the outputs, launches and returns them; it makes none where a launch does more.
 """
 
 

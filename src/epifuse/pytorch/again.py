@@ -108,8 +108,7 @@ def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None
         return ready.turned().again if turned else ready.again
     if not (isinstance(ready, Prepared) and ready.is_final):
         return None
-    repeat = ready.repeated(names)
-    return (lambda tensors: repeat((tensors[0], tensors[1].t(), *tensors[2:]))) if turned else repeat
+    return ready.repeated(names, turned=turned)
 
 
 def _folded(launch: Launch, views: Sequence[_Shape | None], names: tuple[str, ...], fold: Fold) -> Launch:

@@ -22,6 +22,7 @@ from epifuse.providers.cpu.store import storable
 from epifuse.pytorch.backward import FLOATS
 from epifuse.pytorch.interpret import interpret
 from epifuse.request.problem import TensorInfo, dense
+from epifuse.request.scaled import dequantised
 from epifuse.request.signature import Call, Request, everything_given
 
 
@@ -52,7 +53,8 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
     given = everything_given(request)
     _check_recorded(request, given)
     problem = settle(_described(request, given)).problem
-    accum = _product(request.a, request.b, problem.accumulator)
+    a, b = dequantised(request.a, request.b, given) if problem.scales else (request.a, request.b)
+    accum = _product(a, b, problem.accumulator)
     if reduced is not None:  # what PyTorch's own product would send
         sent = request.a.dtype if request.a.dtype.itemsize == 2 else accum.dtype
         accum = reduced(accum.to(sent)).to(accum.dtype)

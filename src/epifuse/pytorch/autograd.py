@@ -16,7 +16,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import is_not
 from typing import Any
 
 import torch
@@ -35,12 +36,14 @@ from epifuse.pytorch.evaluate import ACCUM
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data, scalars
 from epifuse.runtime.run import execute
 
 Tensors = dict[str, torch.Tensor]
 _NONE: Mapping[str, Any] = {}
+_ARRIVES = partial(is_not, None)
 
 
 def differentiated(call: Call) -> Tensors:
@@ -69,11 +72,16 @@ def _check(call: Call) -> None:
         raise fail("grad_out", None, name=written[0])
     if request.parsed.graph.effects:
         raise fail("grad_print", request.parsed.graph.loc(request.parsed.graph.effects[0]))
+    if are_scaled(request.given):
+        raise fail("scaled_where", None, what="an input that requires grad", hint=_NO_GRADIENT)
     inputs = (request.a, request.b, *call.tensors.values())
     names = (*request.names, *call.tensors)
     for position in call.recorded:
         if (dtype := inputs[position].dtype) not in FLOATS:
             raise fail("grad_dtype", None, name=names[position], dtype=dtype)
+
+
+_NO_GRADIENT = "use torch.no_grad(), or .detach() what requires it"
 
 
 def _refuse_inference(call: Call) -> None:
@@ -173,7 +181,7 @@ class Recorded:
 
     def turned(self) -> Recorded:
         """The same for calls that hand over the weight in place of B, its transpose: autograd records no transpose."""
-        return replace(self, recording=self.recording._replace(turned=True), backwards={})
+        return replace(self, recording=self.recording._replace(turned=True), backwards={}, repeat=None)
 
     def _choose(self) -> None:
         """What to save."""
@@ -230,14 +238,13 @@ class Recorded:
 
     def forward(self, call: Call | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs in order, then accum where it is stored."""
-        if self.recording.turned:
-            tensors = (tensors[0], tensors[1].t(), *tensors[2:])
         if self.repeat is not None:
-            return self.repeat(tensors, call.numbers if call else _NONE)
+            return self.repeat(tensors, _NONE if call is None else call.numbers)
         if call is None:
-            _, parsed, options, names, *_ = self.recording
+            _, parsed, options, names, _, _, turned = self.recording
             a, b, *operands = tensors
-            call = describe(Request(a, b, parsed, dict(zip(names, operands, strict=True)), options))
+            given = dict(zip(names, operands, strict=True))
+            call = describe(Request(a, b.t() if turned else b, parsed, given, options))
         return self._prepare(call)
 
     def _prepare(self, call: Call) -> list[torch.Tensor]:
@@ -252,7 +259,7 @@ class Recorded:
         call = call._replace(request=request, signature=signature, recorded=())
         outputs = execute(call)
         if (prepared := final(call)) is not None:
-            self.repeat = prepared.repeated(self.recording.tensors)
+            self.repeat = prepared.repeated(self.recording.tensors, turned=self.recording.turned)
         return [*outputs.values()]
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:
@@ -284,7 +291,7 @@ class Recorded:
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
         """Of A, B and each operand, None where none is asked for."""
-        arrive = tuple([gradient is not None for gradient in arriving])
+        arrive = tuple(map(_ARRIVES, arriving))
         if True not in arrive:
             return [None] * (2 + len(self.recording.tensors))
         backward = self.backwards.get(arrive) or self._backward(arrive)

@@ -4,6 +4,7 @@ gives."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,9 @@ class Backward(NamedTuple):
 
     `fused` is the derivative as the epilogue of the product, where it has such a form, and `repeats` is it where it
     reads nothing but what was saved and what arrives; `product` gives accum alone.
-    `inputs` are the arguments of the derivative. Its tensors have `names`, and `order` says where A, B and they stand
-    among what was saved, followed by the gradients that arrive; then come `coordinates`. It reads `numbers` too, and as
-    an epilogue `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
+    `inputs` are the arguments of the derivative. Its tensors have `names`, and `read` takes A, B and them from what was
+    saved, followed by the gradients that arrive; then come `coordinates`. It reads `numbers` too, and as an epilogue
+    `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
     from which `of_a` and `of_b` compute those of A and B that are asked for.
     """
 
@@ -65,7 +66,7 @@ class Backward(NamedTuple):
     product: Place
     inputs: tuple[Input, ...]
     names: tuple[str, ...]
-    order: tuple[int, ...]
+    read: Callable[[Saved], tuple[Any, ...]]
     numbers: tuple[str, ...]
     coordinates: tuple[Input, ...]
     counts: Mapping[str, float]
@@ -73,7 +74,6 @@ class Backward(NamedTuple):
     above: Found | None
     of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
-    turned: bool
 
     @staticmethod
     def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
@@ -102,7 +102,7 @@ class Backward(NamedTuple):
         tensors, fused = (*reads, *(each.name for each in counted)), None
         if derivative.parsed is not None:
             stored = _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])])
-            fused = Place(stored, USUAL if alike == USUAL else alike, tensors)
+            fused = Place(stored, USUAL if alike == USUAL else alike, tensors, turned=turned)
 
         numbers = tuple(name for name in names if name not in places and name not in indices)
 
@@ -116,10 +116,10 @@ class Backward(NamedTuple):
             derivative,
             fused,
             None if numbers or counted or counts else fused,
-            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback)),
+            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
             tuple(known[name] for name in derivative.inputs),
             tensors,
-            (1, 2, *(places[name] for name in reads)),
+            itemgetter(1, 2, *(places[name] for name in reads)),
             numbers,
             counted,
             counts,
@@ -127,7 +127,6 @@ class Backward(NamedTuple):
             above and where(above),
             _of_a(problem, turned=turned) if needs[0] else None,
             _of_b(problem, turned=turned) if needs[1] else None,
-            turned,
         )
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
@@ -135,10 +134,7 @@ class Backward(NamedTuple):
         values = (*saved, *arriving)
         made: Sequence[torch.Tensor] | None = None
         if fused and self.repeats is not None:
-            tensors = [values[index] for index in self.order]
-            if self.turned:
-                tensors[1] = tensors[1].t()
-            made = self.repeats.again(tensors, _NONE)
+            made = self.repeats.again(self.read(values), _NONE)
         if made is None:
             values = (*saved, *map(_dense, arriving))
             made = self._computed(values, numbers, fused=fused)
@@ -158,9 +154,8 @@ class Backward(NamedTuple):
 
     def _computed(self, values: Saved, numbers: Mapping[str, Any], *, fused: bool) -> Sequence[torch.Tensor]:
         """What the derivative computes: in a launch, or one operation at a time."""
-        accum, a, b, *_ = values
-        b = b.t() if self.turned and b is not None else b
-        tensors = [values[index] for index in self.order[2:]]
+        accum = values[0]
+        a, b, *tensors = self.read(values)
         for _, (count,), dtype in self.coordinates:
             tensors.append(torch.arange(count, dtype=dtype, device=self.problem.a.device))
         read = {name: numbers[name] for name in self.numbers}

@@ -12,7 +12,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx import refusal
@@ -246,25 +245,15 @@ def below(product: FxNode) -> set[FxNode]:
     return found
 
 
-Order = Mapping[FxNode, int]
-"""Where each node stands in its graph."""
-
-
-def order_of(graph: FxGraph) -> Order:
-    return {node: index for index, node in enumerate(graph.nodes)}
-
-
-def grow(
-    product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], order: Order, *, cuts: bool
-) -> Cone:
+def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], *, cuts: bool) -> Cone:
     """The largest cone of `product` that the language holds at this level; `dependent` is what is `below` it. With
     `cuts` it may hold parts of a row, and what joins them."""
     cone = Cone(product, {product: None})
     lost: dict[FxNode, frozenset[str]] = {product: frozenset()}
-    seen, waiting = {product}, [(order[user], user) for user in product.users]
+    seen, waiting = {product}, [*product.users]
     heapify(waiting)
     while waiting:  # in the order of the graph
-        _, node = heappop(waiting)
+        node = heappop(waiting)
         if node in seen:
             continue
         seen.add(node)
@@ -277,7 +266,7 @@ def grow(
             cone.inside[node] = None
             lost[node] = gone
             for user in node.users:
-                heappush(waiting, (order[user], user))
+                heappush(waiting, user)
     cone.trim()
     return cone
 
@@ -311,8 +300,8 @@ def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> 
 
 
 def _keeps_columns(node: FxNode, product: FxNode) -> bool:
-    """Whether what cuts or joins values does so along the product's columns, in equal parts. No kernel takes others, so
-    that a cone ends before them."""
+    """Whether what cuts or joins values does so along the product's columns, in equal parts. A cone ends before other
+    ranges, of which each has outputs of its own."""
     name, columns = name_of(node), tensors_of(product)[0].shape[-1]
     if name in ("select", "unbind", "stack"):
         return False
@@ -335,7 +324,7 @@ def _cuts_columns(node: FxNode, columns: int) -> bool:
     )
 
 
-def pull(cone: Cone, known: Refusals, order: Order, holds: Callable[[FxNode], bool]) -> None:
+def pull(cone: Cone, known: Refusals, holds: Callable[[FxNode], bool]) -> None:
     """Take in what is computed for the cone from older values, where that reads no more than it would hand over.
 
     `holds` says whether a node is of a sort that is taken. Constants always are.
@@ -343,7 +332,7 @@ def pull(cone: Cone, known: Refusals, order: Order, holds: Callable[[FxNode], bo
     cone.pulled = {}
     while found := [node for node in cone.operands if _is_pulled(node, cone, known, holds)]:
         cone.pulled = {**dict.fromkeys(found), **{n: None for n in cone.pulled if n not in found}}
-    cone.pulled = dict.fromkeys(sorted(cone.pulled, key=order.__getitem__))
+    cone.pulled = dict.fromkeys(sorted(cone.pulled))
 
 
 def _is_pulled(node: FxNode, cone: Cone, known: Refusals, holds: Callable[[FxNode], bool]) -> bool:

@@ -18,7 +18,7 @@ from torch._C import _len_torch_dispatch_stack
 from epifuse.pytorch import leaves
 from epifuse.request.problem import tf32_allowed
 from epifuse.request.signature import describe
-from epifuse.runtime.launch import Prepared, find
+from epifuse.runtime.launch import Prepared, Repeat, find
 
 Launch = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], Any]
 
@@ -26,23 +26,23 @@ Launch = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], Any]
 def place(spec: str) -> Launch:
     """The function of one place in generated code, where tensors differ from call to call in nothing but addresses."""
     leaf = leaves.decoded(spec)
-    known: dict[bool, Prepared] = {}
+    known: dict[bool, Repeat] = {}
     parameters, names = leaf.parsed.parameters, [value.name for value in leaf.values]
-    operator, single = leaves.leaf_operator(len(names)), names[0] if len(names) == 1 else None
+    operator, single = leaves.leaf_operator(len(names)), len(names) == 1
 
     def launch(a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -> Any:
         addresses, grad = a.data_ptr() | b.data_ptr(), is_grad_enabled()
         for operand in operands:
             addresses |= operand.data_ptr()
         tf32 = a.dtype is float32 and tf32_allowed()
-        prepared = known.get(tf32)
-        if prepared is None or addresses % 16 or (grad and _wants(a, b, operands)) or _len_torch_dispatch_stack():
+        repeat = known.get(tf32)
+        if repeat is None or addresses % 16 or (grad and _wants(a, b, operands)) or _len_torch_dispatch_stack():
             made = operator(a, b, operands, spec)
-            if prepared is None and addresses % 16 == 0 and (found := _prepared(leaf, a, b, operands)) is not None:
-                known[tf32] = found
+            if repeat is None and addresses % 16 == 0 and (found := _prepared(leaf, a, b, operands)) is not None:
+                known[tf32] = found.repeated(parameters)
             return made
-        outputs = prepared.run(a, b, dict(zip(parameters, operands, strict=True)))
-        return outputs[single] if single is not None else tuple(outputs.values())
+        outputs = repeat((a, b, *operands))
+        return outputs[0] if single else tuple(outputs)
 
     return launch
 

@@ -17,6 +17,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.pytorch.aten import Reduced
 from epifuse.pytorch.split import SUM, Along, K, Unsplit, along, chosen, of_factor
 from epifuse.request.problem import dense
+from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Request
 from epifuse.request.transports import Hint
 
@@ -89,6 +90,8 @@ def _check(request: Request) -> None:
     written = [name for name in outputs if request.given.get(name) is not None]
     if written or options.accumulated:
         raise fail("distributed_option", None, what="out= and accumulate=")
+    if are_scaled(request.given):
+        raise fail("distributed_option", None, what="block scales")
     if request.parsed.graph.effects:
         raise fail("distributed_option", request.parsed.graph.loc(request.parsed.graph.effects[0]), what="debug_print")
     named = {**dict(zip(request.names, (request.a, request.b), strict=True)), **request.given}

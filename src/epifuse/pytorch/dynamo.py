@@ -26,6 +26,7 @@ from epifuse.pytorch.ops import NAMES, chosen_dtypes, operator, same_elements
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.options import Options, given_by_name
 from epifuse.request.problem import tf32_allowed
+from epifuse.request.scaled import Unscaled, unscaled
 from epifuse.runtime.arguments import plain
 
 
@@ -52,7 +53,7 @@ def gemm(
     """See `epifuse.gemm`."""
     chosen = accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune
     options = *chosen, fast_accum
-    return _traced("gemm", a, b, epilogue, out, operands or {}, by_name, options)
+    return _traced("gemm", unscaled(a, b), epilogue, out, operands or {}, by_name, options)
 
 
 def linear(
@@ -80,14 +81,16 @@ def linear(
     options = *chosen, fast_accum
     if bias is not None:
         by_name["bias"] = bias
+    x, weight, scales = unscaled(x, weight, turned=True)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         return _break(_WHY + "the weight is no matrix")
-    return _traced("linear", x, weight.t(), epilogue, out, operands or {}, by_name, options)
+    return _traced("linear", Unscaled(x, weight.t(), scales), epilogue, out, operands or {}, by_name, options)
 
 
 def _traced(
-    form: str, a: Any, b: Any, epilogue: Any, out: Any, operands: Any, by_name: dict[str, Any], options: Any
+    form: str, product: Unscaled, epilogue: Any, out: Any, operands: Any, by_name: dict[str, Any], options: Any
 ) -> Any:
+    a, b, scales = product
     plain_out = out is None or isinstance(out, (torch.Tensor, dict))
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and plain_out and isinstance(operands, dict)):
         return _break(_WHY + "it is handed what no operator of PyTorch takes")
@@ -121,6 +124,7 @@ def _traced(
             tensors[name] = value
         elif isinstance(value, (bool, int, float)):
             numbers[name] = value
+    tensors.update(scales)
     if not _are_read(function, identity, shown, shown_operands, nested, *seen):
         return _break(_CHANGED)
     spec = _spec(form, function, identity, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options)

@@ -14,7 +14,7 @@ from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Factor, Graph, Load, Node
 from epifuse.ir.types import shape_of
-from epifuse.providers.cpu.space import Space, picked, viewed
+from epifuse.providers.cpu.space import Space, columns, picked, viewed
 from epifuse.pytorch import random
 from epifuse.pytorch.operations import Arithmetic, computed
 from epifuse.request.problem import Problem, TensorInfo
@@ -90,6 +90,8 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return REDUCTIONS[name].meaning(args[0], dims, True)
     if node.op == "pick":
         return picked(args[0], at.space.places(node.attr))
+    if node.op == "region":
+        return columns(args[0], at.space, node, at.graph.types)
     if (bound := _bound(node, at)) is not None:
         return torch.clamp(args[1 - bound], **{_SIDES[node.op]: args[bound]})
     return computed(node.op, node.attr, args, at.arithmetic)

@@ -18,21 +18,20 @@ from epifuse.pytorch.cone import (
     PRODUCTS,
     Cone,
     Level,
-    Order,
     Refusals,
     below,
     grow,
     is_cut,
     is_join,
+    is_reduction,
     is_view,
     is_work,
     name_of,
-    order_of,
     pull,
     tensors_of,
 )
 from epifuse.pytorch.flat import Layout, layouts
-from epifuse.pytorch.leaves import MOST_OUTPUTS, encoded, leaf_operator, parsed_of, shape_of
+from epifuse.pytorch.leaves import MOST_OUTPUTS, Value, encoded, leaf_operator, parsed_of, shape_of
 from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
 from epifuse.pytorch.sized import Size, Sized
@@ -127,17 +126,20 @@ def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) 
 
 def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Left:
     """Each cone of `product` that a kernel takes, those that are predicted to save most first."""
-    dependent, order = below(product), order_of(product.graph)
+    dependent = below(product)
     cones: dict[tuple[FxNode, ...], Cone] = {}
     for level in LEVELS:
-        grown = [grow(product, level, known.refusals, dependent, order, cuts=True)]
+        grown = [grow(product, level, known.refusals, dependent, cuts=True)]
         if any(is_cut(node) or is_join(node) for node in grown[0].inside):
-            grown.append(grow(product, level, known.refusals, dependent, order, cuts=False))
+            grown.append(grow(product, level, known.refusals, dependent, cuts=False))
+        reduces = any(is_reduction(node) for cone in grown for node in cone.inside)
         for cone in grown:
             peel(cone)
             if cone.work or _slow_in_pytorch(product):
                 cones.setdefault(tuple(cone.inside), cone)
-    answers = [_shrunk(cone, known, order, numerics) for cone in cones.values()]
+        if not reduces:  # so that the levels below have the same cones
+            break
+    answers = [_shrunk(cone, known, numerics) for cone in cones.values()]
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
     if not found:
         why = next((each for each in answers if isinstance(each, Left)), None)
@@ -148,11 +150,11 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
 _MOST_ATTEMPTS = 40
 
 
-def _shrunk(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused | Left:
+def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
     """The cone, less its last values until a kernel takes it."""
     first = None
     for _ in range(_MOST_ATTEMPTS):
-        answer = _planned(cone, known, order, numerics)
+        answer = _planned(cone, known, numerics)
         if isinstance(answer, Fused):
             return answer
         first = first or answer
@@ -170,7 +172,7 @@ def _slow_in_pytorch(product: FxNode) -> bool:
     return value.dtype == torch.float32 and value.device.type == "cuda" and not tf32_allowed()
 
 
-def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fused | Left:
+def _planned(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
     if not cone.outputs:
         return Left("nothing reads what is computed of it")
     if len(cone.outputs) > MOST_OUTPUTS:
@@ -178,14 +180,14 @@ def _planned(cone: Cone, known: Known, order: Order, numerics: Numerics) -> Fuse
     if any(name_of(reader) == "as_strided" for node in cone.outputs for reader in cone.readers(node)):
         return Left("its memory is read by as_strided")
     first = None
-    for flat in _forms(cone, known.refusals, order):
+    for flat in _forms(cone, known.refusals):
         answer = known.forms.get(key := (alike(cone, flat), known.sized.extents(cone)))
         if answer is None:
             answer = known.forms[key] = _form(cone, numerics, flat, known.sized)
         if not isinstance(answer, Left):
             form, plan = answer
             form = form.of(cone)
-            if None not in _views(cone, form, known.sized, order):
+            if None not in _views(cone, form, known.sized):
                 return Fused(cone, form, plan, site_of(cone, plan))
             answer = Left("before it the graph lacks the sizes that its operands and outputs are shaped by")
         first = first or answer
@@ -203,15 +205,15 @@ def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, 
     return plan if isinstance(plan, Left) else (form, plan)
 
 
-def _forms(cone: Cone, known: Refusals, order: Order) -> Iterator[Mapping[FxNode, Layout] | None]:
+def _forms(cone: Cone, known: Refusals) -> Iterator[Mapping[FxNode, Layout] | None]:
     """The ways to write the cone, best first; each leaves in `pulled` what it needs.
 
     In its own shapes nothing is computed from operands alone: the language aligns that with the product.
     """
-    pull(cone, known, order, lambda node: True)
+    pull(cone, known, lambda node: True)
     if (flat := layouts(cone)) is not None:
         yield flat
-    pull(cone, known, order, lambda node: False)
+    pull(cone, known, lambda node: False)
     yield layouts(cone) if flat is None else flat
     if flat is not None or layouts(cone) is not None:
         yield None
@@ -256,21 +258,24 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
 
     The node stands behind the last of its operands. What reads it may stand before that one.
     """
-    cone, form, order = fused.cone, fused.form, order_of(graph)
-    last = max((*cone.factors, *cone.operands), key=order.__getitem__)
+    cone, form = fused.cone, fused.form
+    last = max(*cone.factors, *cone.operands)
     kept = cone.kept
     readers = [user for old in form.outputs for user in old.users if user not in cone.inside or user in kept]
-    place = cone.product if order[last] < order[cone.product] else last.next
-    views = [view or () for view in _views(cone, form, sized, order)]
+    place = cone.product if last < cone.product else last.next
+    views = [view or () for view in _views(cone, form, sized)]
     with (
         graph.inserting_before(place),
         value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
     ):
         given = [_handed(graph, *each, cone) for each in zip(form.operands, views, strict=False)]
-        target = leaf_operator(len(form.outputs))
-        leaf = _node(graph, target, (*cone.factors, given, encoded(form.graph, form.values)), cone.product)
-        several = len(form.outputs) > 1
-        parts = [_node(graph, operator.getitem, (leaf, i), cone.product) for i in range(len(form.outputs) * several)]
+        target, several = leaf_operator(len(form.outputs)), len(form.outputs) > 1
+        values = [_made(old, value, cone) for old, value in zip(form.outputs, form.values, strict=True)]
+        handed = (*cone.factors, given, encoded(form.graph, form.values))
+        leaf = _node(graph, target, handed, cone.product, tuple(values) if several else values[0])
+        parts = [
+            _node(graph, operator.getitem, (leaf, i), cone.product, values[i]) for i in range(len(values) * several)
+        ]
         new = [
             _reshaped(graph, part, tuple(value_of(old).shape), sizes, old)
             for part, old, sizes in zip(parts or [leaf], form.outputs, views[len(given) :], strict=True)
@@ -280,16 +285,16 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
     for node in reversed(cone.body):
         if node not in kept and not node.users:
             graph.erase_node(node)
-    return any(order[user] < order[last] for user in readers)
+    return any(user < last for user in readers)
 
 
-def _views(cone: Cone, form: Written, sized: Sized, order: Order) -> list[Sequence[int | Size] | None]:
+def _views(cone: Cone, form: Written, sized: Sized) -> list[Sequence[int | Size] | None]:
     """The shapes of the operands as they are handed over, and of the outputs as the graph has them; None where it has
     not the sizes for one."""
     factors = [*map(sized.value, cone.factors)]
     shapes = [shape_of(operand.shape, *factors) for operand in form.operands]
     shapes += [sized.value(node).shape for node in form.outputs]
-    return [sized.view(shape, cone.product, order) for shape in shapes]
+    return [sized.view(shape, cone.product) for shape in shapes]
 
 
 def _handed(graph: FxGraph, operand: Operand, view: Sequence[int | Size], cone: Cone) -> FxNode:
@@ -312,10 +317,19 @@ def _size(graph: FxGraph, size: Size, like: FxNode) -> FxNode:
     return size.node if size.dim is None else _node(graph, aten.sym_size.int, tuple(size), like)
 
 
-def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode) -> FxNode:
+def _made(old: FxNode, value: Value, cone: Cone) -> torch.Tensor:
+    """What a leaf gives for an output: `old`'s own tensor where that looks so. To ask the operator takes 2 ms."""
+    shape, own = shape_of(value.shape, *map(value_of, cone.factors)), value_of(old)
+    if own.shape == shape and own.dtype == value.dtype and own.is_contiguous():
+        return own
+    return own.new_empty(shape, dtype=value.dtype)
+
+
+def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode, value: Any = None) -> FxNode:
+    """A node behind those there are; without its `value`, which only describes, it is asked for one."""
     made = graph.call_function(target, args)
     made.meta.update({key: like.meta[key] for key in _TOLD if key in like.meta})
-    made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"]))
+    made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"])) if value is None else value
     return made
 
 

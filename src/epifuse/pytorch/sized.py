@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx import Boundary, Numerics
 from epifuse.frontend.fx.rows import arguments
-from epifuse.pytorch.cone import Cone, Order, is_constant, is_cut, is_view, name_of, tensors_of
+from epifuse.pytorch.cone import Cone, is_constant, is_cut, is_view, name_of, tensors_of
 from epifuse.pytorch.flat import Axes, Layout
 from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.write import Written, written
@@ -168,13 +168,13 @@ class Sized:
                     return False
         return True
 
-    def view(self, shape: Sequence[Any], product: FxNode, order: Order) -> list[int | Size] | None:
+    def view(self, shape: Sequence[Any], product: FxNode) -> list[int | Size] | None:
         """A shape as arguments of a view: numbers, sizes that the graph has before `product`, and one -1 at most."""
         symbols = [extent for extent in shape if isinstance(extent, torch.SymInt)]
         if len(symbols) == 1:
             return [-1 if isinstance(extent, torch.SymInt) else extent for extent in shape]
         places = {each: self.places[each] for each in map(_expression, symbols) if each in self.places}
-        older = {size: place for size, place in places.items() if order.get(place.node, len(order)) < order[product]}
+        older = {size: at for size, at in places.items() if at.node < product and not at.node._erased}
         found = [older.get(extent.node.expr, -1) if isinstance(extent, torch.SymInt) else extent for extent in shape]
         return found if found.count(-1) <= 1 else None
 

@@ -153,13 +153,15 @@ class _Fields(NamedTuple):
     aliases: tuple[tuple[str, str], ...] = ()
     accumulated: tuple[tuple[str, torch.dtype], ...] = ()
     constraints: Constraints = UNCONSTRAINED
+    scales: tuple[tuple[str, TensorInfo], ...] = ()
 
 
 class Problem(_Fields):
     """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
 
     An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
-    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those.
+    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those. `scales`
+    are those of the blocks of A and B, by the names of `scaled.SCALES`.
     A tuple with names: each unseen extent makes two, and a dataclass takes four times as long to make.
     """
 
@@ -191,9 +193,9 @@ class Problem(_Fields):
         aliases: tuple[tuple[str, str], ...],
     ) -> Problem:
         """The same product with these destinations."""
-        a, b, accumulator, target, _, _, _, by_tma, _, accumulated, constraints = self
+        a, b, accumulator, target, _, _, _, by_tma, _, accumulated, constraints, scales = self
         made = Problem(
-            a, b, accumulator, target, operands, outputs, dtypes, by_tma, aliases, accumulated, constraints
+            a, b, accumulator, target, operands, outputs, dtypes, by_tma, aliases, accumulated, constraints, scales
         )  # fmt: skip
         vars(made)["extents"] = self.extents  # they are known by now
         return made
@@ -222,7 +224,8 @@ class Problem(_Fields):
         """One line for people."""
         e: Any = self.extents
         batch = f"L={e['l']} " if self.batched else ""
+        blocks = f"{' and '.join(name for name, _ in self.scales)} by blocks, " if self.scales else ""
         return (
-            f"{batch}M={e['m']} N={e['n']} K={e['k']}, A {short(self.a.dtype)}, B {short(self.b.dtype)}, "
+            f"{batch}M={e['m']} N={e['n']} K={e['k']}, A {short(self.a.dtype)}, B {short(self.b.dtype)}, {blocks}"
             f"accumulator {short(self.accumulator)}, on {self.target.name}"
         )

@@ -238,7 +238,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
     facts: list[_Facts] = []
     addresses: list[int | None] = []
     infos: list[TensorInfo] = []
-    shown = (*request.names, *(f"{'output' if name in outputs else 'operand'} '{name}'" for name in tensors))
+    shown = (*request.names, *(_spelled(name, outputs) for name in tensors))
     for name, value in zip(shown, (request.a, request.b, *tensors.values()), strict=True):
         _check(name, value)
         found = info(value)
@@ -253,6 +253,12 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
             raise fail("inference_output", None, name=name)
     signature = _signature(request.parsed, request.options, names, facts, addresses if written else ())
     return Call(request, signature, tensors, numbers, addresses, kinds, tuple(infos))
+
+
+def _spelled(name: str, outputs: tuple[str, ...]) -> str:
+    if not name.isidentifier():  # scales of A or B
+        return name
+    return f"{'output' if name in outputs else 'operand'} '{name}'"
 
 
 def _is_loaded(value: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from epifuse.plan.settle import settle
 from epifuse.request.checks import check_names
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
+from epifuse.request.scaled import Scaled, unscaled
 from epifuse.request.signature import Request, with_care
 from epifuse.request.transports import Load, Store, without_hints
 from epifuse.runtime.launch import destinations, outputs_of, require_data
@@ -119,8 +120,8 @@ class GemmArguments:
     @outside_graph
     def __init__(
         self,
-        A: torch.Tensor,
-        B: torch.Tensor,
+        A: torch.Tensor | Scaled,
+        B: torch.Tensor | Scaled,
         out: torch.Tensor | None = None,
         accumulator_type: torch.dtype | None = None,
         epilogue: EpilogueArguments | None = None,
@@ -135,7 +136,9 @@ class GemmArguments:
         if not isinstance(constraints, (Constraints, type(None))):
             want = "constraints=ef.Constraints(...)"
             raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=kind_of(constraints))
-        self.A, self.B, self.out, self.names = A, B, out, names
+        self._product = A, B
+        self.A, self.B, scales = unscaled(A, B)
+        self.out, self.names = out, names
         self.bound: Any = None  # by the kernel that ran last, see `Kernel.run`
         self.epilogue = epilogue or EpilogueArguments.partial(plain(), {} if out is None else {"D": out})
         parsed, accumulated, by_tma = self.epilogue.parsed, self.epilogue.accumulated, self.epilogue.by_tma
@@ -143,7 +146,8 @@ class GemmArguments:
             raise fail("no_output_d", parsed.source.loc(parsed.source.definition))
         pinned = constraints or Constraints()
         options = Options(accumulator_type, out_dtypes=out_dtypes, accumulate=accumulated, by_tma=by_tma, pinned=pinned)
-        self.call = with_care(Request(A, B, parsed, self.epilogue.tensors, options, names))
+        given = {**self.epilogue.tensors, **scales}
+        self.call = with_care(Request(self.A, self.B, parsed, given, options, names))
         self.problem, self.structure = settle(self.call)
         if epilogue is not None and out is not None:
             check_described(out, self.graph, self.problem)
@@ -156,7 +160,7 @@ class GemmArguments:
             constraints=self.problem.constraints,
             names=self.names,
         )
-        return made, (self.A, self.B, self.out, self.accumulator_type, None if is_plain else self.epilogue)
+        return made, (*self._product, self.out, self.accumulator_type, None if is_plain else self.epilogue)
 
     @property
     def graph(self) -> Graph:

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 from torch.autograd import profiler
 
 from epifuse import providers
@@ -215,15 +216,19 @@ class Prepared:
             raise _explained(error, self.plan) from error
         return outputs
 
-    def repeated(self, names: tuple[str, ...]) -> Repeat:
-        """What runs again for A, B and operands of these names: the outputs in order, none of which is handed over."""
+    def repeated(self, names: tuple[str, ...], *, turned: bool = False) -> Repeat:
+        """What runs again for A, B and operands of these names: the outputs in order, none of which is handed over.
+
+        Where it is `turned`, the transpose of B is handed over.
+        """
         quick = None
         if not (self.kinds or self.accumulates) and hasattr(self.runner, "quick"):
-            quick = self.runner.quick(names, self.outputs)
+            quick = self.runner.quick(names, self.outputs, turned=turned)
 
         def run(tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any] = _NONE) -> list[torch.Tensor]:
-            if quick is None or profiler._is_profiler_enabled:
+            if quick is None or profiler._is_profiler_enabled or _len_torch_dispatch_stack():
                 a, b, *operands = tensors
+                b = b.t() if turned else b
                 return [*self.run(a, b, dict(zip(names, operands, strict=True)), numbers).values()]
             try:
                 return quick(tensors)  # type: ignore[no-any-return]  # tensors

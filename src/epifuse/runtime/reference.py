@@ -22,9 +22,10 @@ from epifuse.ir.types import dim_size, shape_of
 from epifuse.passes.lower import lower
 from epifuse.plan.settle import Settled, old_contents
 from epifuse.providers.cpu.product import exact
-from epifuse.providers.cpu.space import Space, picked, viewed
+from epifuse.providers.cpu.space import Space, columns, picked, viewed
 from epifuse.providers.cpu.store import store
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import dequantised
 from epifuse.request.signature import Call
 from epifuse.runtime.launch import scalars
 
@@ -105,7 +106,7 @@ def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -
         below = [values[arg] for arg in node.args]
         if node.op == "debug_print" and not problem.batched:
             below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
-        values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space)
+        values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space, graph)
     for output in graph.outputs:
         shape = shape_of(output.dims or (), problem.extents)
         destination = space.view(outputs[output.name].view(shape), output.dims or ())
@@ -123,12 +124,14 @@ class _Whole(NamedTuple):
     operands: Mapping[str, Any]
 
 
-def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
+def _apply(node: Node, operands: list[torch.Tensor], space: Space, graph: Graph) -> Any:
     if node.op == "reduce":
         name, gone = node.attr
         return REDUCTIONS[name].meaning(operands[0], tuple(space.dimensions(gone)), True)
     if node.op == "pick":
         return picked(operands[0], space.places(node.attr))
+    if node.op == "region":
+        return columns(operands[0], space, node, graph.types)
     if node.op == "cast":
         return operands[0].to(node.attr)
     if node.op == "debug_print":
@@ -139,7 +142,8 @@ def _apply(node: Node, operands: list[torch.Tensor], space: Space) -> Any:
 def _accum(node: Node, at: _Whole) -> torch.Tensor:
     problem = at.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
-    product = exact(at.a.to(wide), at.b.to(wide)).to(problem.accumulator)
+    a, b = dequantised(at.a, at.b, at.operands) if problem.scales else (at.a, at.b)
+    product = exact(a.to(wide), b.to(wide)).to(problem.accumulator)
     held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
     return at.space.view(product.to(held), at.space.refined(problem.accum_dims))
 

@@ -137,7 +137,7 @@ def shape_class(plan: Plan) -> str:
         if (value := getattr(problem.constraints, field.name)) not in (None, False) and field.name != "tune"
     ]
     sizes = f"L={extents['l']} M<={_rows(extents['m'])} N={extents['n']} K={extents['k']}"
-    product = (f"A {_lies(problem.a)}", f"B {_lies(problem.b)}")
+    product = [f"{name} {_lies(info)}" for name, info in (("A", problem.a), ("B", problem.b), *problem.scales)]
     return "; ".join([sizes, *product, *lies, f"accumulator {short(problem.accumulator)}", *asked])
 
 

@@ -56,6 +56,10 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("gate, up = accum.chunk(2, dim=-1); D = silu(gate) * up", "parts of a row: `chunk`, `split`, `unbind`, `glu`"),
     ("D = accum[:, 0::2] * accum[..., 1::2]", "slices that are one of several equal parts; `accum[..., :64]` too"),
     (
+        "q, k = accum.split([96, 32], dim=-1); D, E = silu(q), k * 2; return D, E",
+        "any ranges of the columns, each with outputs of its own",
+    ),
+    (
         "x, y = accum.chunk(2, -1); D = accum + torch.cat([-y, x], -1)",
         "`cat`, `stack` of parts: they join to the row again",
     ),
@@ -85,7 +89,7 @@ REFUSALS: tuple[str, ...] = (
     "for i in range(3):\n        D = accum",
     "D = accum @ C",
     "D = accum[0]",
-    "D = accum[:, 1:100]",
+    "D = accum[:, 1:100:2]",
     "D = mask + mask",
     "D = accum & mask",
     "D = accum // 2",

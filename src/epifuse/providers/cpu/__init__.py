@@ -16,6 +16,7 @@ from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.lowered import Panels, panels, panels_for
 from epifuse.providers.cpu.native import Loop, NativeKernel
 from epifuse.providers.cpu.space import viewed
+from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem, TensorInfo
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
@@ -37,12 +38,14 @@ class CpuProvider:
         """A C++ compiler, for the loop."""
         return toolchain.missing() if spec.name == _NATIVE.name else None
 
-    def lower(self, graph: Graph, problem: Problem) -> Lowered:
-        """The programs of the panel kernel; the loop's when it is first asked for."""
-        return Lowered(graph, problem)
+    def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
+        """The programs of the panel kernel; the loop's when it is first asked for. Of regions each one's."""
+        return Regions(graph, problem, self.lower) if is_uneven(graph) else Lowered(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
+        if isinstance(work, Regions):
+            return work.supports(specs, problem, self.supports, _one_by_one, may_overlap=True)
         for field in ("cluster", "schedule", "split"):
             # A cluster of one is none, and one part of K is all of it.
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1), 1):
@@ -58,6 +61,8 @@ class CpuProvider:
     def build(self, plan: Plan) -> Runner:
         """Compile the loop; the panel kernel needs no compiling."""
         allocation = plan.allocation
+        if allocation.launches:
+            return one_after_another(list(map(self.build, allocation.launches)), plan)
         if plan.spec.name == _NATIVE.name:
             return _loop_or_panel(allocation.program, plan.problem)
         return CpuKernel(allocation.program, plan.problem, allocation.tile)
@@ -66,6 +71,8 @@ class CpuProvider:
         """The loop's C++."""
         if plan.spec.name != _NATIVE.name:
             return ()
+        if launches := plan.allocation.launches:
+            return tuple(text for launch in launches for text in self.kernels(launch))
         return (native.source(plan.allocation.program.loop, plan.problem),)
 
     def is_loaded(self, text: str) -> bool:
@@ -113,6 +120,10 @@ class Lowered:
     def loop(self) -> Loop:
         """The loop, which small problems do not ask for."""
         return Loop.of(self.graph, self._problem)
+
+
+def _one_by_one(*_: object) -> str:
+    return "its product is PyTorch's, of one region at a time"
 
 
 def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:

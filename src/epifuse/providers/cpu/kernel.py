@@ -52,6 +52,7 @@ class CpuKernel:
         self.buffers = [[(key[0], shape(mask), nodes) for key, mask, nodes in sweep.buffers] for sweep in made.sweeps]
         self.rows, self.columns = tile
         self.accumulator = problem.accumulator
+        self.scales = [name for name, _ in problem.scales]
         self.b_dtype = product.operand_dtype(problem.a.dtype, problem.b.dtype, problem.accumulator)
         self.integers = largest_product(problem.a.dtype, problem.b.dtype)
         l, m, n, k = extents["l"], extents["m"], extents["n"], extents["k"]
@@ -72,6 +73,7 @@ class CpuKernel:
             else:
                 value = torch.scalar_tensor(value, dtype=dtype, device=_CPU)
             tensors[name] = value
+        tensors.update([(name, operands[name]) for name in self.scales])
         for name, shape, placement in self.sinks:
             to = outputs[name]
             # It may keep dims that are reduced, or be (1,) for a number.
@@ -131,6 +133,10 @@ class _Launch:
         for node in kernel.coordinates:
             self.tensors[node] = self._index(node)
         calls = _calls(program.before, self.tensors)
+        if kernel.scales:
+            a, b = self.a, self.b
+            self.a, self.b = (torch.empty_like(matrix, dtype=torch.float32) for matrix in (a, b))
+            calls.append(partial(product.dequantise, a, b, self.tensors, (self.a, self.b)))
         if self.b.dtype != kernel.b_dtype:
             wide = torch.empty_like(self.b, dtype=kernel.b_dtype)
             calls.append(partial(wide.copy_, self.b))

@@ -22,6 +22,7 @@ from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, In
 from epifuse.providers.cpu.space import Space, viewed
 from epifuse.providers.cpu.unfold import Places, Unfolded, unfolded
 from epifuse.request.problem import Problem, TensorInfo, dense
+from epifuse.request.scaled import dequantised
 
 FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
 SCRATCH = (512, 2048)  # rows and columns, 4 MiB: stays in cache between the product and the epilogue
@@ -219,7 +220,9 @@ class NativeKernel:
             stored = zip(self.loop.graph.outputs, self.loop.parts.outputs, strict=True)
             views = {output.name: self._part(views[name], places) for output, (name, places) in stored}
         loads = {node: self._view(node, operands) for node in self.loop.graph.loads()}
-        a, b = (matrix.detach() if matrix.dim() == 3 else matrix.detach().unsqueeze(0) for matrix in (a, b))
+        if self.problem.scales:
+            return lambda: self._launch(*_with_batch(*dequantised(a, b, operands)), loads, views)
+        a, b = _with_batch(a.detach(), b.detach())
         return partial(self._launch, a, b, loads, views)
 
     def _launch(
@@ -311,6 +314,10 @@ class NativeKernel:
         for factor in reversed(node.attr):
             steps[factor.axis], step = step, step * self.problem.extents[factor.axis]
         return batch * steps["l"] + rows.start * steps["m"] + columns.start * steps["n"], steps["m"], steps["n"]
+
+
+def _with_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return a if a.dim() == 3 else a.unsqueeze(0), b if b.dim() == 3 else b.unsqueeze(0)
 
 
 def _number(accum: Node) -> int:

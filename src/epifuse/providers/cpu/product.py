@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from epifuse.providers.cpu import mkl
+from epifuse.request.scaled import dequantised
 
 PANEL_ROWS = 4096
 """Rows of a product that is written straight to its destination. torch's GEMM packs B anew for each call: with 1024
@@ -55,6 +56,14 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: in
     accum.zero_()
     for start in range(0, a.shape[1], chunk):
         accum += exact(a[:, start : start + chunk], b[start : start + chunk]).to(torch.int32)
+
+
+def dequantise(
+    a: torch.Tensor, b: torch.Tensor, scales: Mapping[Any, Any], to: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Write A and B in float32, each block times its scale, which `scales` has by name."""
+    for matrix, made in zip(to, dequantised(a, b, scales), strict=True):
+        matrix.copy_(made)
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from epifuse.ir import Dims, Factor, Graph, Load
-from epifuse.ir.types import AXES, Dim, canonical, dim_size, factors_of
+from epifuse.ir import Dims, Factor, Graph, Load, Node, Type
+from epifuse.ir.types import AXES, Dim, canonical, columns_of, dim_size, factors_of
 
 Index = tuple[slice, ...]
 
@@ -176,6 +176,17 @@ def picked(x: torch.Tensor, places: Iterable[tuple[int, int]]) -> torch.Tensor:
         if x.dim() >= -dim and x.shape[dim] != 1:
             x = x.narrow(dim, place, 1)
     return x
+
+
+def columns(x: torch.Tensor, space: Space, node: Node, types: Mapping[Node, Type]) -> torch.Tensor:
+    """x at the columns of a region, over the region's own factors."""
+    (arg,), (start, stop) = node.args, node.attr
+    of, into = (next(f.axis for f in types[at].factors if f.along == "n") for at in (arg, node))
+    first, _ = columns_of(of, space.extents)
+    before = sum(factor.along != "n" for factor in space.factors)
+    shape = x.shape[:before]
+    own = x.reshape(*shape, -1).narrow(-1, start - first, stop - start)
+    return own.reshape(*shape, *(f.size(space.extents) if f.axis == into else 1 for f in space.factors[before:]))
 
 
 def cut(x: torch.Tensor, dim: int, start: int, stop: int, step: int, drops: bool) -> torch.Tensor:

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from epifuse.ir import Graph
 from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
+from epifuse.plan.plan import Details
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
 from epifuse.providers.cutedsl import budget, inputs, invariance, load, other_rows, partials, recompute, swap, weave
@@ -22,11 +23,13 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
 )
-from epifuse.providers.cutedsl.family import Family, family_of
+from epifuse.providers.cutedsl.family import Arranged, Family, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, estimates
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.cutedsl.together import together
+from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem
 
 __all__ = ["DESIGNS", "ROW_DESIGNS", "SPLIT_DESIGNS", "SPLIT_ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
@@ -45,17 +48,27 @@ class CuteDslProvider:
         """The packages of the extra `cuda`."""
         return load.lacking()
 
-    def lower(self, graph: Graph, problem: Problem) -> Lowered:
-        """The graph as the kernel walks it, beside the one that several launches would split."""
-        return lower(graph, problem)
+    def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
+        """The graph as the kernel walks it, beside the one that several launches would split; or of regions each
+        one's."""
+        return Regions(graph, problem, self.lower) if is_uneven(graph) else lower(graph, problem)
 
-    def supports(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+    def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
         where that is allowed."""
-        return recompute.supports(specs, work, problem, _one_launch)
+        recomputes = problem.constraints.allow_recompute
+        if isinstance(work, Regions):
+            return work.supports(specs, problem, self.supports, together, may_overlap=recomputes)
+        answers = recompute.supports(specs, work, problem, _one_launch)
+        if answers.specs or work.regions is None or not work.regions.are_several:
+            return answers
+        several = work.regions.supports(specs, problem, self.supports, together, may_overlap=recomputes)
+        return several if several.specs else answers
 
     def build(self, plan: Plan) -> Runner:
         """Load the kernel, compiled for sm_90a where it is not stored yet."""
+        if plan.allocation.columns:
+            return one_after_another(list(map(self.build, plan.allocation.launches)), plan)
         if launches := plan.allocation.launches:
             between = sequence.slots(recompute.parts_of(plan), plan.problem)
             return sequence.in_sequence(list(map(self.build, launches)), between, plan.allocation.workspace_bytes)
@@ -96,6 +109,11 @@ def _workspace_bytes(
     of K at the end."""
     first = parts_of_float32 + partials.workspace_bytes(reductions, design, extents)
     return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
+
+
+def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
+    """What a plan tells people."""
+    return found.details(work, inputs.multiplied(problem))
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
@@ -145,7 +163,7 @@ def _answers(
             partial(_workspace_bytes, found.design, reductions, problem.extents, parts_of_float32)
             if reductions or found.design.split > 1 or parts_of_float32
             else 0,
-            lambda: found.details(work, inputs.multiplied(problem)),
+            partial(_details, found, work, problem),
             program=found,
             bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),

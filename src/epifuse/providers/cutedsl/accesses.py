@@ -114,7 +114,7 @@ def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
             break
         why = refused
     if way.staged:
-        return Layout(name, dtype, where.strides[1] == 1, pairs), ""
+        return Layout(name, dtype, where.strides[1] == 1, pairs, where.inner), ""
     return Layout(name, dtype, True, pairs, where.inner), why
 
 

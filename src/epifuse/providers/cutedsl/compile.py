@@ -62,7 +62,7 @@ def load_object(path: Path, name: str) -> Any:
 
 
 def _compile(source: KernelSource, options: str) -> Any:
-    program = source.program
+    program, programs = source.program, source.programs
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
@@ -74,12 +74,16 @@ def _compile(source: KernelSource, options: str) -> Any:
     a, b = (
         made(dtype, by_rows, (*shape, *batches)) for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
     )
-    shape = (extents["m"], extents["n"], extents["l"])
     modes = len(a.shape)
-    tensors = tuple(_tensor(access, shape, modes, swapped) for _, access in program.tensors)
-    kinds = [program.graph.types[node].kind for node in program.numbers]
-    numbers = tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
-    outputs = tuple(_tensor(access, shape, modes, swapped) for access in program.stores)
+    tensors, numbers, outputs = (), (), ()
+    for region, one in enumerate(programs):
+        columns = extents["n"] if one.columns is None else cute.sym_int(symbol=f"N{region}")
+        shape = (extents["m"], columns, extents["l"])
+        tensors += tuple(_tensor(access, shape, modes, swapped) for _, access in one.tensors)
+        kinds = [one.graph.types[node].kind for node in one.numbers]
+        numbers += tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
+        outputs += tuple(_tensor(access, shape, modes, swapped) for access in one.stores)
+    tensors += tuple(_scales() for own in source.design.scaled if own)
     # Parts of float32, partial results of reductions, and sums of parts of K, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
@@ -91,7 +95,7 @@ def _compile(source: KernelSource, options: str) -> Any:
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         types = tuple(DTYPES[dtype] for dtype in source.dtypes)
-        kernel = Sm90Gemm(source.design, program, types, DTYPES[source.accumulator])
+        kernel = Sm90Gemm(source.design, programs, types, DTYPES[source.accumulator])
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": options, "no_jit_engine": True}
         return cute.compile(
@@ -112,6 +116,12 @@ def _any_matrix(element: torch.dtype, _by_rows: bool, shape: tuple[Any, ...]) ->
     return make_fake_tensor(dtype, shape, strides, assumed_align=dtype.width // 8)
 
 
+def _scales() -> Any:
+    """Block scales of A or B, which may lie in any way."""
+    extents = cute.sym_int(), cute.sym_int()
+    return make_fake_tensor(Float32, extents, (cute.sym_int64(), cute.sym_int64()), assumed_align=4)
+
+
 def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:
     """Strides of which all but one are multiples of 16 bytes, as TMA needs."""
     return tuple(1 if i == contiguous else cute.sym_int64(divisibility=128 // dtype.width) for i in range(modes))
@@ -130,6 +140,9 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
+    if any(access.inner):  # heads of columns, and batches always
+        heads = shape[0], *access.inner[1], cute.sym_int(), shape[2] if "l" in access.axes else 1
+        return make_fake_tensor(dtype, heads, _one_contiguous(1, len(heads), dtype), assumed_align=16)
     contiguous = 1 if access.by_rows != as_it_lies else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
     return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)

@@ -24,7 +24,7 @@ class Design:
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
     `promoted`, that is added up in float32: 0 where they add up all of K themselves; whether A and B are float32 in
-    `full`, whose parts a kernel of its own writes before.
+    `full`, whose parts a kernel of its own writes before; whether A and B are `scaled` by blocks along K.
     """
 
     tile: tuple[int, int]
@@ -43,6 +43,7 @@ class Design:
     split: int = 1
     promoted: int = 0
     full: bool = False
+    scaled: tuple[bool, bool] = (False, False)
 
     @property
     def ctas(self) -> int:

@@ -246,7 +246,7 @@ class Family:
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
-        reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own)
+        reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own) or refusals.unscaled(own)
         if reason is not None:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
@@ -268,7 +268,13 @@ class Family:
     def given(self, design: Design) -> Design:
         """The design with what follows from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
-        return replace(design, parts=parts, promoted=inputs.promoted(problem), full=inputs.is_full(problem))
+        return replace(
+            design,
+            parts=parts,
+            promoted=inputs.promoted(problem),
+            full=inputs.is_full(problem),
+            scaled=inputs.scaled(problem),
+        )
 
     def fitted(self, design: Design) -> tuple[Program, Design] | None:
         """Program and design with its stages, or None where the design leaves A and B too little shared memory."""

@@ -7,6 +7,7 @@ import torch
 from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.scaled import BLOCK, SCALES
 
 ACCUMULATORS = {
     torch.float16: (torch.float32, torch.float16),
@@ -124,6 +125,9 @@ def refused(problem: Problem) -> str | None:
         return f"it adds up products of {a.dtype} in {short(first)}, not {problem.accumulator}"
     if is_full(problem) or 0 in problem.extents.values():
         return None
+    for name, info in problem.scales:
+        if sum((extent - 1) * stride for extent, stride in zip(info.shape, info.strides, strict=True)) > _MOST:
+            return f"it counts elements of the {name} up to {_MOST}"
     layout = _not_along_k(problem) if _needs_k(a.dtype) else None
     return layout or _unaddressable("A", a) or _unaddressable("B", b)
 
@@ -148,8 +152,16 @@ def promoted(problem: Problem) -> int:
     dtype = problem.a.dtype
     if is_full(problem):
         return PROMOTED_PARTS
+    if problem.scales:
+        return BLOCK
     narrow = dtype.is_floating_point and dtype.itemsize == 1
     return PROMOTED if narrow and not problem.constraints.fast_accum else 0
+
+
+def scaled(problem: Problem) -> tuple[bool, bool]:
+    """Whether A and B have block scales."""
+    of_a, of_b = (name in dict(problem.scales) for name in SCALES)
+    return of_a, of_b
 
 
 def largest_sum(problem: Problem) -> int:

@@ -24,7 +24,10 @@ from epifuse.request.problem import Problem
 
 
 class KernelSource(NamedTuple):
-    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B."""
+    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B.
+
+    `others` are the programs of further regions of N.
+    """
 
     program: Program
     design: Design
@@ -32,6 +35,12 @@ class KernelSource(NamedTuple):
     by_rows: tuple[bool, bool]
     accumulator: torch.dtype
     batched: bool
+    others: tuple[Program, ...] = ()
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Of every region: one, where N is not divided."""
+        return (self.program, *self.others)
 
     @classmethod
     def of(cls, problem: Problem, program: Program, design: Design) -> KernelSource:
@@ -43,7 +52,22 @@ class KernelSource(NamedTuple):
 
 def written(source: KernelSource) -> str:
     """The text of a kernel: the same in every process. Raises `InternalError` for a value that no text stands for."""
-    program, graph = source.program, source.program.graph
+    form = {
+        "design": replace(source.design, raster=0),  # an argument of the launch
+        "dtypes": source.dtypes,
+        "by_rows": source.by_rows,
+        "accumulator": source.accumulator,
+        "batched": source.batched,
+        **_form(source.program),
+    }
+    plain = {name: _plain(value) for name, value in form.items()}
+    if source.others:
+        plain["others"] = [[_plain(value) for value in _form(program).values()] for program in source.others]
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+def _form(program: Program) -> dict[str, Any]:
+    graph = program.graph
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     nodes = [
         (
@@ -56,40 +80,46 @@ def written(source: KernelSource) -> str:
         )
         for node in graph.nodes
     ]
-    form = {
-        "design": replace(source.design, raster=0),  # an argument of the launch
-        "dtypes": source.dtypes,
-        "by_rows": source.by_rows,
-        "accumulator": source.accumulator,
-        "batched": source.batched,
+    return {
         "edges": program.edges,
         "order": program.order,
         "nodes": tuple(nodes),
         "loads": tuple((numbers[node], _nameless(access)) for node, access in program.loads),
         "stores": tuple(map(_nameless, program.stores)),
         "outputs": tuple(numbers[output.node] for output in graph.outputs),
+        "columns": program.columns,
     }
-    plain = {name: _plain(value) for name, value in form.items()}
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
 
 
 def read(text: str) -> KernelSource:
     """The kernel that `written` wrote."""
     form = {name: _value(plain) for name, plain in json.loads(text).items()}
+    names = ("edges", "order", "nodes", "loads", "stores", "outputs", "columns")
+    others = tuple(_program(*own) for own in form.get("others", ()))
+    return KernelSource(
+        _program(*(form[name] for name in names)),
+        form["design"],
+        form["dtypes"],
+        form["by_rows"],
+        form["accumulator"],
+        form["batched"],
+        others,
+    )
+
+
+def _program(edges: Any, order: Any, rows: Any, loads: Any, stores: Any, outputs: Any, columns: Any) -> Program:
     nodes: list[Node] = []
-    for op, attr, args, *_ in form["nodes"]:
+    for op, attr, args, *_ in rows:
         # Not by a `Builder`, to which loads without names are all the same.
         nodes.append(Node(op, tuple(nodes[arg] for arg in args), attr))
     graph = Graph(
         inputs=(),
-        outputs=tuple(Output("", nodes[number]) for number in form["outputs"]),
-        types=_column(nodes, form["nodes"], 3),
-        stages=_column(nodes, form["nodes"], 4),
+        outputs=tuple(Output("", nodes[number]) for number in outputs),
+        types=_column(nodes, rows, 3),
+        stages=_column(nodes, rows, 4),
     )
-    loads = tuple((nodes[number], access) for number, access in form["loads"])
-    accuracies = _column(nodes, form["nodes"], 5)
-    program = Program(graph, loads, form["stores"], accuracies, form["edges"], order=form["order"])
-    return KernelSource(program, form["design"], form["dtypes"], form["by_rows"], form["accumulator"], form["batched"])
+    arriving = tuple((nodes[number], access) for number, access in loads)
+    return Program(graph, arriving, stores, _column(nodes, rows, 5), edges, order=order, columns=columns)
 
 
 def _column(nodes: Iterable[Node], rows: Iterable[tuple[Any, ...]], place: int) -> Mapping[Node, Any]:

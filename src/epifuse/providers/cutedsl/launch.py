@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.memory import allocator, seen_as
 from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
@@ -31,8 +31,8 @@ from epifuse.request.problem import Problem, TensorInfo
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
-    `same` where these are the tensor's own as well: a view costs the host a microsecond. A mask is seen as the bytes 0
-    and 1 that the kernel reads and writes.
+    `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the
+    bytes 0 and 1 that the kernel reads and writes.
     """
 
     shape: tuple[int, ...]
@@ -43,17 +43,14 @@ class View(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so."""
-        if self.same:  # whether it wants a gradient, tvm-ffi does not ask
-            return tensor
-        whole = tensor.view(torch.uint8) if self.mask else tensor
-        return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+        shape, strides, _, start, mask = self
+        return seen_as(tensor.view(torch.uint8) if mask else tensor, shape, strides, start)
 
     @property
     def make(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What makes it, mostly without a frame of Python; None where the tensor is handed over itself."""
-        if self.same:
-            return None
-        return self.of if self.start or self.mask else methodcaller("as_strided", self.shape, self.strides)
+        """What makes it; None where the tensor is handed over itself: whether that wants a gradient, tvm-ffi does not
+        ask."""
+        return None if self.same else self.of
 
     @staticmethod
     def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> View:
@@ -78,14 +75,15 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(plan, program, swapped=design.swapped)
+        views = _views(plan, found.source.programs, swapped=design.swapped)
+        self.a, self.b, self.printed = views.a, views.b, views.printed
         # K = 0: as many zeros as the larger of A and B needs.
-        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
-        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
-        self.operands = [(name, view.make) for name, view in self.views.operands]
-        self.outputs = [(name, view.make) for name, view in self.views.outputs]
+        self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.a, self.b))
+        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.a, self.b))
+        self.operands = [(name, view.make) for name, view in views.operands]
+        self.outputs = [(name, view.make) for name, view in views.outputs]
         self.prints = program.prints
-        self.numbers = program.number_names
+        self.numbers = tuple(name for one in found.source.programs for name in one.number_names)
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
@@ -100,9 +98,7 @@ class GpuKernel:
         none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
-            printed = {
-                name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in self.views.printed
-            }
+            printed = {name: torch.empty(shape, dtype=kind, device=a.device) for name, shape, kind in self.printed}
             outputs = {**outputs, **printed}
         step = partial(
             self._launch,
@@ -119,35 +115,35 @@ class GpuKernel:
         """The caller's workspace; None where each launch makes its own."""
         return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
 
-    def quick(self, names: tuple[str, ...], outputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]] | None:
+    def quick(
+        self, names: tuple[str, ...], outputs: Sequence[Any], *, turned: bool
+    ) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Makes the outputs and launches, for A, B and operands of these names; None where a launch does more.
 
-        `outputs` are the name, shape, strides, dtype and device of each. What a bound step looks up is at hand: this
-        is all that Python does.
+        `outputs` are the name, shape, strides, dtype and device of each. Where it is `turned`, the transpose of B is
+        handed over. What a bound step looks up is at hand: this is all that Python does.
         """
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
-        none, index, function, of_a, of_b = self.none, self.index, self.function, self.of_a, self.of_b
-        reads = [(names.index(name) + 2, make and _kept(make)) for name, make in self.operands]
-        making = [each[1:] for each in outputs]
-        order, elements = [each[0] for each in outputs], self.workspace_bytes // 4
+        none, index, function, of_a = self.none, self.index, self.function, self.of_a
+        of_b = self.b.of if turned else self.of_b
+        reads = [(names.index(name) + 2, make) for name, make in self.operands]
+        making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
+        workspace = ((self.workspace_bytes // 4,), (1,), torch.float32) if self.workspace_bytes else None
         tail = (self.clusters or self._count_clusters(), self.band, self.kept)
+        allocate = allocator(outputs[0].device)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
-            made = [torch.empty_strided(shape, strides, dtype=dtype, device=at) for shape, strides, dtype, at in making]
+            if torch._C._cuda_getDevice() != index:
+                with torch.cuda.device(index):
+                    return launch(tensors)
+            made = [allocate(*each) for each in making]
             a = tensors[0] if of_a is None else of_a(tensors[0])
             b = tensors[1] if of_b is None else of_b(tensors[1])
             read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
-            memory = (
-                [torch.empty_strided((elements,), (1,), dtype=torch.float32, device=a.device)] if elements else none
-            )
-            if torch._C._cuda_getDevice() == index:
-                function(a, b, read, none, written, memory, *tail)
-            else:
-                with torch.cuda.device(index):
-                    function(a, b, read, none, written, memory, *tail)
+            function(a, b, read, none, written, none if workspace is None else [allocate(*workspace)], *tail)
             return made
 
         return launch
@@ -178,26 +174,7 @@ class GpuKernel:
     def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
         zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
-        return self.views.a.of(zeros), self.views.b.of(zeros)
-
-
-_MOST_KEPT = 1 << 16  # elements
-
-
-def _kept(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The view of a small tensor, kept for the next launch: a bias mostly lies where it lay, and a view costs a
-    microsecond. What is kept keeps its memory too, so that nothing else can lie at its address."""
-    kept: torch.Tensor | None = None
-
-    def view(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        found = kept
-        if found is None or found.data_ptr() != tensor.data_ptr():
-            found = make(tensor.detach())  # a view of a parameter would keep the parameter
-            kept = found if tensor.numel() <= _MOST_KEPT else None
-        return found
-
-    return view
+        return self.a.of(zeros), self.b.of(zeros)
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -257,7 +234,7 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
+def _views(plan: Plan, programs: Sequence[Program], *, swapped: bool) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
@@ -267,23 +244,25 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     given = plan.problem
     product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
-    problem = weave.problem_of(program.order, product, plan.graph)
-    extents, batched, by_name = problem.extents, problem.batched, problem.by_name
-    infos, names = dict(problem.outputs), [one.output for one in program.prints]
     operands, outputs, printed = [], [], []
-    for load, access, along in program.reads:
-        operand = by_name[load.name]
-        assert isinstance(operand, TensorInfo)
-        found = seen(operand, load)
-        assert found is not None, "refused while planning"
-        operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
-    for output, access, along in program.writes:
-        info = infos.get(output.name)
-        found = written(output, info, extents)
-        own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
-        outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
-        if output.name in names:
-            printed.append((output.name, found.shape, access.dtype))
+    for program in programs:
+        problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
+        infos, names = dict(problem.outputs), [one.output for one in program.prints]
+        for load, access, along in program.reads:
+            operand = problem.by_name[load.name]
+            assert isinstance(operand, TensorInfo)
+            found = seen(operand, load)
+            assert found is not None, "refused while planning"
+            operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
+        for output, access, along in program.writes:
+            info = infos.get(output.name)
+            found = written(output, info, problem.extents)
+            own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
+            outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
+            if output.name in names:
+                printed.append((output.name, found.shape, access.dtype))
+    operands += [(name, View.beside(own, own.shape, own.strides)) for name, own in given.scales]
+    extents, batched = product.extents, product.batched
     if is_full(given):
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
@@ -297,6 +276,14 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
         tuple(outputs),
         tuple(printed),
     )
+
+
+def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
+    """The problem, whose N are these columns."""
+    if columns is None:
+        return problem
+    b = problem.b
+    return problem._replace(b=b._replace(shape=(*b.shape[:-1], columns[1] - columns[0])))
 
 
 def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem, *, swapped: bool) -> View:
@@ -317,8 +304,10 @@ def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: P
         return seen_as(shape, steps)
     # No address depends on the stride of a single row or batch, but TMA checks it.
     if 0 in steps:
-        span = round_up(shape[0] * shape[1], 16)
+        span = round_up(math.prod(shape), 16)
         steps = tuple([stride or span for stride in steps])
+    if any(access.inner):
+        return seen_as(shape if "l" in access.axes else (*shape[:-1], 1), (steps[0], 1, *steps[2:]))
     legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
     if not problem.batched:
         return seen_as(shape[:2], legal[:2])

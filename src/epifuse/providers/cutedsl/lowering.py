@@ -26,6 +26,7 @@ from epifuse.providers.cutedsl.prints import Print, with_prints
 from epifuse.providers.cutedsl.rows import Walk, beside, is_line, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
 from epifuse.providers.cutedsl.weave import Order, problem_of, woven
+from epifuse.providers.regions import Regions
 from epifuse.request.problem import Problem
 
 NATIVE = frozenset(costs.FAST)
@@ -37,7 +38,7 @@ class Lowered:
     """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents.
 
     `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
-    `is_swapped` where `walked` is of the transposed product.
+    `is_swapped` where `walked` is of the transposed product. `regions` are launched where one launch cannot do it.
     """
 
     typed: Graph
@@ -45,6 +46,7 @@ class Lowered:
     order: Order = ""
     refused: Reason | None = None
     is_swapped: bool = False
+    regions: Regions | None = None
     _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -199,9 +201,10 @@ def _launch(sweep: Sweep, whole: Problem) -> Launch:
     return Launch(sweep, Structure.of(sweep.graph, problem), lower(sweep.graph, problem))
 
 
-def lower(graph: Graph, problem: Problem) -> Lowered:
+def lower(graph: Graph, whole: Problem) -> Lowered:
     """The graph with what the device has no form of opened, and its stages; the same for all extents of a class."""
-    half, order, refused = woven(graph, problem)
-    problem = problem_of(order, problem, graph)
+    half, order, refused = woven(graph, whole)
+    problem = problem_of(order, whole, graph)
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
-    return Lowered(graph, assign_stages(split_log_sums(opened), problem), order, refused)
+    regions = Regions(graph, whole, lower) if "pick" in graph.ops else None
+    return Lowered(graph, assign_stages(split_log_sums(opened), problem), order, refused, regions=regions)

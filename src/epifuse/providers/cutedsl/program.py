@@ -24,7 +24,8 @@ NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")
 class Program:
     """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
     value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch. `order`
-    is that of the rows of two parts in B, where the graph takes parts of a row."""
+    is that of the rows of two parts in B, where the graph takes parts of a row. `columns` are those of a region of N,
+    where a launch has several: its graph, operands and outputs count from the first of them."""
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
@@ -33,6 +34,7 @@ class Program:
     edges: tuple[Edge, Edge] = NO_EDGES
     prints: tuple[Print, ...] = ()
     order: Order = ""
+    columns: tuple[int, int] | None = None
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:

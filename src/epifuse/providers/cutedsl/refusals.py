@@ -18,6 +18,7 @@ from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.scaled import BLOCK
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -77,6 +78,18 @@ def unsplit(design: Design, problem: Problem) -> str | None:
     return f"K is too short for {design.split} parts" if is_short(problem) else None
 
 
+def unscaled(design: Design) -> str | None:
+    """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one."""
+    if not any(design.scaled):
+        return None
+    if design.swapped:
+        return "it exchanges A and B, whose blocks differ: block scales have a kernel that does not"
+    if design.parts > 1:
+        return "its tiles hold parts of rows, and block scales are of whole ones; store D, and combine them later"
+    cuts = design.tile[1] % BLOCK and BLOCK % design.tile[1]
+    return f"its tiles cut the blocks of {BLOCK} columns that share a scale" if cuts else None
+
+
 def not_by_tma(program: Program, problem: Problem) -> str | None:
     """Why something does not travel by TMA that was asked to."""
     told = transports((access for _, access in program.tensors), program.stores)
@@ -127,6 +140,10 @@ def _summed(design: Design, problem: Problem) -> list[str]:
         return []
     if problem.accumulator == torch.int32:
         return [_reached(problem)]
+    if any(design.scaled):
+        which = " and ".join(name for name, own in zip("AB", design.scaled, strict=True) if own)
+        sums = f"sums of {design.promoted} products by the tensor cores, with 14 bits"
+        return [f"{sums}, times the block scales of {which}, are added up in float32"]
     if design.promoted:
         return [f"sums of {design.promoted} products by the tensor cores, with 14 bits, are added up in float32"]
     return ["fast_accum: the tensor cores add up all products, with 14 bits"]

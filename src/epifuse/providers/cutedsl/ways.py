@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.providers.cutedsl.addresses import UNCUT, Inner, Modes
-from epifuse.providers.cutedsl.design import WARP_GROUP, Design, round_up
+from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP, Design, round_up
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
@@ -127,7 +127,7 @@ def _not_staged(lying: Lying) -> str | None:
     where, axes, size, aligned, leaves = lying
     if size > _WIDEST_STAGED:
         return f"its values have {8 * size} bits"
-    if any(where.inner):
+    if any(where.inner) and not (leaves and _is_by_heads(where)):
         return "no single stride steps along M, N or the batches"
     if not ("m" in axes and "n" in axes):
         return "it does not vary over both M and N"
@@ -142,10 +142,17 @@ def _not_staged(lying: Lying) -> str | None:
     return _unaddressable(where, axes, size)
 
 
+def _is_by_heads(where: Modes) -> bool:
+    """Whether N alone is cut, in contiguous pieces of whole subtiles: TMA then counts pieces by a dim of its own."""
+    (m, n, l), strides = where.inner, where.strides
+    return not m and not l and len(n) == 1 and n[0] % SUBTILE[1] == 0 and strides[1] == 1
+
+
 def _unaddressable(where: Modes, axes: frozenset[str], size: int) -> str | None:
     """Why TMA cannot address a tensor that is contiguous along M or N, or None."""
-    (m, n, l), (down, right, deep), _ = where
-    steps = [(m, down) if right == 1 else (n, right)]
+    *inner, (l, deep) = zip(where.extents, where.strides, strict=True)
+    contiguous = 1 if where.strides[1] == 1 else 0
+    steps = [step for i, step in enumerate(inner) if i != contiguous]
     if "l" in axes:
         steps.append((l, deep))
     strides = [size * step for extent, step in steps if extent > 1]

@@ -2,7 +2,8 @@
 
 Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats. Other sums they cut below their last
 bit, which is a bias over a long K. A warp group multiplies one piece of its tile at a time, so that the registers of
-the piece fit beside those of the sums; while it adds, the multiplications of the other warp group go on.
+the piece fit beside those of the sums. While it adds, the multiplications of the other warp group go on, or in a
+ping-pong tile those of the next piece (`budget.pieces_held`).
 """
 
 from typing import Any
@@ -36,20 +37,23 @@ class Promotion:
         first, row, column = self.pieces[place]
         return _kept(a[None, row, first + block, stage]), _kept(b[None, column, first + block, stage])
 
-    def add(self, place: int, accumulators: cute.Tensor, piece: cute.Tensor) -> None:
-        """What the tensor cores made of a piece."""
+    def add(self, place: int, accumulators: cute.Tensor, piece: cute.Tensor, scales: list) -> None:
+        """What the tensor cores made of a piece; times `scales`, value by value and again, where there are some."""
         _, row, column = self.pieces[place]
         count = cute.size(piece)
         first = count * (row * self.columns + column)  # as the epilogue counts: all columns of 64 rows, then the next
         for i in range(count):
-            accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i])
+            scale = (scales[i % len(scales)],) if scales else ()
+            accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i], *scale)
 
 
-def _added(total: Float32, value: Float32) -> tuple[Float32, Float32]:
-    """Their sum, and `value`, as written anew: else LLVM adds behind the next multiplication into the same registers,
-    and ptxas, which then has to copy them, lets no two multiplications overlap."""
-    text = "add.rn.f32 {$w0}, {$r0}, {$r1}; mov.b32 {$w1}, {$r1};"
-    found = cute.arch.inline_ptx(text, write_only_types=[Float32, Float32], read_only_args=[total, value])
+def _added(total: Float32, value: Float32, *scale: Float32) -> tuple[Float32, Float32]:
+    """Their sum, of `value` times its scale where there is one, and `value`, as written anew: else LLVM adds behind the
+    next multiplication into the same registers, and ptxas, which then has to copy them, lets no two multiplications
+    overlap."""
+    sum_ = "fma.rn.f32 {$w0}, {$r1}, {$r2}, {$r0};" if scale else "add.rn.f32 {$w0}, {$r0}, {$r1};"
+    text, read = f"{sum_} mov.b32 {{$w1}}, {{$r1}};", [total, value, *scale]
+    found = cute.arch.inline_ptx(text, write_only_types=[Float32, Float32], read_only_args=read)
     return found[0], found[1]
 
 

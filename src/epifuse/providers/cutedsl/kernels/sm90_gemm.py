@@ -16,8 +16,8 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
-from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Last
+from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.full import Full
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
@@ -33,6 +33,7 @@ from epifuse.providers.cutedsl.kernels.parts import in_turn, lie_apart, parts_of
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.promotion import Promotion
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
+from epifuse.providers.cutedsl.kernels.regions import Regions
 from epifuse.providers.cutedsl.kernels.split import Split
 from epifuse.providers.cutedsl.program import Program
 
@@ -50,15 +51,16 @@ SPARE = 5  # the producer warps: stages of A and B are spare
 class Cta(NamedTuple):
     """What all roles of a CTA know.
 
-    The buffers of A and B; the epilogue's shared memory, and TMA's carriers; tiles of A and B; the order
-    of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which part of K it has, and
-    its blocks of it.
+    The buffers of A and B; the epilogue's shared memory, of each region of N, and TMA's carriers; tiles and scales of
+    A and B; the order of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which
+    part of K it has, and its blocks of it.
     """
 
     buffers: tuple
     shared: Any
     carriers: tuple
     tiles: tuple
+    scales: tuple
     order: Any
     place: Any
     first: Any
@@ -84,8 +86,12 @@ class Sm90Gemm:
     Without batches, A, B and what travels in tiles have no L.
     """
 
-    def __init__(self, design: Design, program: Program, types: tuple, accumulator: Any = Float32) -> None:
-        """`types` are those of A and B as they are multiplied: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8."""
+    def __init__(self, design: Design, programs: tuple, types: tuple, accumulator: Any = Float32) -> None:
+        """`programs` are those of the regions of N: mostly one, of all columns.
+
+        `types` are those of A and B as they are multiplied: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8.
+        """
+        program: Program = programs[0]
         self.design = design
         self.types = types
         self.accumulator = accumulator
@@ -94,10 +100,11 @@ class Sm90Gemm:
         self.groups = design.sharing
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
-        self.ahead = budget.ahead(design, program)
+        self.ahead = max(budget.ahead(design, one) for one in programs)
+        self.scales = BlockScales(design)
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(program)
-        self.program = program
+        self.program, self.programs = program, programs
         self.split = Split(design, accumulator)
         self.merging = merging_kernels(design, program)
 
@@ -115,6 +122,7 @@ class Sm90Gemm:
         kept: Int64,
         stream: Any,
     ):
+        tensors, scales = self.scales.apart(tensors)
         if const_expr(self.design.full):
             a, b, workspaces = Full().launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
@@ -131,9 +139,10 @@ class Sm90Gemm:
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, self.design.subtile[1])
         fragment = Fragment.of_accumulators(atom, self.design.subtile)
-        self.epilogue = Epilogue(self.design, self.program, fragment, self.parts(b, fragment, majors))
-        self.arrivals, self.departures = self.epilogue.arrivals, self.epilogue.departures
-        tensors, outputs = self.epilogue.whole(tensors, outputs)
+        self.regions = Regions(self.design, self.programs, fragment, self.parts(b, fragment, majors))
+        self.epilogue = self.regions.first
+        self.arrivals = self.epilogue.arrivals
+        tensors, outputs = self.regions.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
         first = (None, None, 0)
@@ -149,11 +158,24 @@ class Sm90Gemm:
         columns = columns // self.design.parts if self.design.parts > 1 else columns
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         order = raster(shape, (bm * self.cluster[0], self.design.columns * self.cluster[1]), band)
-        policy = self.departures.policy(shape, kept)
-        carriers = self.epilogue.carriers(tensors, outputs)
+        policy = self.epilogue.departures.policy(shape, kept)
+        carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
-            loads, carriers, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order, policy
+            loads,
+            carriers,
+            tensors,
+            numbers,
+            outputs,
+            workspaces,
+            scales,
+            mma,
+            atom,
+            smem_a,
+            smem_b,
+            shape,
+            order,
+            policy,
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
@@ -184,6 +206,7 @@ class Sm90Gemm:
         numbers: tuple,
         outputs: tuple,
         workspaces: tuple,
+        scales: tuple,
         mma: cute.TiledMma,
         atom: cute.TiledMma,
         smem_a: cute.ComposedLayout,
@@ -206,10 +229,10 @@ class Sm90Gemm:
 
         allocator = SmemAllocator()
         barriers = allocator.allocate_array(cutlass.Int64, 2 * self.stages)
-        small = self.epilogue.allocate(allocator)
+        small = self.regions.allocate(allocator)
         buffer_a = allocator.allocate_tensor(self.brought[0], smem_a.outer, 1024, smem_a.inner)
         buffer_b = allocator.allocate_tensor(self.brought[1], smem_b.outer, 1024, smem_b.inner)
-        shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
+        shared = self.regions.buffers(allocator, small, carriers, tensors, outputs)
         cluster = cute.make_layout(self.cluster)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         place = cluster.get_flat_coord(rank)
@@ -226,7 +249,7 @@ class Sm90Gemm:
         )
         if const_expr(self.epilogue.has_barriers):
             if thread == 0:
-                self.epilogue.initialise(shared)
+                self.epilogue.initialise(shared[0])
                 cute.arch.mbarrier_init_fence()
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
@@ -245,7 +268,7 @@ class Sm90Gemm:
             first, step = first // self.design.split, step // self.design.split
         k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
         tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
-        cta = Cta(buffers, shared, carriers, tiles, order, place, first, step, part, k_first, k_tiles)
+        cta = Cta(buffers, shared, carriers, tiles, scales, order, place, first, step, part, k_first, k_tiles)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
@@ -256,12 +279,12 @@ class Sm90Gemm:
         else:
             cute.arch.setmaxregister_increase(self.design.registers)
             workspace = workspaces[0] if const_expr(len(workspaces) > 0) else None
-            given = Given(tensors, numbers, outputs, workspace, shape)
+            given = self.regions.given(tensors, numbers, outputs, workspace, shape)
             if const_expr(self.design.split > 1):
                 if part == 0:
                     self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
                 else:
-                    self.contribute(cta, pipe, mma, group - 1, workspace)
+                    self.contribute(cta, pipe, mma, atom, group - 1, workspace)
             else:
                 self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
 
@@ -318,7 +341,7 @@ class Sm90Gemm:
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         turn += team * cta.step
-        own, carriers = cta.shared.own[self.arrivals.number], cta.carriers[self.arrivals.number]
+        own, carriers = cta.shared[0].own[self.arrivals.number], cta.carriers[self.arrivals.number]
         tma = carriers, self.arrivals.partitions(own, carriers)
         arrivals = Int32(0)
         while turn < cta.order.total:
@@ -353,7 +376,7 @@ class Sm90Gemm:
         mma: cute.TiledMma,
         atom: cute.TiledMma,
         served: Int32,
-        given: Given,
+        given: tuple,
         policy: Int64,
     ):
         """A warp group: the products of its tiles, and their epilogue."""
@@ -362,7 +385,7 @@ class Sm90Gemm:
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
-        sender = self.sender(cta, own, policy)
+        senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each))]
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         carried = self.epilogue.partials.carry()
@@ -377,15 +400,18 @@ class Sm90Gemm:
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
             at = Place(m, n, l, within)
-            held = self.epilogue.fetch(at, own, given)
+            held = self.regions.fetch(at, own, given)
+            scales = self.scales.begin(cta.scales, at, self.epilogue, atom, own, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            starts = self.arrivals.spare.starts(within, read, cta.buffers, cta.shared.own[self.arrivals.number].buffers)
+            starts = self.arrivals.spare.starts(
+                within, read, cta.buffers, cta.shared[0].own[self.arrivals.number].buffers
+            )
             ending = Last(turn + cta.step >= cta.order.total, within, starts)
-            threads = self.epilogue.team(atom, own, served, executed, cta.shared, given, ending)
+            threads = self.epilogue.team(atom, own, served, executed, cta.shared[0], given[0], ending)
             early = self.arrivals.early(threads)
             warpgroup.wait_group(0)
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
@@ -393,85 +419,132 @@ class Sm90Gemm:
                 free.advance()
             if const_expr(self.design.split > 1):
                 thread_of_tile = within * WARP_GROUP + own
-                where = self.split.place(given.workspace, turn, cta, thread_of_tile)
+                where = self.split.place(given[0].workspace, turn, cta, thread_of_tile)
                 self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
             if const_expr(self.pingpong):
                 read = _after(read, cta.k_tiles)
                 free = _after(free, cta.k_tiles)
 
             values = sums(registers, self.accumulator)
-            if const_expr(self.epilogue.deposits):
-                if const_expr(self.departures.senders > 1 or not self.departures.members):
-                    # Else the last subtile's barrier says that the vectors before were read.
-                    cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                self.epilogue.deposit(held, cta.shared, served, own)
-                cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-            tile = self.epilogue.tile(at, held)
-            self.subtiles(values, tile, at, threads, early, served, sender)
-            self.epilogue.leave(tile, carried, threads)
+            if const_expr(len(self.programs) == 1):
+                self.finish(self.epilogue, values, at, held[0], threads, early, carried, senders[0])
+            else:
+                for region in cutlass.range_constexpr(len(self.programs)):
+                    if self.regions.has(region, n):
+                        self.finish_region(
+                            self.regions.each[region],
+                            values,
+                            self.regions.place(region, at),
+                            held[region],
+                            (atom, own, served, executed, cta.shared[region], given[region], ending),
+                            senders[region],
+                        )
             executed += 1
             turn += stride
         if const_expr(len(carried) > 0):
-            self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(served, own // 32), given)
+            self.epilogue.partials.leave_carried(
+                carried, self.epilogue.division.warp_of_all(served, own // 32), given[0]
+            )
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
-        if sender.sends:
+        if senders[0].sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def sender(self, cta, own, policy):
+    def sender(self, region, cta, own, policy):
         """One warp sends for the group, or each of them its own rows."""
         warp = cute.arch.make_warp_uniform(own // 32)
-        carriers = cta.carriers[self.departures.number]
-        leaving = carriers, self.departures.partitions(cta.shared.own[self.departures.number], carriers)
-        if self.departures.senders > 1:
+        departures = self.regions.each[region].departures
+        carriers = self.regions.carriers_of(region, cta.carriers)[departures.number]
+        leaving = carriers, departures.partitions(cta.shared[region].own[departures.number], carriers)
+        if departures.senders > 1:
             return Sender(True, warp, leaving, policy)
         return Sender(warp == 0, 0, leaving, policy)
 
     @cute.jit
+    def finish_region(self, epilogue: Any, values: cute.Tensor, at: Place, held: Any, what: tuple, sender: Sender):
+        """The epilogue of a tile, where the region that has it is known at run time: nothing of it came before."""
+        self.finish(epilogue, values, at, held, epilogue.team(*what), (), {}, sender)
+
+    @cute.jit
+    def finish(
+        self,
+        epilogue: Any,
+        values: cute.Tensor,
+        at: Place,
+        held: Any,
+        threads: Any,
+        early: Any,
+        carried: Any,
+        sender: Sender,
+    ):
+        """The epilogue of a tile: from the vectors that were fetched to what its reductions left."""
+        if const_expr(epilogue.deposits):
+            departures = epilogue.departures
+            if const_expr(len(self.programs) > 1 or departures.senders > 1 or not departures.members):
+                # Else the last subtile's barrier says that the vectors before were read.
+                cute.arch.barrier(barrier_id=TOGETHER + threads.group, number_of_threads=WARP_GROUP)
+            epilogue.deposit(held, threads.shared, threads.group, threads.thread)
+            cute.arch.barrier(barrier_id=TOGETHER + threads.group, number_of_threads=WARP_GROUP)
+        tile = epilogue.tile(at, held)
+        self.subtiles(epilogue, values, tile, at, threads, early, sender)
+        epilogue.leave(tile, carried, threads)
+
+    @cute.jit
     def subtiles(
-        self, values: cute.Tensor, tile: Any, at: Place, threads: Any, early: Any, served: Int32, sender: Sender
+        self, epilogue: Any, values: cute.Tensor, tile: Any, at: Place, threads: Any, early: Any, sender: Sender
     ):
         """The epilogue of a tile, subtile by subtile."""
-        last, count = len(self.epilogue.walks) - 1, self.epilogue.division.subtiles
+        last, count = len(epilogue.walks) - 1, epilogue.division.subtiles
+        arrivals, departures, served = epilogue.arrivals, epilogue.departures, threads.group
         arrived = {}
         for s in cutlass.range_constexpr(count + 1):
             if const_expr(s < count):
-                if const_expr(self.epilogue.scene.begins(s)):
-                    self.epilogue.reduce_rows(s, values, tile, threads)
-                    arrived = self.epilogue.arrive(last, s, threads, early)
+                if const_expr(epilogue.scene.begins(s)):
+                    epilogue.reduce_rows(s, values, tile, threads)
+                    arrived = epilogue.arrive(last, s, threads, early)
                 coming = {}
-                if const_expr(not self.epilogue.scene.begins(s + 1)):
-                    coming = self.epilogue.arrive(last, s + 1, threads, early)
-                results = self.epilogue.subtile(s, values, arrived, tile, threads)
+                if const_expr(not epilogue.scene.begins(s + 1)):
+                    coming = epilogue.arrive(last, s + 1, threads, early)
+                results = epilogue.subtile(s, values, arrived, tile, threads)
                 arrived = coming
             # The subtile before leaves only now: this one's work hid its way into shared memory.
-            if const_expr(s > 0 and len(self.departures.members) > 0):
+            if const_expr(s > 0 and len(departures.members) > 0):
                 # Where an operand was read, its fence is behind the staging as well.
-                if const_expr(not self.arrivals.reads_behind(s + 1, early)):
+                if const_expr(not arrivals.reads_behind(s + 1, early)):
                     cute.arch.fence_proxy("async.shared", space="cta")
                 # The slot of this subtile is free once all stores but the newest were read.
-                self.vacate(max(self.design.store_stages - 2, 0), served, sender)
+                self.vacate(max(self.design.store_stages - 2, 0), served, departures.senders, sender)
                 if sender.sends:
-                    self.departures.send(s - 1, at, served, sender.number, sender.policy, sender.leaving)
+                    self.send(departures, s - 1, at, served, sender)
             if const_expr(s < count):
                 if const_expr(self.design.store_stages == 1):
                     # A tile of one subtile has one slot, which the tile before left from.
-                    self.vacate(0, served, sender)
-                self.departures.stage(s, results, threads)
+                    self.vacate(0, served, departures.senders, sender)
+                departures.stage(s, results, threads)
+
+    def send(self, departures, s, at, served, sender):
+        """Subtile `s`, by one of the warps that send."""
+        departures.send(s, at, served, sender.number, sender.policy, sender.leaving)
 
     @cute.jit
-    def vacate(self, stores: cutlass.Constexpr, served: Int32, sender: Sender):
+    def vacate(self, stores: cutlass.Constexpr, served: Int32, senders: cutlass.Constexpr, sender: Sender):
         """Wait until all but the newest `stores` were read from their slots, for all threads that share these."""
         if sender.sends:
             cute.arch.cp_async_bulk_wait_group(stores, read=True)
-        if const_expr(self.departures.senders > 1):
+        if const_expr(senders > 1):
             cute.arch.sync_warp()
         else:
             cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
 
     @cute.jit
     def contribute(
-        self, cta: Cta, pipe: pipeline.PipelineTmaAsync, mma: cute.TiledMma, served: Int32, workspace: cute.Tensor
+        self,
+        cta: Cta,
+        pipe: pipeline.PipelineTmaAsync,
+        mma: cute.TiledMma,
+        atom: cute.TiledMma,
+        served: Int32,
+        workspace: cute.Tensor,
     ):
         """A warp group of a CTA that has not the first part of K: its sums go to the CTA that has it."""
         thread, _, _ = cute.arch.thread_idx()
@@ -488,9 +561,12 @@ class Sm90Gemm:
                 free = _after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
+            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+            at = Place(m, n, l, within)
+            scales = self.scales.begin(cta.scales, at, self.epilogue, atom, thread % WARP_GROUP, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            read, free = self.product(cta.k_tiles, read, free, pipe, mma, factors)
+            read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             warpgroup.wait_group(0)
@@ -513,33 +589,50 @@ class Sm90Gemm:
         partition = mma.partition_shape_C(self.design.tile)
         registers = accumulator_registers(cute.size(partition), self.accumulator)
         accumulators = as_accumulators(registers, partition, self.accumulator)
-        piece = (self.promotion.piece(accumulators),) if self.design.promoted else ()
-        return registers, (accumulators, fragment_a, fragment_b, *piece)
+        count = budget.pieces_held(self.design) if self.design.promoted else 0
+        held = tuple(self.promotion.piece(accumulators) for _ in range(count))
+        return registers, (accumulators, fragment_a, fragment_b, *held)
 
-    def product(self, *arguments):
+    def product(self, scales, *arguments):
         """The main loop over so many blocks of K."""
-        return self.promoted_product(*arguments) if self.design.promoted else self.whole_product(*arguments)
+        return self.promoted_product(scales, *arguments) if self.design.promoted else self.whole_product(*arguments)
 
     @cute.jit
-    def promoted_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
-        """Sums of a few products, which are added up in float32. All stages are given back."""
-        accumulators, fragment_a, fragment_b, piece = factors
+    def promoted_product(
+        self, scales: Any, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple
+    ):
+        """Sums of a few products, scaled or not, which are added up in float32. All stages are given back."""
+        accumulators, fragment_a, fragment_b, *held = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))
         accumulators.fill(0.0)
-        for _ in cutlass.range(blocks, unroll=1):
-            pipe.consumer_wait(read)
-            for place in cutlass.range_constexpr(len(self.promotion.pieces)):
+        last, behind = len(self.promotion.pieces) - 1, len(held) - 1
+        for k in cutlass.range(blocks, unroll=1):
+            taken = self.scales.taken(scales)
+            own = [self.scales.factors(taken, piece, self.epilogue) for piece in self.promotion.pieces]
+            for place in cutlass.range_constexpr(last + 1):
+                # Anew for each piece: ptxas orders no instructions across a wait. Else it puts additions behind further
+                # multiplications, for whose sums there are no registers: up to 320 bytes spill.
+                if const_expr(place == 0 or behind > 0 or any(self.design.scaled)):
+                    pipe.consumer_wait(read)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
                 warpgroup.fence()
                 for block in cutlass.range_constexpr(self.promotion.blocks):
                     a, b = self.promotion.factors(place, block, fragment_a, fragment_b, read.index)
-                    cute.gemm(mma, piece, a, b, piece)
+                    cute.gemm(mma, held[place % len(held)], a, b, held[place % len(held)])
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
-                warpgroup.wait_group(0)
-                if const_expr(place + 1 == len(self.promotion.pieces)):
+                if const_expr(place == 0):
+                    self.scales.fetch(scales, k + 1)
+                if const_expr(behind <= place < last):
+                    warpgroup.wait_group(behind)
+                    done = place - behind
+                    self.promotion.add(done, accumulators, held[done % len(held)], own[done])
+            # ptxas follows no multiplication into the next round of a loop, so that none is left under way.
+            for done in cutlass.range_constexpr(last - min(behind, last), last + 1):
+                warpgroup.wait_group(last - done)
+                if const_expr(done == last):
                     pipe.consumer_release(free)
-                self.promotion.add(place, accumulators, piece)
+                self.promotion.add(done, accumulators, held[done % len(held)], own[done])
             read.advance()
             free.advance()
         return read, free

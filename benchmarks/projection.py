@@ -1,0 +1,191 @@
+"""GPU time of q, k and v of one projection, normed by head and rotated, beside the plain product and torch.compile.
+
+    python benchmarks/projection.py --save results.json [--tokens 8192] [--models Qwen3-8B] [--rounds 15]
+
+The weight is q's, k's and v's, one behind the other. `norm, rotary` is RMSNorm of each head of q and k, with a weight,
+and their rotation; q, k and v are stored as (heads, tokens, head). `rotary` leaves out the norm, `split` both, and
+`split, rows` stores (tokens, columns). The plain product stores all columns at once. All of a shape are interleaved in
+one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gpu_timing import Backlog, interleave
+from timing import command, machine, paired_ratio, save
+
+import epifuse as ef
+
+PLAIN = "plain"
+
+
+class Model(NamedTuple):
+    """Columns of A, heads of q and of k and v, and their width."""
+
+    width: int
+    query: int
+    shared: int
+    head: int
+
+
+MODELS = {
+    "Llama-3-8B": Model(4096, 32, 8, 128),
+    "Qwen3-8B": Model(4096, 32, 8, 128),
+    "Qwen3-4B": Model(2560, 32, 8, 128),
+}
+
+
+def rms_norm(x, weight):
+    """Of each head."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def rotate(x, cos, sin):
+    """The halves of each head by angles."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def epilogues(model: Model) -> Mapping[str, Callable[..., Any]]:
+    """The functions of a model's projection, by name."""
+    sizes = (model.query * model.head, model.shared * model.head, model.shared * model.head)
+    of_q, of_k, of_v = sizes
+    head = model.head
+
+    def plain(accum):
+        D = accum
+        return D
+
+    def rows(accum):
+        q, k, v = accum.split([of_q, of_k, of_v], dim=-1)
+        return q, k, v
+
+    def split(accum):
+        q, k, v = accum.split([of_q, of_k, of_v], dim=-1)
+        query = q.unflatten(-1, (-1, head)).transpose(0, 1)
+        key = k.unflatten(-1, (-1, head)).transpose(0, 1)
+        value = v.unflatten(-1, (-1, head)).transpose(0, 1)
+        return query, key, value
+
+    def rotary(accum, cos, sin):
+        q, k, v = accum.split([of_q, of_k, of_v], dim=-1)
+        query = rotate(q.unflatten(-1, (-1, head)), cos, sin).transpose(0, 1)
+        key = rotate(k.unflatten(-1, (-1, head)), cos, sin).transpose(0, 1)
+        value = v.unflatten(-1, (-1, head)).transpose(0, 1)
+        return query, key, value
+
+    def norm_and_rotary(accum, cos, sin, q_norm, k_norm):
+        q, k, v = accum.split([of_q, of_k, of_v], dim=-1)
+        query = rotate(rms_norm(q.unflatten(-1, (-1, head)), q_norm), cos, sin).transpose(0, 1)
+        key = rotate(rms_norm(k.unflatten(-1, (-1, head)), k_norm), cos, sin).transpose(0, 1)
+        value = v.unflatten(-1, (-1, head)).transpose(0, 1)
+        return query, key, value
+
+    return {
+        PLAIN: plain,
+        "split, rows": rows,
+        "split": split,
+        "rotary": rotary,
+        "norm, rotary": norm_and_rotary,
+    }
+
+
+def operands(tokens: int, head: int) -> dict[str, torch.Tensor]:
+    """Angles of each token, and weights of a head."""
+    turns = torch.outer(torch.arange(tokens), 10000.0 ** -(torch.arange(0, head, 2) / head))
+    angles = torch.cat((turns, turns), dim=-1)[:, None].cuda()
+    weights = {name: torch.randn(head, device="cuda").bfloat16() for name in ("q_norm", "k_norm")}
+    return {"cos": angles.cos().bfloat16(), "sin": angles.sin().bfloat16(), **weights}
+
+
+def read_by(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a function has parameters for."""
+    return {name: given[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
+
+
+def ours(name: str, function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, given: Any) -> Callable[[], Any]:
+    """A bound launch."""
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, read_by(function, given)))
+    blank = args.allocate()
+    made = ef.EpilogueArguments(function, **read_by(function, given), **dict(blank.items()))
+    args = ef.GemmArguments(a, b, epilogue=made)
+    kernel = ef.get_kernels(args)[0]
+    launches = len(kernel.plan.allocation.launches) or 1
+    print(f"  {name}: {kernel.plan.spec.name}, {launches} launches", flush=True)
+    return kernel.bind(args)
+
+
+def peers(functions: Any, a: torch.Tensor, b: torch.Tensor, given: Any) -> dict[str, Callable[[], Any]]:
+    """cuBLAS' product, and the same function compiled behind it."""
+    found: dict[str, Callable[[], Any]] = {}
+    wide = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    found["cuBLAS"] = lambda: torch.mm(a, b, out=wide)
+    for name, function in functions.items():
+        if name == PLAIN:
+            continue
+        own = read_by(function, given)
+
+        def unfused(a, b, function=function, own=own):
+            return [x.contiguous() for x in function(a @ b, **own)]
+
+        compiled = torch.compile(unfused)
+        found[f"torch.compile, {name}"] = lambda compiled=compiled: compiled(a, b)
+    return found
+
+
+def measure(name: str, tokens: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, and ratios to the plain product with their 95 % intervals."""
+    model = MODELS[name]
+    columns = (model.query + 2 * model.shared) * model.head
+    a = torch.randn(tokens, model.width, device="cuda").bfloat16()
+    b = (torch.randn(columns, model.width, device="cuda") / model.width**0.5).bfloat16().t()
+    given, functions = operands(tokens, model.head), epilogues(model)
+    calls = {each: ours(each, function, a, b, given) for each, function in functions.items()}
+    for each, call in peers(functions, a, b, given).items():
+        try:
+            call()
+            calls[each] = call
+        except Exception as error:  # a peer that cannot is left out
+            print(f"  {each}: {error!r}"[:300], flush=True)
+    seconds = interleave({each: [call] for each, call in calls.items()}, rounds, backlog)
+    return {
+        "model": name,
+        "shape": [tokens, columns, model.width],
+        "microseconds": {each: round(statistics.median(times) * 1e6, 2) for each, times in seconds.items()},
+        "ratios": {
+            each: [round(x, 4) for x in paired_ratio(seconds, each, PLAIN)] for each in seconds if each != PLAIN
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["Qwen3-8B", "Qwen3-4B"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[8192, 2048])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for name in options.models:
+        for tokens in options.tokens:
+            row = measure(name, tokens, options.rounds, backlog)
+            rows.append(row)
+            times = ", ".join(f"{each} {time}" for each, time in row["microseconds"].items())
+            said = ", ".join(f"{each} {middle}" for each, (middle, _, _) in row["ratios"].items())
+            print(f"{name}, {tokens} tokens: {times}\n  of the plain product: {said}", flush=True)
+            if options.save:
+                save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Regions of N in one launch: each tile is one region's, whose epilogue it runs. Imports no cutlass.
+
+What each region takes alone is planned as if it were a launch. Here a design gets the stages that all of them need, and
+room for the outputs of the one that needs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from epifuse.plan import Allocation, Details, KernelSpec
+from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.family import Arranged
+from epifuse.providers.cutedsl.heuristic import Rated, band, estimate, estimates, is_long, is_short
+from epifuse.providers.cutedsl.kernel_text import KernelSource
+from epifuse.providers.cutedsl.partials import reductions_of
+from epifuse.providers.cutedsl.program import Program
+from epifuse.providers.cutedsl.rows import walks
+from epifuse.providers.cutedsl.ways import Access
+from epifuse.request.problem import Problem
+
+Columns = tuple[int, int]
+MOST = 8
+"""Regions of a launch: each has code of its own, and for an output 128 bytes of the 4096 that arguments may have."""
+
+
+def together(
+    spec: KernelSpec, columns: Sequence[Columns], allocations: Sequence[Allocation], problem: Problem
+) -> Allocation | str:
+    """What one launch takes of a design, given what each region takes alone; or why it takes one for each."""
+    design: Design = spec.design
+    order = sorted(range(len(columns)), key=columns.__getitem__)
+    reason = _undivided([columns[i] for i in order], design, problem)
+    if reason is not None or any(allocations[i].launches for i in order):
+        return reason or "a region needs the product more than once"
+    arranged = [allocations[i].program for i in order]
+    reason = next(filter(None, (_apart(each.program, each.design) for each in arranged)), None)
+    if reason is not None:
+        return reason
+    programs = tuple(
+        replace(
+            each.program,
+            columns=(columns[i][0], columns[i][1]),
+            loads=tuple((node, _direct(access)) for node, access in each.program.loads),
+        )
+        for i, each in zip(order, arranged, strict=True)
+    )
+    return _allocated(design, programs, arranged, problem)
+
+
+def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> str | None:
+    """Why tiles of a design are not each of one region."""
+    ends = [0, *(stop for _, stop in columns)]
+    if [start for start, _ in columns] != ends[:-1] or ends[-1] != problem.extents["n"]:
+        return "not each column has outputs"
+    if design.split > 1 or design.swapped:
+        return "K is in parts" if design.split > 1 else "A and B are exchanged"
+    if problem.is_empty or inputs.is_full(problem):
+        return "there are no elements" if problem.is_empty else "float32 in full is in parts"
+    if len(columns) > MOST:
+        return f"a kernel has up to {MOST} regions, and there are {len(columns)}"
+    width = design.tile[1]
+    for start, _ in columns:
+        if start % width:
+            return f"a tile of {width} columns would have some of both where column {start} begins a region"
+    return None
+
+
+def _apart(program: Program, design: Design) -> str | None:
+    """Why the tiles of a region do not run beside those of others."""
+    if program.order:
+        return "two parts of a row are woven"
+    if reductions_of(program.graph):
+        return "a second kernel merges reductions"
+    if design.exchanged or program.prints:
+        return "CTAs of a cluster share rows" if design.exchanged else "values are printed"
+    if not all(access.by_rows for access in program.stores if access.travels.staged):
+        return "an output leaves by columns"
+    return None
+
+
+_WHY = "regions of N that share a launch have none by TMA"
+
+
+def _direct(access: Access) -> Access:
+    """An operand that comes in tiles, read where it lies: which tiles come would follow from the region."""
+    way = access.travels
+    return replace(access, way=way.otherwise, why=_WHY) if way.staged and way.otherwise else access
+
+
+def _allocated(
+    design: Design, programs: tuple[Program, ...], arranged: Sequence[Arranged], problem: Problem
+) -> Allocation | str:
+    short = is_short(problem)
+    loads = tuple(access for program in programs for _, access in program.tensors)
+    given = replace(arranged[0].design, raster=band(problem), spare=0)
+    enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES).value
+    found = budget.fit(given, loads, _buffers(programs), problem.target.shared_memory, enough)
+    if found is None:
+        return "shared memory has no room for the outputs of all regions"
+    reasons = [refusals.not_by_tma(one, problem) or budget.crowded(one, found, short) for one in programs]
+    if reason := next(filter(None, reasons), None):
+        return reason
+    found = replace(found, registers=max(_registers(one, found, short=short) for one in programs))
+    spills = any(each.spills for each in arranged)
+    spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
+    source = KernelSource.of(inputs.multiplied(problem), programs[0], found)._replace(others=programs[1:])
+    rated = Rated.of(found, problem.target.processor, shares_rows=False, spills=spills)
+    return Allocation(
+        design.tile,
+        estimates([rated], problem)[0],
+        details=partial(_details, programs, found, problem, spills=spills),
+        program=Arranged(source, spills),
+        estimate=partial(estimate, rated, problem),
+    )
+
+
+def _registers(program: Program, design: Design, *, short: bool) -> int:
+    several = len(walks(program.graph)) > 1
+    reduces = "reduce" in program.graph.ops
+    return budget.registers(design, program, waited_for=several or (reduces and short))
+
+
+def _buffers(programs: Sequence[Program]) -> tuple[Access, ...]:
+    """Outputs that have shared memory: one for all that lie alike, of each region the first, the second and so on."""
+    found: dict[object, Access] = {}
+    for program in programs:
+        staged = (access for access in program.stores if access.travels.staged)
+        for place, access in enumerate(staged):
+            found.setdefault((place, access.dtype, access.by_rows), access)
+    return tuple(found.values())
+
+
+def _details(programs: Sequence[Program], design: Design, problem: Problem, *, spills: bool) -> Details:
+    loads = [access for program in programs for _, access in program.tensors]
+    stores = [access for program in programs for access in program.stores]
+    told = ", ".join(f"{start}:{stop}" for start, stop in (program.columns or (0, 0) for program in programs))
+    regions = f"columns {told} in one launch: each tile is of one of these regions"
+    return Details(refusals.transports(loads, stores), (*refusals.notes(design, problem, spills=spills), regions))

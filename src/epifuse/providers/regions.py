@@ -1,0 +1,152 @@
+"""Regions of N, each a launch of its own over its columns of B: what providers share of planning and running them.
+
+Imports nothing of any one provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+
+from epifuse.ir import Graph
+from epifuse.passes.split_regions import Region, UnsplitError, problem_of, split_regions
+from epifuse.passes.structure import Structure
+from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
+from epifuse.providers.base import Runner, Step
+from epifuse.request.problem import Problem
+
+Lower = Callable[[Graph, Problem], Any]
+Together = Callable[[KernelSpec, Sequence[tuple[int, int]], Sequence[Allocation], Problem], Allocation | str]
+"""One launch of all regions, given what each takes alone; or why there is none."""
+Supports = Callable[[Sequence[KernelSpec], Any, Problem], Answers]
+
+
+class Part(NamedTuple):
+    """A region, its structure, and what a provider lowered it to."""
+
+    region: Region
+    structure: Structure
+    work: Any
+
+
+class Regions:
+    """The regions of a typed graph, or why there are none: found where somebody asks."""
+
+    def __init__(self, graph: Graph, problem: Problem, lower: Lower) -> None:
+        self.graph, self._problem, self._lower = graph, problem, lower
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...] | Reason:
+        """One part where all outputs are of all columns."""
+        try:
+            return tuple(map(self._part, split_regions(self.graph, self._problem)))
+        except UnsplitError as error:
+            return Reason(error.reason, self.graph.loc(error.node))
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are outputs of different columns."""
+        return not isinstance(self.parts, Reason) and len(self.parts) > 1
+
+    def _overlapping(self, parts: Sequence[Part]) -> str:
+        """Why some columns would be computed twice, if they would."""
+        for (first, *_), (second, *_) in combinations(sorted(parts, key=lambda part: part.region.columns), 2):
+            if second.columns.start < first.columns.stop:
+                told = " and ".join(f"{start}:{stop}" for start, stop in (first.columns, second.columns))
+                why = f"it computes columns {told} in a launch each, and these overlap: store the product and take its "
+                return f"{why}parts in PyTorch, or pass allow_recompute=True"
+        return ""
+
+    def _part(self, region: Region) -> Part:
+        problem = problem_of(region, self._problem)
+        return Part(region, Structure.of(region.graph, problem), self._lower(region.graph, problem))
+
+    def supports(
+        self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, *, may_overlap: bool
+    ) -> Answers:
+        """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all."""
+        parts = self.parts
+        reason = parts if isinstance(parts, Reason) else "" if may_overlap else self._overlapping(parts)
+        if isinstance(parts, Reason) or reason:
+            return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
+        problems = [problem_of(part.region, problem) for part in parts]
+        each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
+        columns = [part.region.columns for part in parts]
+
+        def answer(spec: KernelSpec) -> Allocation | Refusal:
+            allocations = _allocations(columns, [own[spec.name] for own in each])
+            if isinstance(allocations, Refusal):
+                return allocations
+            found = together(spec, columns, allocations, problem)
+            return found if isinstance(found, Allocation) else _joined(spec, parts, problems, allocations, found)
+
+        return Answers.of([(spec, answer(spec)) for spec in specs])
+
+
+def is_uneven(graph: Graph) -> bool:
+    """Whether some value has columns that are not one of several equal parts."""
+    return "region" in graph.ops
+
+
+def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
+    found: dict[str, Allocation | Refusal] = {one.kernel: one for one in answers.refusals()}
+    return found | {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
+
+
+def _allocations(
+    columns: Sequence[tuple[int, int]], answers: Sequence[Allocation | Refusal]
+) -> list[Allocation] | Refusal:
+    """What each region takes, or why one of them cannot."""
+    found = []
+    for (start, stop), answer in zip(columns, answers, strict=True):
+        if isinstance(answer, Refusal):
+            return Refusal(answer.kernel, Reason(f"of columns {start}:{stop}: {answer.reason}", answer.loc))
+        found.append(answer)
+    return found
+
+
+def _joined(
+    spec: KernelSpec,
+    parts: Sequence[Part],
+    problems: Sequence[Problem],
+    allocations: Sequence[Allocation],
+    why: str,
+) -> Allocation:
+    """A launch for each region, and `why` not one for all."""
+    plans = tuple(
+        Plan(spec, own, part.structure.digest, part.structure.binding, allocation, part.region.graph)
+        for part, own, allocation in zip(parts, problems, allocations, strict=True)
+    )
+    return Allocation(
+        allocations[0].tile,
+        cost=sum(allocation.cost for allocation in allocations),
+        workspace=lambda: max(allocation.workspace_bytes for allocation in allocations),
+        details=Details(notes=(f"a launch for each region, as {why}",)),
+        launches=plans,
+        columns=tuple(part.region.columns for part in parts),
+    )
+
+
+def one_after_another(runners: Sequence[Runner], plan: Plan) -> Runner:
+    """The runner of a plan of several regions: each has its columns of B. They share a workspace."""
+    columns = plan.allocation.columns
+
+    def bind(
+        a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
+    ) -> Step:
+        steps = [
+            runner(a, b[..., start:stop], operands, outputs)
+            for runner, (start, stop) in zip(runners, columns, strict=True)
+        ]
+
+        def run() -> None:
+            for step in steps:
+                step()
+
+        return run
+
+    return bind

@@ -1,0 +1,235 @@
+"""Regions of N on Hopper without a GPU: what is planned, what is refused, what each launch is handed."""
+
+import pytest
+import torch
+from emulated import Emulated, emulated  # noqa: F401  # a fixture
+from gpu import test_regions as on_gpu
+from hopper import BF16, SCHEDULES, arguments, reasons
+from test_sm90_compile import built, spills
+
+import epifuse as ef
+
+M, N = 1024, 1536
+
+
+@pytest.mark.parametrize("name", on_gpu.CASES)
+def test_each_region_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
+    for layout in ("rows", "columns", "odd"):
+        on_gpu.test_each_region_has_its_own(name, layout, emulated)
+
+
+def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F811
+    for name in ("elementwise", "heads first", "normed and rotated", "reduced"):
+        on_gpu.test_of_batches(name, emulated)
+    for m in (1, 129):
+        on_gpu.test_of_every_number_of_rows(m, emulated)
+    on_gpu.test_what_attention_takes(emulated)
+
+
+def overlapping(accum):
+    q, _k = accum.split([1024, 512], dim=-1)
+    return q, accum
+
+
+def of_whole_rows(accum):
+    q, k = (accum / ef.norm(accum, dim=-1, keepdim=True)).split([1024, 512], dim=-1)
+    D, P = q * 2, k + 1
+    return D, P
+
+
+def of_each_other(accum):
+    q, k = accum.split([1024, 512], dim=-1)
+    D = q / ef.amax(k, dim=-1, keepdim=True)
+    return D
+
+
+def of_other_heads(accum, scales):
+    x = (accum.unflatten(-1, (-1, 768)) * scales).flatten(-2, -1)
+    q, k = x.split([896, 640], dim=-1)
+    D, P = q * 2, k + 1
+    return D, P
+
+
+def normed(x, weight):
+    return x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6) * weight
+
+
+def rotated(x, cosines, sines):
+    a, b = x.chunk(2, dim=-1)
+    return ef.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)
+
+
+OUT = "store the product, and combine its parts in PyTorch"
+REFUSED = {
+    "columns twice": (
+        arguments(overlapping, n=N),
+        (
+            "it computes columns 0:1024 and 0:1536 in a launch each, and these overlap: store the product and take its "
+            "parts in PyTorch, or pass allow_recompute=True"
+        ),
+    ),
+    "whole rows": (
+        arguments(of_whole_rows, n=N),
+        f"it needs norm over whole rows for a part of their columns: {OUT}",
+    ),
+    "columns of another region": (
+        arguments(of_each_other, n=N),
+        f"it computes with columns 0:1024 and 1024:1536 of a row at once: {OUT}",
+    ),
+    "a dim that is cut": (
+        arguments(of_other_heads, n=N, scales=torch.empty(2, 1)),
+        f"it cuts a dim in columns 0:896: {OUT}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_carried_is_refused_with_a_way_out(name):
+    args, reason = REFUSED[name]
+    assert reason in reasons(args)
+
+
+def test_columns_are_computed_twice_where_that_is_allowed():
+    args = arguments(overlapping, n=N, allowed=True)
+    plan = ef.get_kernels(args, cc=90)[0].plan
+    assert plan.allocation.columns == ((0, 1024), (0, N))
+
+
+def projection(accum, of_q, of_k, cosines, sines):
+    """q, k and v of one product, as attention takes them."""
+    q, k, v = accum.split([1024, 256, 256], dim=-1)
+    Q = rotated(normed(q.unflatten(-1, (-1, 128)), of_q), cosines, sines).transpose(0, 1)
+    K = rotated(normed(k.unflatten(-1, (-1, 128)), of_k), cosines, sines).transpose(0, 1)
+    V = v.unflatten(-1, (-1, 128)).transpose(0, 1)
+    return Q, K, V
+
+
+def biased(accum, row):
+    q, k, v = (accum + row).split([1024, 256, 256], dim=-1)
+    D, E, F = ef.relu(q), ef.gelu(k), v * 2
+    return D, E, F
+
+
+def whole(accum, row):
+    D = ef.gelu(accum + row)
+    return D
+
+
+def with_a_residual(accum, C):
+    q, k, v = (accum + C).split([1024, 256, 256], dim=-1)
+    return q, k, v
+
+
+OPERANDS = {
+    **{name: torch.empty(128, dtype=BF16) for name in ("of_q", "of_k")},
+    **{name: torch.empty(M, 1, 64, dtype=BF16) for name in ("cosines", "sines")},
+}
+CASES = {
+    "projection": arguments(projection, m=M, n=N, k=2048, **OPERANDS),
+    "biased": arguments(biased, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16)),
+    "with a residual": arguments(with_a_residual, m=M, n=N, k=2048, C=torch.empty(M, N, dtype=BF16)),
+}
+SPILLED = {"projection": 3 * 72}
+"""Bytes at most, of what a norm and a rotation hold beside what leaves by TMA, in all regions together."""
+WHOLE = arguments(whole, m=M, n=N, k=2048, row=torch.empty(N, dtype=BF16))
+
+
+def test_one_launch_has_an_epilogue_for_each_region():
+    plan = ef.get_kernels(CASES["projection"], cc=90)[0].plan
+    assert plan.allocation.launches == ()
+    told = [program.columns for program in plan.allocation.program.source.programs]
+    assert told == [(0, 1024), (1024, 1280), (1280, N)]
+    assert "columns 0:1024, 1024:1280, 1280:1536 in one launch" in str(plan)
+
+
+def heads_first(accum):
+    D = accum.unflatten(-1, (-1, 64)).transpose(0, 1)
+    return D
+
+
+def test_heads_leave_by_tma(tmp_path):
+    """Which counts them by a dim of its own: pieces of whole subtiles, whose strides are multiples of 16 bytes."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    args = arguments(heads_first, m=M, n=N)
+    assert dict(ef.get_kernels(args, cc=90)[0].plan.allocation.transports) == {"D": "TMA through shared memory"}
+    ptx = built(args, tmp_path, SCHEDULES[128, 128])[2].__ptx__
+    assert "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group" in ptx
+    assert "st.global" not in ptx
+
+
+DIRECT = {
+    "narrower than a subtile": ("D = accum.unflatten(-1, (-1, 16)).transpose(0, 1)", N, {}),
+    "no whole subtiles": ("D = accum.unflatten(-1, (-1, 48)).transpose(0, 1)", N, {}),
+    "columns of heads apart": ("D = accum.unflatten(-1, (-1, 64)).permute(2, 1, 0)", N, {}),
+    "rows that TMA cannot address": (
+        "D = accum.unflatten(-1, (-1, 64)).transpose(0, 1)",
+        N,
+        {"D": torch.empty(24, M, 65, dtype=BF16)[..., :64]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_heads_go_direct_where_tma_cannot(name):
+    body, n, out = DIRECT[name]
+    a, b = torch.empty(M, 256, dtype=BF16), torch.empty(n, 256, dtype=BF16).t()
+    made = ef.EpilogueArguments.partial(f"def epi(accum): {body}; return D", out)
+    (told,) = dict(ef.get_kernels(ef.GemmArguments(a, b, epilogue=made), cc=90)[0].plan.allocation.transports).values()
+    assert told.startswith("direct")
+
+
+def kernels_of(args):
+    return {kernel.plan.spec.design: kernel.plan for kernel in ef.get_kernels(args, cc=90)}
+
+
+def test_a_tile_is_of_one_region():
+    """Those whose columns do not divide a bound take a launch for each region, and say so."""
+    for design, plan in kernels_of(CASES["biased"]).items():
+        divided = 1024 % design.tile[1] == 0 == 1280 % design.tile[1]
+        assert bool(plan.allocation.launches) == (design.split > 1 or not divided), design
+        if not divided and design.split == 1:
+            why = f"a tile of {design.tile[1]} columns would have some of both where column 1024 begins a region"
+            assert f"a launch for each region, as {why}" in str(plan)
+
+
+def twelfths(accum):
+    a, b, c, d, e, f, g, h, i, j, k, l = accum.chunk(12, dim=-1)
+    return a, b, c, d, e, f, g, h, i, j, k, l
+
+
+def test_many_regions_take_a_launch_each():
+    plan = ef.get_kernels(arguments(twelfths, m=M, n=N), cc=90)[0].plan
+    assert len(plan.allocation.launches) == 12
+    assert "as a kernel has up to 8 regions, and there are 12" in str(plan)
+
+
+def test_regions_share_memory_for_what_they_store():
+    """So that A and B have as many stages as beside an epilogue of all columns."""
+    one, several = kernels_of(WHOLE), kernels_of(CASES["biased"])
+    for design in SCHEDULES.values():
+        if not several[design].allocation.launches:
+            stages = [plans[design].allocation.program.design.stages for plans in (one, several)]
+            assert stages[0] == stages[1], design
+
+
+@pytest.mark.parametrize("tile", [tile for tile in SCHEDULES if 256 % tile[1] == 0], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_every_design_that_divides_the_bounds_carries_them(name, tile, capfd, tmp_path):
+    """Accumulators stay in registers through the branch."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    plans = kernels_of(CASES[name])
+    if SCHEDULES[tile] not in plans:
+        return
+    assert plans[SCHEDULES[tile]].allocation.launches == ()
+    built(CASES[name], tmp_path, SCHEDULES[tile])
+    report = capfd.readouterr().err
+    assert max(spills(report)) <= SPILLED.get(name, 0)
+    assert "serialized" not in report
+
+
+def test_one_main_loop_has_stores_for_each_region(tmp_path):
+    """Behind the branch, as many as one epilogue of all columns has."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    one, several = (built(args, tmp_path, SCHEDULES[128, 128])[2].__ptx__ for args in (WHOLE, CASES["biased"]))
+    assert several.count("wgmma.mma_async") == one.count("wgmma.mma_async")
+    assert several.count("stmatrix") == 3 * one.count("stmatrix")
