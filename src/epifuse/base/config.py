@@ -32,7 +32,7 @@ class Config:
     batch_invariant: bool = False
     """Choose kernels that give a row of a result the same bits whatever the other rows are, or refuse."""
     untested: bool = False
-    """Take kernels that have never run on a GPU: products of float32 in full."""
+    """Take kernels that have never run on a GPU: products of float32 in full, and by mma.sync."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:

@@ -24,7 +24,8 @@ from epifuse.request.problem import Problem
 
 
 class KernelSource(NamedTuple):
-    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B."""
+    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B, `arch`
+    is what it is compiled for."""
 
     program: Program
     design: Design
@@ -32,13 +33,15 @@ class KernelSource(NamedTuple):
     by_rows: tuple[bool, bool]
     accumulator: torch.dtype
     batched: bool
+    arch: str
 
     @classmethod
     def of(cls, problem: Problem, program: Program, design: Design) -> KernelSource:
         """The kernel of a problem with `filled` inputs."""
         a, b = problem.a, problem.b
         majors = a.strides[-1] == 1, b.strides[-1] == 1
-        return cls(program, design, (a.dtype, b.dtype), majors, problem.accumulator, problem.batched)
+        arch = problem.target.name
+        return cls(program, design, (a.dtype, b.dtype), majors, problem.accumulator, problem.batched, arch)
 
 
 def written(source: KernelSource) -> str:
@@ -62,6 +65,7 @@ def written(source: KernelSource) -> str:
         "by_rows": source.by_rows,
         "accumulator": source.accumulator,
         "batched": source.batched,
+        "arch": source.arch,
         "edges": program.edges,
         "order": program.order,
         "nodes": tuple(nodes),
@@ -89,7 +93,8 @@ def read(text: str) -> KernelSource:
     loads = tuple((nodes[number], access) for number, access in form["loads"])
     accuracies = _column(nodes, form["nodes"], 5)
     program = Program(graph, loads, form["stores"], accuracies, form["edges"], order=form["order"])
-    return KernelSource(program, form["design"], form["dtypes"], form["by_rows"], form["accumulator"], form["batched"])
+    given = (form[name] for name in ("design", "dtypes", "by_rows", "accumulator", "batched", "arch"))
+    return KernelSource(program, *given)
 
 
 def _column(nodes: Iterable[Node], rows: Iterable[tuple[Any, ...]], place: int) -> Mapping[Node, Any]:

@@ -19,11 +19,10 @@ from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, writte
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
-from epifuse.providers.cutedsl.inputs import filled, is_full, is_shared, multiplied
+from epifuse.providers.cutedsl.inputs import filled, is_shared, multiplied
 from epifuse.providers.cutedsl.load import function
 from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
-from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -78,7 +77,7 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        self.views = _views(plan, program, swapped=design.swapped)
+        self.views = _views(plan, found)
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.views.a, self.views.b))
         self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.views.a, self.views.b))
@@ -257,14 +256,15 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
+def _views(plan: Plan, found: Arranged) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
     the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, the kernel itself
     exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
     """
-    given = plan.problem
+    given, program, design = plan.problem, found.program, found.design
+    swapped = design.swapped
     product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     problem = weave.problem_of(program.order, product, plan.graph)
@@ -274,17 +274,17 @@ def _views(plan: Plan, program: Program, *, swapped: bool) -> _Views:
     for load, access, along in program.reads:
         operand = by_name[load.name]
         assert isinstance(operand, TensorInfo)
-        found = seen(operand, load)
-        assert found is not None, "refused while planning"
-        operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
+        place = seen(operand, load)
+        assert place is not None, "refused while planning"
+        operands.append((load.name, _full(operand, place, along, access, problem, swapped=swapped)))
     for output, access, along in program.writes:
         info = infos.get(output.name)
-        found = written(output, info, extents)
-        own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
-        outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
+        place = written(output, info, extents)
+        own = info or TensorInfo(place.shape, place.strides, access.dtype, "")
+        outputs.append((output.name, _full(own, place, along, access, problem, swapped=swapped)))
         if output.name in names:
-            printed.append((output.name, found.shape, access.dtype))
-    if is_full(given):
+            printed.append((output.name, place.shape, access.dtype))
+    if design.full or design.by_warps:
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
     else:
