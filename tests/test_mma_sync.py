@@ -15,8 +15,9 @@ from gpu.test_mma_sync import never_run as never_run  # a fixture
 
 import epifuse as ef
 from epifuse.base.target import TARGETS
-from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, budget, load
+from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, budget, launch, load
 from epifuse.providers.cutedsl.design import MULTISTAGE
+from epifuse.providers.cutedsl.kernel_text import read
 
 ARCHITECTURES = (80, 86, 89, 120)
 """Those that have no other kernel."""
@@ -371,6 +372,30 @@ def test_rows_of_b_are_copied_in_the_order_of_the_parts(order):
 def test_its_views_are_those_of_a_and_b(layouts, emulated: Emulated, never_run):
     for shape in SHAPES[:-1]:
         on_gpu.test_products_of_whole_numbers_are_exact(shape, layouts, emulated)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_strides_are_multiples_of_what_is_copied(rows, emulated: Emulated, monkeypatch, never_run):
+    """A single row too, though its stride is of no address: the compiled kernel is promised it."""
+
+    handed = []
+
+    def function(text, _name):
+        return lambda a, b, *_: handed.append((read(text).design.copied, a.stride(), b.stride()))
+
+    monkeypatch.setattr(launch, "function", function)
+    for a, b in (
+        (odd(8, 67)[:rows], odd(8)),
+        (odd(8).t(), odd(8)),
+        (odd(8)[:64], odd(8).t()[:, :rows]),
+    ):
+        args = arguments(a, b, asked=ef.Constraints(schedule=MULTISTAGE))
+        emulated.kernel(args).run(args)
+        copied, *strides = handed.pop()
+        for elements, steps in zip(copied, strides, strict=True):
+            assert elements > 1
+            assert 1 in steps
+            assert all(step == 1 or step % elements == 0 for step in steps)
 
 
 def test_its_views_are_those_of_other_layouts(emulated: Emulated, never_run):

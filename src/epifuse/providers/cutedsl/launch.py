@@ -348,7 +348,13 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, 
 
 def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool) -> View:
     """A as (M,K) or B as (K,N), batches last, as it lies: `given` is the tensor as it is filled."""
+    shape, strides = given.shape[-2:], given.strides[-2:]
+    if 1 in strides:
+        # No address depends on the stride of a single row, which need not be a multiple of what is copied at once.
+        contiguous, span = 1 if strides[1] == 1 else 0, round_up(shape[0] * shape[1], 16)
+        strides = tuple(
+            [step if i == contiguous or shape[i] > 1 or step % 16 == 0 else span for i, step in enumerate(strides)]
+        )
     if not batched:
-        return View.beside(own, given.shape, given.strides)
-    step = 0 if is_shared(given) else given.strides[0]
-    return View.beside(own, (*given.shape[-2:], batches), (*given.strides[-2:], step))
+        return View.beside(own, shape, strides)
+    return View.beside(own, (*shape, batches), (*strides, 0 if is_shared(given) else given.strides[0]))
