@@ -3,9 +3,11 @@ values lie, what it compiles to for each architecture, and what its text and its
 
 import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import gpu.test_mma_sync as on_gpu
+import numpy as np
 import pytest
 import torch
 from emulated import Emulated
@@ -287,6 +289,7 @@ def test_every_tile_is_the_machine_code_it_is_meant_to_be(cc, size, compiled, ne
         }
         assert all(count == 0 for count in spilled) or found.spills
         assert "griddepcontrol" not in ptx
+        assert ("st.global.v4" in ptx) == (size == 16), "whole sectors leave where lines are aligned"
 
 
 def test_tf32_is_rounded_before_it_is_multiplied(compiled, never_run):
@@ -298,7 +301,7 @@ def test_tf32_is_rounded_before_it_is_multiplied(compiled, never_run):
                 "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
             }
             assert instructions(ptx, "cvt.rna.tf32.f32")
-            assert set(spilled) == {0}
+            assert set(spilled) == {0} or kernel.plan.allocation.program.spills
 
 
 LAYOUTS = {
@@ -365,6 +368,24 @@ def test_rows_of_b_are_copied_in_the_order_of_the_parts(order):
     assert found == [step * at for at in wanted]
 
 
+@pytest.mark.parametrize("words", [1, 2])
+def test_lanes_of_a_row_exchange_their_columns(words, monkeypatch):
+    """Four lanes have a pair of each of four eights; each ends with all pairs of one."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    from epifuse.providers.cutedsl.kernels.accesses import wide
+
+    lanes = np.arange(32)
+    arch = SimpleNamespace(shuffle_sync_bfly=lambda word, offset: word[lanes ^ offset])
+    monkeypatch.setattr(wide, "cute", SimpleNamespace(arch=arch))
+    monkeypatch.setattr(wide, "cutlass", SimpleNamespace(select_=np.where))
+    own = [[100 * lanes + 10 * eight + word for word in range(words)] for eight in range(4)]
+    found = wide.exchanged(own, lanes % 4)
+    for lane in lanes:
+        of_row = [int(word[lane]) for pair in found for word in pair]
+        first = lane // 4 * 4
+        assert of_row == [100 * (first + j) + 10 * (lane % 4) + word for j in range(4) for word in range(words)]
+
+
 # --- what it computes, by its text and by the epilogue's own code ----------------------------------------------------
 
 
@@ -396,6 +417,12 @@ def test_strides_are_multiples_of_what_is_copied(rows, emulated: Emulated, monke
             assert elements > 1
             assert 1 in steps
             assert all(step == 1 or step % elements == 0 for step in steps)
+
+
+@pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
+def test_every_tile_is_there_for_its_test_on_a_gpu(design, emulated: Emulated, never_run):
+    for layouts in (("rows", "columns"), ("columns", "rows"), ("even", "padded")):
+        on_gpu.test_every_tile(design, layouts, emulated)
 
 
 def test_its_views_are_those_of_other_layouts(emulated: Emulated, never_run):

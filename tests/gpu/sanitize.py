@@ -137,6 +137,7 @@ def mma_sync(machine: Machine) -> None:
                     test_mma_sync.test_every_tile(design, layouts, machine)
         test_mma_sync.test_no_mode_need_be_contiguous(machine)
         test_mma_sync.test_batches(machine)
+        test_mma_sync.test_a_result_may_take_an_operand_s_place(256, machine)
         for name in test_mma_sync.PARTS:
             test_mma_sync.test_parts_of_rows(name, machine)
         for name in test_mma_sync.EPILOGUES:

@@ -114,8 +114,10 @@ def test_large_products_of_odd_extents_are_exact(hopper: Machine) -> None:
 @pytest.mark.parametrize("layouts", [("rows", "columns"), ("columns", "rows"), ("even", "padded")], ids=str)
 @pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
 def test_every_tile(design: Any, layouts: tuple[str, str], machine: Machine) -> None:
-    """Of several tiles, the last ones ragged."""
-    m, n, k = 2 * design.tile[0] + 77, 2 * design.tile[1] + 26, 158
+    """Of several tiles, the last ones ragged. The largest is for copies of 8 bytes at least."""
+    more, k = ((72, 24), 160) if design.tile == (256, 128) else ((77, 26), 158)
+    layouts = ("padded", "padded") if design.tile == (256, 128) and layouts[0] == "even" else layouts
+    m, n = (2 * tile + ragged for tile, ragged in zip(design.tile, more, strict=True))
     a, b = machine.laid_out(machine.whole(m, k), layouts[0]), machine.laid_out(machine.whole(k, n), layouts[1])
     source = EPILOGUES["operands"]
     check(machine, source, a, b, operands_of(machine, source, m, n), constraints=asked(machine, tile=design.tile))
@@ -177,6 +179,18 @@ def test_tf32_is_rounded_to_the_nearest(machine: Machine) -> None:
     a, b = torch.full((16, 5), 1 + 3 * 2.0**-12, device="cuda"), torch.eye(5, 8, device="cuda")
     got = run(machine, PLAIN, a, b, {}, constraints=asked(machine, precision="tf32"))["D"]
     assert torch.equal(got[:, :5], torch.full((16, 5), 1 + 2.0**-10))
+
+
+@pytest.mark.parametrize("n", [256, 250, 253])
+def test_a_result_may_take_an_operand_s_place(n: int, machine: Machine) -> None:
+    """Lanes that share a row write what others of them have read."""
+    a, b, C = machine.whole(131, 16), machine.whole(16, n), machine.whole(131, n)
+    want = (a.cpu().float() @ b.cpu().float() + C.cpu().float()).bfloat16()
+    source = "def epi(accum, C): D = accum + C; return D\n"
+    made = ef.EpilogueArguments(function_of(source, {}), C=C, D=C)
+    args = ef.GemmArguments(a, b, epilogue=made, constraints=asked(machine) or ef.Constraints())
+    machine.kernel(args).run(args)
+    assert torch.equal(C.cpu(), want)
 
 
 def test_what_is_not_finite_stays_where_it_is(machine: Machine) -> None:

@@ -113,21 +113,22 @@ def given(design: Design, elements: tuple[int, int]) -> Design:
     return replace(design, copied=elements, span=K_SPAN // 2 if min(elements) <= 1 else design.span)
 
 
-def _through_registers(design: Design, problem: Problem) -> bool:
-    return not all(_is_asynchronous(count, problem.a.dtype.itemsize) for count in design.copied)
+def _least_bytes(design: Design, problem: Problem) -> int:
+    """Of a copy."""
+    return max(min(design.copied), 1) * problem.a.dtype.itemsize
 
 
 def crowded(design: Design, problem: Problem) -> str | None:
-    """Why a tile leaves too few registers, or None: of elements 40 bytes spill, of places in a B in other order 20."""
-    in_other_order = design.parts > 1 and design.copied[1] * problem.b.dtype.itemsize < _WIDEST
-    if design.tile == (256, 128) and (_through_registers(design, problem) or in_other_order):
+    """Why a tile leaves too few registers for the addresses of so many copies, or None: up to 60 bytes spill."""
+    enough = _WIDEST if design.parts > 1 else _WIDEST // 2
+    if design.tile == (256, 128) and _least_bytes(design, problem) < enough:
         return "its accumulator leaves too few registers for copies of A and B by so few bytes"
     return None
 
 
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
-    """Whether registers spill in the tile of the widest rows, which has no smaller one in its place: up to 44 bytes."""
-    return design.tile == (128, 256) and (work.shares_rows or _through_registers(design, problem))
+    """Whether registers spill in the tile of the widest rows, which has no smaller one in its place: up to 60 bytes."""
+    return design.tile == (128, 256) and (work.shares_rows or _least_bytes(design, problem) < _WIDEST)
 
 
 # --- how the epilogue's tensors travel -------------------------------------------------------------------------------
@@ -136,13 +137,15 @@ def spills(design: Design, work: Lowered, problem: Problem) -> bool:
 def direct(own: Sides) -> Sides:
     """Without TMA."""
     loads = tuple(None if access is None else _direct(access) for access in own.loads)
-    return Sides(loads, tuple(map(_direct, own.stores)))
+    return Sides(loads, tuple(_direct(access, wide=access.by_rows) for access in own.stores))
 
 
-def _direct(access: Access) -> Access:
+def _direct(access: Access, *, wide: bool = False) -> Access:
+    """What TMA could address begins and ends its lines at multiples of 16 bytes."""
     if not access.travels.staged:
         return access
-    return replace(access, way=access.travels.otherwise or access.way, why="mma.sync's kernel has no TMA")
+    way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
+    return replace(access, way=way or access.way, why="mma.sync's kernel has no TMA")
 
 
 def rate(design: Design) -> float:

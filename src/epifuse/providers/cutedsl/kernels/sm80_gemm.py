@@ -96,7 +96,7 @@ class Sm80Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         order = raster(shape, (self.design.tile[0], self.design.columns), band)
         self.kernel(a, b, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order).launch(
-            grid=(1, 1, ctas), block=(THREADS, 1, 1), stream=stream
+            grid=(1, 1, ctas), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
         for merging in self.merging:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, ctas, stream)
