@@ -116,7 +116,7 @@ def test_what_cannot_be_split_says_why():
 @pytest.mark.parametrize("design", [*SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS, *EXCHANGED], ids=str)
 def test_every_part_has_a_block_of_the_shortest_k(design):
     """A part without one would wait for nothing, and its leader for it."""
-    assert design.split * design.spans * budget.K_SPAN <= tuned.SHORT_K.value
+    assert design.split * design.k_bytes <= tuned.SHORT_K.value
 
 
 def test_plans_of_equal_bits_add_k_up_in_one_order():

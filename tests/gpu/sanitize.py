@@ -27,6 +27,7 @@ from gpu import (  # noqa: E402
     test_full,
     test_inputs,
     test_last_tile,
+    test_mma_sync,
     test_recompute,
     test_reductions,
     test_regions,
@@ -148,6 +149,25 @@ def scaled(machine: Machine) -> None:
             test_scaled.test_designs_of_the_same_bits_have_them(shape, machine)
 
 
+def mma_sync(machine: Machine) -> None:
+    """The kernel for mma.sync: every tile, copies of each size and through registers, every kind of epilogue."""
+    with test_mma_sync.taken():
+        for layouts in test_mma_sync.LAYOUT_PAIRS:
+            for shape in test_mma_sync.SHAPES[:4]:
+                test_mma_sync.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
+        for design in test_mma_sync.MULTISTAGE_DESIGNS:
+            for layouts in (("rows", "columns"), ("columns", "rows"), ("odd", "odd")):
+                if layouts != ("odd", "odd") or design.tile != (256, 128):
+                    test_mma_sync.test_every_tile(design, layouts, machine)
+        test_mma_sync.test_no_mode_need_be_contiguous(machine)
+        test_mma_sync.test_batches(machine)
+        test_mma_sync.test_a_result_may_take_an_operand_s_place(256, machine)
+        for name in test_mma_sync.PARTS:
+            test_mma_sync.test_parts_of_rows(name, machine)
+        for name in test_mma_sync.EPILOGUES:
+            test_mma_sync.test_epilogues(name, (131, 253, 77), machine)
+
+
 def extents(machine: Machine) -> None:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -156,7 +176,7 @@ def extents(machine: Machine) -> None:
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
     function.__name__: function
-    for function in (designs, accesses, reductions, rows, regions, inputs, full, scaled, extents)
+    for function in (designs, accesses, reductions, rows, regions, inputs, full, scaled, mma_sync, extents)
 }
 
 

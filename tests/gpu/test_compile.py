@@ -65,6 +65,7 @@ def test_a_layer_trains(mode: str | None) -> None:
     assert all(row.plan.startswith("sm90") for row in ef.report(compiled).fused)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_float32_trains_in_full() -> None:
     """Its products too that have nothing beside them: cuBLAS multiplies float32 without tensor cores."""
     torch.manual_seed(0)

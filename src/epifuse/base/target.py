@@ -15,14 +15,17 @@ from epifuse.base.processors import GPUS, Processor, model_of
 class Target:
     """Where a kernel runs. `cc` is the compute capability times ten (90 = Hopper), 0 for the CPU.
 
-    `shared_memory` are a CTA's bytes. `processor` is the model that plans are made for: an estimate depends on it, and
-    what a kernel computes does not.
+    `shared_memory` are a CTA's bytes; `has_wgmma`: warp groups multiply, which Hopper's alone do; `has_narrow_floats`:
+    it converts floats of 8 bits. `processor` is the model that plans are made for: an estimate depends on it, and what
+    a kernel computes does not.
     """
 
     name: str
     cc: int
     device: str
     shared_memory: int = 0
+    has_wgmma: bool = False
+    has_narrow_floats: bool = True
     processor: Processor = GPUS[processors.DEFAULT]
 
 
@@ -32,10 +35,10 @@ TARGETS: dict[int, Target] = {
     target.cc: target
     for target in (
         CPU,
-        Target("sm_80", 80, "cuda", shared_memory=163 << 10),
-        Target("sm_86", 86, "cuda", shared_memory=99 << 10),
+        Target("sm_80", 80, "cuda", shared_memory=163 << 10, has_narrow_floats=False),
+        Target("sm_86", 86, "cuda", shared_memory=99 << 10, has_narrow_floats=False),
         Target("sm_89", 89, "cuda", shared_memory=99 << 10),
-        Target("sm_90a", 90, "cuda", shared_memory=227 << 10),
+        Target("sm_90a", 90, "cuda", shared_memory=227 << 10, has_wgmma=True),
         Target("sm_100a", 100, "cuda", shared_memory=227 << 10),
         Target("sm_103a", 103, "cuda", shared_memory=227 << 10),
         Target("sm_120a", 120, "cuda", shared_memory=99 << 10),

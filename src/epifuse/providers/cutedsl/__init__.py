@@ -1,4 +1,4 @@
-"""The CuTe DSL provider: one kernel for Hopper. Planning imports no cutlass; compiling does."""
+"""The CuTe DSL provider: a kernel for Hopper, and one for every GPU. Planning imports no cutlass; compiling does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
 from epifuse.plan.plan import Details
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
-from epifuse.providers.cutedsl import budget, inputs, invariance, load, other_rows, partials, recompute, swap, weave
+from epifuse.providers.cutedsl import (
+    budget,
+    inputs,
+    invariance,
+    load,
+    multistage,
+    other_rows,
+    partials,
+    recompute,
+    swap,
+    weave,
+)
 from epifuse.providers.cutedsl.design import Design, round_up
 from epifuse.providers.cutedsl.designs import (
     DESIGNS,
+    MULTISTAGE_DESIGNS,
+    MULTISTAGE_SPECS,
     PLAIN_SPECS,
     ROW_DESIGNS,
     SPECS,
@@ -32,7 +45,15 @@ from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem
 
-__all__ = ["DESIGNS", "ROW_DESIGNS", "SPLIT_DESIGNS", "SPLIT_ROW_DESIGNS", "SWAPPED_DESIGNS", "CuteDslProvider"]
+__all__ = [
+    "DESIGNS",
+    "MULTISTAGE_DESIGNS",
+    "ROW_DESIGNS",
+    "SPLIT_DESIGNS",
+    "SPLIT_ROW_DESIGNS",
+    "SWAPPED_DESIGNS",
+    "CuteDslProvider",
+]
 
 
 class CuteDslProvider:
@@ -41,7 +62,7 @@ class CuteDslProvider:
     name = "cutedsl"
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """One kernel in the designs it can be built in."""
+        """The kernels in the designs that they can be built in."""
         return SPECS
 
     def lacks(self, spec: KernelSpec) -> str | None:
@@ -66,7 +87,7 @@ class CuteDslProvider:
         return several if several.specs else answers
 
     def build(self, plan: Plan) -> Runner:
-        """Load the kernel, compiled for sm_90a where it is not stored yet."""
+        """Load the kernel, compiled where it is not stored yet."""
         if plan.allocation.columns:
             return one_after_another(list(map(self.build, plan.allocation.launches)), plan)
         if launches := plan.allocation.launches:
@@ -93,7 +114,7 @@ class CuteDslProvider:
         _prepared()
 
     def compile(self, text: str) -> None:
-        """For sm_90a; needs no GPU."""
+        """For the GPU that the text names; needs none."""
         load.stored(text)
 
 
@@ -118,20 +139,45 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
+    plain, swapped, by_warps = _by_kind(specs)
+    if (uncounted := inputs.uncounted(problem)) is not None:
+        return _none(specs, uncounted)
+    if not plain and not swapped:
+        return _multistage(by_warps, work, problem)
     family = family_of(work, problem)
-    reason = inputs.uncounted(problem) or family.refused
-    if reason is not None:
-        return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
-    plain, swapped = _by_sides(specs)
-    others = partial(other_rows.kernels, plain, swapped, work, problem)
-    return _answers(plain, family, problem, others).beside(_swapped(swapped, work, problem, others))
+    if family.refused is not None:
+        answers = _none((*plain, *swapped), family.refused)
+    else:
+        others = partial(other_rows.kernels, plain, swapped, work, problem)
+        answers = _answers(plain, family, problem, others).beside(_swapped(swapped, work, problem, others))
+    return answers.beside(_multistage(by_warps, work, problem))
 
 
-def _by_sides(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequence[KernelSpec]]:
-    """Those that multiply A and B as they are, and those that exchange them."""
+def _none(specs: Sequence[KernelSpec], reason: str) -> Answers:
+    return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
+
+
+def _by_kind(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec]]:
+    """Hopper's that multiply A and B as they are, those that exchange them, and those for mma.sync."""
     if specs is SPECS:
-        return PLAIN_SPECS, SWAPPED_SPECS
-    return tuple(s for s in specs if not s.design.swapped), tuple(s for s in specs if s.design.swapped)
+        return PLAIN_SPECS, SWAPPED_SPECS, MULTISTAGE_SPECS
+    by_warps = tuple(s for s in specs if s.design.by_warps)
+    others = [s for s in specs if not s.design.by_warps]
+    return (
+        tuple(s for s in others if not s.design.swapped),
+        tuple(s for s in others if s.design.swapped),
+        MULTISTAGE_SPECS if by_warps == MULTISTAGE_SPECS else by_warps,
+    )
+
+
+def _multistage(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
+    """What each design takes that multiplies by mma.sync."""
+    if (reason := multistage.refused(inputs.filled(problem))) is not None:
+        return _none(specs, reason)
+    family = family_of(work, problem, by_warps=True)
+    if family.refused is not None:
+        return _none(specs, family.refused)
+    return _answers(specs, family, problem, lambda _: ())
 
 
 def _swapped(
@@ -140,7 +186,7 @@ def _swapped(
     """What each design takes that exchanges A and B."""
     other = swap.many_rows(problem) or work.swapped
     if isinstance(other, str):
-        return Answers.none(lambda: [Refusal(spec.name, other) for spec in specs])
+        return _none(specs, other)
     transposed = swap.problem_of(problem)
     return _answers(specs, family_of(other, transposed), transposed, others)
 

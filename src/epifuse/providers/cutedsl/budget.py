@@ -15,7 +15,6 @@ from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import is_again
 from epifuse.providers.cutedsl.ways import Access
 
-K_SPAN = 128  # bytes of K in a stage of A and B: one swizzle span, whatever the dtype
 _REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
 
 
@@ -198,7 +197,7 @@ def least_stages(design: Design) -> int:
 def stage_bytes(design: Design) -> tuple[int, int]:
     """Bytes of A and of B in a stage."""
     m, n = design.tile
-    return m * design.spans * K_SPAN, n * design.spans * K_SPAN
+    return m * design.k_bytes, n * design.k_bytes
 
 
 def spare(design: Design, program: Program, *, short: bool) -> int:
@@ -296,11 +295,20 @@ def fit(
             made = replace(design, load_stages=load_stages, store_stages=store_stages)
             found.append(replace(made, stages=_stages(made, loads, stores, capacity)))
     best = max(found, key=lambda made: (min(made.stages, enough), made.load_stages, made.store_stages))
-    return best if best.stages >= tuned.FEWEST_STAGES.value else None
+    return best if best.stages >= fewest(design) else None
+
+
+_COPIED = range(2, 4 + 1)
+"""Stages of A and B where threads copy them. With more the start of a tile would only be longer."""
+
+
+def fewest(design: Design) -> int:
+    """Stages of A and B that a design takes at least."""
+    return _COPIED[0] if design.by_warps else tuned.FEWEST_STAGES.value
 
 
 def _stages(design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int) -> int:
     stages = 0
     while shared_bytes(replace(design, stages=stages + 1), loads, stores) <= capacity:
         stages += 1
-    return stages
+    return min(stages, _COPIED[-1]) if design.by_warps else stages

@@ -13,6 +13,7 @@ from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read
+from epifuse.providers.cutedsl.kernels.sm80_gemm import Sm80Gemm
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.ways import Access
@@ -32,8 +33,13 @@ def warm(options: str) -> None:
     with _one_at_a_time, tempfile.TemporaryDirectory() as folder:
         tensor = make_fake_tensor(Float32, (cute.sym_int(),), (1,))  # of whose device the stream is
         stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-        compiled = cute.compile(_launched, tensor, stream, options=options, no_jit_engine=True)
+        flags = {"options": _for("sm_90a", options), "no_jit_engine": True}
+        compiled = cute.compile(_launched, tensor, stream, **flags)
         compiled.export_to_c(f"{folder}/warm.o", function_name="warm", export_only_tvm_ffi_symbols=True)
+
+
+def _for(arch: str, options: str) -> str:
+    return f"{options} --gpu-arch={arch}"
 
 
 @cute.kernel
@@ -70,10 +76,8 @@ def _compile(source: KernelSource, options: str) -> Any:
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
     if swapped:  # as they are handed over
         shapes, majors, dtypes = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0]), dtypes[::-1]
-    made = _any_matrix if source.design.full else _matrix
-    a, b = (
-        made(dtype, by_rows, (*shape, *batches)) for dtype, by_rows, shape in zip(dtypes, majors, shapes, strict=True)
-    )
+    sides = zip(dtypes, majors, shapes, _at_once(source), strict=True)
+    a, b = (_matrix(dtype, by_rows, (*shape, *batches), elements) for dtype, by_rows, shape, elements in sides)
     modes = len(a.shape)
     tensors, numbers, outputs = (), (), ()
     for region, one in enumerate(programs):
@@ -95,25 +99,39 @@ def _compile(source: KernelSource, options: str) -> Any:
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         types = tuple(DTYPES[dtype] for dtype in source.dtypes)
-        kernel = Sm90Gemm(source.design, programs, types, DTYPES[source.accumulator])
+        accumulator, along_k = DTYPES[source.accumulator], (source.by_rows[0], not source.by_rows[1])
+        kernel = (
+            Sm80Gemm(source.design, program, types, accumulator, along_k)
+            if source.design.by_warps
+            else Sm90Gemm(source.design, programs, types, accumulator)
+        )
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
-        flags = {"options": options, "no_jit_engine": True}
+        flags = {"options": _for(source.arch, options), "no_jit_engine": True}
         return cute.compile(
             kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), Int64(1), stream, **flags
         )
 
 
-def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...]) -> Any:
-    """A or B; the mode that is contiguous is part of the type, all else is run time."""
-    dtype = DTYPES[element]
-    return make_fake_tensor(dtype, shape, _one_contiguous(int(by_rows), len(shape), dtype), assumed_align=16)
+_BYTES = 16  # TMA's rule for strides, and where tensors start
 
 
-def _any_matrix(element: torch.dtype, _by_rows: bool, shape: tuple[Any, ...]) -> Any:
-    """A or B whose parts alone are multiplied: it may lie in any way."""
+def _at_once(source: KernelSource) -> tuple[int, int]:
+    """Of A and B how many elements are brought at once: a multiple of them starts each line. Those of which parts alone
+    are multiplied may lie in any way."""
+    if source.design.full:
+        return 0, 0
+    first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)
+    return source.design.copied if source.design.by_warps else (first, second)
+
+
+def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...], elements: int) -> Any:
+    """A or B, of which so many `elements` are brought at once: 0 where no mode is known to be contiguous. That mode is
+    part of the type, all else is run time."""
     dtype = DTYPES[element]
-    strides = tuple(cute.sym_int64() for _ in shape)
-    return make_fake_tensor(dtype, shape, strides, assumed_align=dtype.width // 8)
+    strides = (
+        _one_contiguous(int(by_rows), len(shape), elements) if elements else tuple(cute.sym_int64() for _ in shape)
+    )
+    return make_fake_tensor(dtype, shape, strides, assumed_align=max(elements, 1) * dtype.width // 8)
 
 
 def _scales() -> Any:
@@ -122,9 +140,9 @@ def _scales() -> Any:
     return make_fake_tensor(Float32, extents, (cute.sym_int64(), cute.sym_int64()), assumed_align=4)
 
 
-def _one_contiguous(contiguous: int, modes: int, dtype: Any) -> tuple[Any, ...]:
-    """Strides of which all but one are multiples of 16 bytes, as TMA needs."""
-    return tuple(1 if i == contiguous else cute.sym_int64(divisibility=128 // dtype.width) for i in range(modes))
+def _one_contiguous(contiguous: int, modes: int, elements: int) -> tuple[Any, ...]:
+    """Strides of which all but one are multiples of so many elements."""
+    return tuple(1 if i == contiguous else cute.sym_int64(divisibility=elements) for i in range(modes))
 
 
 def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bool) -> Any:
@@ -145,7 +163,8 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
         return make_fake_tensor(dtype, heads, _one_contiguous(1, len(heads), dtype), assumed_align=16)
     contiguous = 1 if access.by_rows != as_it_lies else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
-    return make_fake_tensor(dtype, tile[:tile_modes], _one_contiguous(contiguous, tile_modes, dtype), assumed_align=16)
+    strides = _one_contiguous(contiguous, tile_modes, 8 * _BYTES // dtype.width)
+    return make_fake_tensor(dtype, tile[:tile_modes], strides, assumed_align=_BYTES)
 
 
 def _outer(inner: tuple[int, ...], extent: Any) -> Any:

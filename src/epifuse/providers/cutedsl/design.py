@@ -10,6 +10,12 @@ WARP_GROUP, WARPS = 128, 4
 """Threads and warps of a warp group. Each warp has 16 rows of a subtile."""
 MATH_GROUPS = 2
 """Warp groups that multiply."""
+K_SPAN = 128
+"""Bytes of K that lie together in shared memory, one swizzle pattern, whatever the dtype; half of it where tiles are
+large beside shared memory."""
+
+MULTISTAGE = "multistage"
+"""The schedule of the kernel for mma.sync."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,9 @@ class Design:
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
     `promoted`, that is added up in float32: 0 where they add up all of K themselves; whether A and B are float32 in
-    `full`, whose parts a kernel of its own writes before; whether A and B are `scaled` by blocks along K.
+    `full`, whose parts a kernel of its own writes before; whether A and B are `scaled` by blocks along K. `by_warps`:
+    each warp multiplies by mma.sync, and all threads copy A and B, of either so many elements at once as `copied` says;
+    `span`: bytes of K in a span.
     """
 
     tile: tuple[int, int]
@@ -44,6 +52,9 @@ class Design:
     promoted: int = 0
     full: bool = False
     scaled: tuple[bool, bool] = (False, False)
+    by_warps: bool = False
+    copied: tuple[int, int] = (0, 0)
+    span: int = K_SPAN
 
     @property
     def ctas(self) -> int:
@@ -55,11 +66,18 @@ class Design:
         """Its name, as `Constraints.schedule` spells it."""
         if self.swapped:
             return "swapped"
+        if self.by_warps:
+            return MULTISTAGE
         return "pingpong" if self.pingpong else "cooperative"
 
     def __str__(self) -> str:
         parts = f", K in {self.split} parts" if self.split > 1 else ""
         return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}{parts}"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a launch may start while the one before ends, of which GPUs before Hopper know nothing."""
+        return not self.by_warps
 
     @property
     def sharing(self) -> int:
@@ -70,6 +88,11 @@ class Design:
     def rows(self) -> int:
         """Rows of a tile that one warp group has."""
         return self.tile[0] // self.sharing
+
+    @property
+    def k_bytes(self) -> int:
+        """Bytes of K in a stage of A and B."""
+        return self.spans * self.span
 
     @property
     def columns(self) -> int:

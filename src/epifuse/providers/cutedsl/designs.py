@@ -1,11 +1,11 @@
-"""The designs that the Hopper kernel can be built in, as kernels to choose between. Imports no cutlass."""
+"""The designs that kernels can be built in, as kernels to choose between. Imports no cutlass."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from epifuse.plan import KernelSpec
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import K_SPAN, Design
 
 DESIGNS = tuple(
     Design(tile, cluster, pingpong, spans)
@@ -63,8 +63,28 @@ Of 64 columns, which is the least that wgmma has of what it multiplies by rows: 
 read B. Eight rows took as long as sixteen."""
 
 
+MULTISTAGE_DESIGNS = tuple(
+    Design(tile, (1, 1), False, by_warps=True, span=span)
+    for tile, span in (
+        ((256, 128), K_SPAN // 2),
+        ((128, 128), K_SPAN),
+        ((256, 64), K_SPAN),
+        ((128, 64), K_SPAN),
+        ((128, 256), K_SPAN // 2),
+    )
+)
+"""Candidates of the kernel for mma.sync. Large tiles have half a span, of which 99 KB of shared memory hold four; the
+last one holds the widest rows."""
+
+
+_ANY = (80, 86, 89, 90, 120)
+
+
 def _spec(design: Design) -> KernelSpec:
     (m, n), (cm, cn) = design.tile, design.cluster
+    if design.by_warps:
+        summary = "persistent, cp.async + mma.sync"
+        return KernelSpec(f"sm80_gemm_{m}x{n}_{design.schedule}", "cutedsl", "cuda", _ANY, summary, design)
     split = f"_split{design.split}" if design.split > 1 else ""
     name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}{split}"
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", design)
@@ -72,4 +92,5 @@ def _spec(design: Design) -> KernelSpec:
 
 PLAIN_SPECS = tuple(map(_spec, PLAIN_DESIGNS))
 SWAPPED_SPECS = tuple(map(_spec, SWAPPED_DESIGNS))
-SPECS = PLAIN_SPECS + SWAPPED_SPECS
+MULTISTAGE_SPECS = tuple(map(_spec, MULTISTAGE_DESIGNS))
+SPECS = PLAIN_SPECS + SWAPPED_SPECS + MULTISTAGE_SPECS

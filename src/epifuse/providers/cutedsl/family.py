@@ -17,10 +17,11 @@ from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, inputs, invariance, refusals, rows, tuned, weave
+from epifuse.providers.cutedsl import budget, inputs, invariance, multistage, refusals, rows, tuned, weave
 from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.designs import (
+    MULTISTAGE_SPECS,
     PLAIN_DESIGNS,
     PLAIN_SPECS,
     ROW_DESIGNS,
@@ -79,7 +80,7 @@ class Key(NamedTuple):
     `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
     long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
     where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`, A and B for what is
-    `refused` of them.
+    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them.
     """
 
     work: Lowered
@@ -92,6 +93,7 @@ class Key(NamedTuple):
     stands_in_the_way: tuple[str, ...]
     target: Target
     refused: str | None
+    copied: tuple[int, int] | None
 
 
 class Placed(NamedTuple):
@@ -109,15 +111,16 @@ class Placed(NamedTuple):
     cuts: tuple[int, int]
     by_tma: tuple[str, ...]
     target: Target
+    by_warps: bool
 
 
-def family_of(work: Lowered, problem: Problem) -> Family:
-    """The problem's family."""
-    placed = _placed(work, problem)
-    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem))
+def family_of(work: Lowered, problem: Problem, *, by_warps: bool = False) -> Family:
+    """The problem's family: of the kernels that multiply `by_warps`, or of Hopper's."""
+    placed = _placed(work, problem, by_warps)
+    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem, by_warps))
 
 
-def _placed(work: Lowered, problem: Problem) -> Placed:
+def _placed(work: Lowered, problem: Problem, by_warps: bool) -> Placed:
     extents, a, b = problem.extents, problem.a, problem.b
     if work.is_swapped:  # A is B, and its columns are rows of the result
         columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
@@ -144,12 +147,14 @@ def _placed(work: Lowered, problem: Problem) -> Placed:
         _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
         problem.by_tma,
         problem.target,
+        by_warps,
     )
 
 
-def _family(work: Lowered, problem: Problem) -> Family:
+def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
     problem = inputs.multiplied(problem)
-    refused = inputs.refused(problem) or weave.refused(work.order, problem)
+    refused = (None if by_warps else inputs.refused(problem)) or weave.refused(work.order, problem)
+    copied = multistage.copied(problem) if by_warps else None
     problem = weave.problem_of(work.order, problem, work.typed)
     extents, lying = problem.extents, layouts(work, problem)
     key = Key(
@@ -163,6 +168,7 @@ def _family(work: Lowered, problem: Problem) -> Family:
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
         problem.target,
         refused,
+        copied,
     )
     return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
 
@@ -200,7 +206,14 @@ class Family:
         return self._all if specs is self._every else self._carried(specs)
 
     @property
+    def by_warps(self) -> bool:
+        """Whether it is of the kernels that multiply by mma.sync."""
+        return self.key.copied is not None
+
+    @property
     def _every(self) -> tuple[KernelSpec, ...]:
+        if self.by_warps:
+            return MULTISTAGE_SPECS
         return SWAPPED_SPECS if self.work.is_swapped else PLAIN_SPECS
 
     @cached_property
@@ -225,13 +238,15 @@ class Family:
 
     @cached_property
     def sides(self) -> Sides:
-        """How operands and outputs lie."""
-        return sides(self.work, self.problem)
+        """How operands and outputs lie, and could travel."""
+        own = sides(self.work, self.problem)
+        return multistage.direct(own) if self.by_warps else own
 
     @cached_property
     def refused(self) -> str | None:
         """Why no design carries the epilogue, or A and B."""
-        return self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
+        reason = self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
+        return reason or (multistage.of_graph(self.work, self.problem) if self.by_warps else None)
 
     @cached_property
     def _accuracies(self) -> Mapping[Node, Accuracy]:
@@ -247,15 +262,16 @@ class Family:
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
         reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own) or refusals.unscaled(own)
+        reason = reason or (multistage.crowded(own, problem) if own.by_warps else None)
         if reason is not None:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
-        if reason := weave.unfit(design, work.order, problem):
+        if not design.by_warps and (reason := weave.unfit(design, work.order, problem)):
             return reason
         found = self.fitted(design.exchanged_sides if design.swapped else design)
         if found is None:
-            return "its tile leaves too little shared memory for three stages of A and B"
+            return f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B"
         program, design = found
         refused = refusals.not_by_tma(program, problem)
         crowded = budget.crowded(program, design, short=is_short(problem))
@@ -263,11 +279,14 @@ class Family:
             spills = crowded is not None and budget.go_direct(program)
         else:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))
+        spills = spills or (design.by_warps and multistage.spills(design, work, problem))
         return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
     def given(self, design: Design) -> Design:
         """The design with what follows from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
+        if self.key.copied is not None:
+            return multistage.given(replace(design, parts=parts), self.key.copied)
         return replace(
             design,
             parts=parts,
@@ -287,7 +306,7 @@ class Family:
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
         enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES).value
-        least = budget.least_stages(design) if is_long(problem) and not several else 0
+        least = budget.least_stages(design) if is_long(problem) and not (several or design.by_warps) else 0
         fitted = _with_room(design, (loads, stores), problem, enough, least)
         if fitted is None:
             return None
@@ -296,6 +315,8 @@ class Family:
         cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces_axes else NO_EDGES
         loading = tuple(zip(work.loads, loads, strict=True))
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
+        if design.by_warps:
+            return program, found
         # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
         # where K is short, which is not worth a kernel of its own.
         alone = found.split > 1  # mostly of one tile, with nothing beside its epilogue

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
-from epifuse.providers.cutedsl import tuned
+from epifuse.providers.cutedsl import multistage, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import PARTS
 from epifuse.request.problem import Problem
@@ -80,8 +80,7 @@ class Rated(NamedTuple):
             _multiplications_a_second(processor) / bandwidth,
             0 if pingpong else exposed,
             m * n,
-            tuned.RATES.value[design.tile, pingpong]
-            * (tuned.PROMOTED_RATE.value[pingpong] if design.promoted else 1.0),
+            _rate(design),
             tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
             tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
             tuned.SPILLING.value if spills else 1.0,
@@ -91,6 +90,14 @@ class Rated(NamedTuple):
             Parts.of(design, processor),
             design.full,
         )
+
+
+def _rate(design: Design) -> float:
+    """Beside the best."""
+    if design.by_warps:
+        return multistage.rate(design)
+    promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
+    return tuned.RATES.value[design.tile, design.pingpong] * promoted
 
 
 def _multiplications_a_second(processor: Processor) -> float:

@@ -117,17 +117,23 @@ def uncounted(problem: Problem) -> str | None:
 
 def refused(problem: Problem) -> str | None:
     """Why A and B, filled, cannot be multiplied however many rows there are, or None."""
-    a, b = problem.a, problem.b
+    a = problem.a
     if a.dtype not in ACCUMULATORS:
         return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}"
     if problem.accumulator not in ACCUMULATORS[a.dtype]:
         first = ACCUMULATORS[a.dtype][0]
         return f"it adds up products of {a.dtype} in {short(first)}, not {problem.accumulator}"
-    if is_full(problem) or 0 in problem.extents.values():
-        return None
     for name, info in problem.scales:
         if sum((extent - 1) * stride for extent, stride in zip(info.shape, info.strides, strict=True)) > _MOST:
             return f"it counts elements of the {name} up to {_MOST}"
+    return None if is_full(problem) else unaddressable(problem)
+
+
+def unaddressable(problem: Problem) -> str | None:
+    """Why A and B, filled, cannot be brought by TMA as Hopper multiplies them, or None."""
+    if 0 in problem.extents.values():
+        return None
+    a, b = problem.a, problem.b
     layout = _not_along_k(problem) if _needs_k(a.dtype) else None
     return layout or _unaddressable("A", a) or _unaddressable("B", b)
 

@@ -24,9 +24,8 @@ from epifuse.request.problem import Problem
 
 
 class KernelSource(NamedTuple):
-    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B.
-
-    `others` are the programs of further regions of N.
+    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B, `arch`
+    is what it is compiled for, and `others` are the programs of further regions of N.
     """
 
     program: Program
@@ -35,6 +34,7 @@ class KernelSource(NamedTuple):
     by_rows: tuple[bool, bool]
     accumulator: torch.dtype
     batched: bool
+    arch: str
     others: tuple[Program, ...] = ()
 
     @property
@@ -47,7 +47,8 @@ class KernelSource(NamedTuple):
         """The kernel of a problem with `filled` inputs."""
         a, b = problem.a, problem.b
         majors = a.strides[-1] == 1, b.strides[-1] == 1
-        return cls(program, design, (a.dtype, b.dtype), majors, problem.accumulator, problem.batched)
+        arch = problem.target.name
+        return cls(program, design, (a.dtype, b.dtype), majors, problem.accumulator, problem.batched, arch)
 
 
 def written(source: KernelSource) -> str:
@@ -58,6 +59,7 @@ def written(source: KernelSource) -> str:
         "by_rows": source.by_rows,
         "accumulator": source.accumulator,
         "batched": source.batched,
+        "arch": source.arch,
         **_form(source.program),
     }
     plain = {name: _plain(value) for name, value in form.items()}
@@ -103,6 +105,7 @@ def read(text: str) -> KernelSource:
         form["by_rows"],
         form["accumulator"],
         form["batched"],
+        form["arch"],
         others,
     )
 

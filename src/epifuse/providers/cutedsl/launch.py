@@ -19,11 +19,10 @@ from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, writte
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
-from epifuse.providers.cutedsl.inputs import filled, is_full, is_shared, multiplied
+from epifuse.providers.cutedsl.inputs import filled, is_shared, multiplied
 from epifuse.providers.cutedsl.load import function
 from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
-from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -75,7 +74,7 @@ class GpuKernel:
 
         self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
         self.index = torch.device(given.a.device).index
-        views = _views(plan, found.source.programs, swapped=design.swapped)
+        views = _views(plan, found)
         self.a, self.b, self.printed = views.a, views.b, views.printed
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.a, self.b))
@@ -234,36 +233,36 @@ class _Views(NamedTuple):
     printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
-def _views(plan: Plan, programs: Sequence[Program], *, swapped: bool) -> _Views:
+def _views(plan: Plan, found: Arranged) -> _Views:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
     the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, the kernel itself
     exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
     """
-    given = plan.problem
+    given, design, swapped = plan.problem, found.design, found.design.swapped
     product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     operands, outputs, printed = [], [], []
-    for program in programs:
+    for program in found.source.programs:
         problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
         infos, names = dict(problem.outputs), [one.output for one in program.prints]
         for load, access, along in program.reads:
             operand = problem.by_name[load.name]
             assert isinstance(operand, TensorInfo)
-            found = seen(operand, load)
-            assert found is not None, "refused while planning"
-            operands.append((load.name, _full(operand, found, along, access, problem, swapped=swapped)))
+            place = seen(operand, load)
+            assert place is not None, "refused while planning"
+            operands.append((load.name, _full(operand, place, along, access, problem, swapped=swapped)))
         for output, access, along in program.writes:
             info = infos.get(output.name)
-            found = written(output, info, problem.extents)
-            own = info or TensorInfo(found.shape, found.strides, access.dtype, "")
-            outputs.append((output.name, _full(own, found, along, access, problem, swapped=swapped)))
+            place = written(output, info, problem.extents)
+            own = info or TensorInfo(place.shape, place.strides, access.dtype, "")
+            outputs.append((output.name, _full(own, place, along, access, problem, swapped=swapped)))
             if output.name in names:
-                printed.append((output.name, found.shape, access.dtype))
+                printed.append((output.name, place.shape, access.dtype))
     operands += [(name, View.beside(own, own.shape, own.strides)) for name, own in given.scales]
     extents, batched = product.extents, product.batched
-    if is_full(given):
+    if design.full or design.by_warps:
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
     else:
@@ -337,7 +336,13 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, 
 
 def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool) -> View:
     """A as (M,K) or B as (K,N), batches last, as it lies: `given` is the tensor as it is filled."""
+    shape, strides = given.shape[-2:], given.strides[-2:]
+    if 1 in strides:
+        # No address depends on the stride of a single row, which need not be a multiple of what is copied at once.
+        contiguous, span = 1 if strides[1] == 1 else 0, round_up(shape[0] * shape[1], 16)
+        strides = tuple(
+            [step if i == contiguous or shape[i] > 1 or step % 16 == 0 else span for i, step in enumerate(strides)]
+        )
     if not batched:
-        return View.beside(own, given.shape, given.strides)
-    step = 0 if is_shared(given) else given.strides[0]
-    return View.beside(own, (*given.shape[-2:], batches), (*given.strides[-2:], step))
+        return View.beside(own, shape, strides)
+    return View.beside(own, (*shape, batches), (*strides, 0 if is_shared(given) else given.strides[0]))

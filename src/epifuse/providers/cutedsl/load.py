@@ -34,7 +34,7 @@ if torch.version.cuda is not None:
     with suppress(ImportError):  # optional: planning does not need it, and a call says that it is missing
         importlib.import_module("tvm_ffi")
 
-OPTIONS = "--enable-tvm-ffi --gpu-arch=sm_90a"
+OPTIONS = "--enable-tvm-ffi"
 _NAME = "kernel"  # of the function in the file
 _LIBRARY, _OBJECT = ".so", ".o"
 

@@ -9,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import costs, inputs, partials
+from epifuse.providers.cutedsl import costs, inputs, multistage, partials
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -118,6 +118,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     """What else is worth knowing of a design with its stages."""
     shown, along = (design.exchanged_sides, "N") if design.swapped else (design, "M")
     return (
+        *(multistage.notes(design, problem) if design.by_warps else []),
         f"{shown}, {design.stages} stages, raster bands of {design.raster} clusters along {along}",
         *(
             ["A and B are exchanged: the product is computed transposed, and stored as it is asked for"]

@@ -58,6 +58,8 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
         return "not each column has outputs"
     if design.split > 1 or design.swapped:
         return "K is in parts" if design.split > 1 else "A and B are exchanged"
+    if design.by_warps:
+        return "mma.sync's kernel has one region"
     if problem.is_empty or inputs.is_full(problem):
         return "there are no elements" if problem.is_empty else "float32 in full is in parts"
     if len(columns) > MOST:

@@ -17,6 +17,8 @@ from epifuse.providers.cutedsl.addresses import UNCUT, Inner, Modes
 from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP, Design, round_up
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
+EIGHT = 8
+"""Neighbouring columns that a thread writes where it writes 16 bytes at a time: four lanes have two of them each."""
 _WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
 
 
@@ -41,7 +43,7 @@ class Access:
     @property
     def bytes_at_once(self) -> int:
         """What one instruction moves, going direct."""
-        return self.dtype.itemsize * (2 if self.pairs else 1)
+        return self.travels.at_once or self.dtype.itemsize * (2 if self.pairs else 1)
 
     @property
     def travels(self) -> Way:
@@ -99,6 +101,8 @@ class Way(NamedTuple):
     """Whether it goes after all tiles, in the kernel that merges reductions."""
     is_number: bool = False
     """Whether it is an argument of the launch."""
+    at_once: int = 0
+    """Bytes that one instruction moves; 0 where that follows from the dtype."""
 
     @property
     def by_value(self) -> bool:
@@ -192,6 +196,7 @@ WAYS: Mapping[str, Way] = {
         shared_bytes=_subtiles,
         staged=True,
     ),
+    "wide": Way(lambda _: False, leaving="direct, {size} at a time, as {why}", in_place=True, at_once=ALIGNMENT),
     "direct": Way(
         lambda use: True, "direct, {size} at a time, as {why}", "direct, {size} at a time, as {why}", in_place=True
     ),

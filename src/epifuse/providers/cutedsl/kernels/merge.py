@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 from epifuse.providers.cutedsl import partials, tuned
 from epifuse.providers.cutedsl.design import Design
@@ -56,12 +56,13 @@ class Finish:
         self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // max(words, 1)))
 
     def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
-        """On the host, after the main kernel of `ctas` CTAs; it starts while that one ends."""
+        """On the host, after the main kernel of `ctas` CTAs; on Hopper it starts while that one
+        ends."""
         length = {"m": shape[0], "n": shape[1], "": Int32(1)}[self.axis]
         total = length * shape[2] if self.batched else length
         blocks = (total + (self.elements - 1)) // self.elements
         self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas).launch(
-            grid=(blocks, 1, 1), block=(self.warps * WARP, 1, 1), stream=stream, use_pdl=True
+            grid=(blocks, 1, 1), block=(self.warps * WARP, 1, 1), stream=stream, use_pdl=self.design.overlaps
         )
 
     @cute.kernel
@@ -90,7 +91,8 @@ class Finish:
         held = [self.start(number) for number in self.needed]
         start = thread // self.elements
         first = self.places(start, rounds, where, regions)
-        cute.arch.griddepcontrol_wait()
+        if const_expr(self.design.overlaps):
+            cute.arch.griddepcontrol_wait()
         self.read(held, workspace, first, regions)
         step, most = self.at_once * self.lanes, _largest(rounds.values())
         for later in cutlass.range(start + step, most, step, unroll=1):

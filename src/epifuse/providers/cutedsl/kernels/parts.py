@@ -46,6 +46,14 @@ def lie_apart(b: Any, order: Order) -> bool:
     return order == "stacked" and cute.is_static(b.stride[0])
 
 
+def woven(b: Any, order: Order) -> Any:
+    """B (N, K, L), its rows in the order in which tiles have them: strips of both parts in turn."""
+    if not order:
+        return b
+    shape, strides = weave.rows(order, b.shape[0] // PARTS, b.stride[0])
+    return cute.make_tensor(b.iterator, cute.make_layout((shape, *b.shape[1:]), stride=(strides, *b.stride[1:])))
+
+
 def sources(b: Any, order: Order) -> tuple[Any, ...]:
     """What TMA brings of B (N, K, L): all of it, its rows woven, or each part."""
     if not order:

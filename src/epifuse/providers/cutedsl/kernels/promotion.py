@@ -25,7 +25,7 @@ class Promotion:
         """`element` are the bytes of one of A and B."""
         rows, self.columns = design.rows // SUBTILE[0], design.tile[1] // budget.piece(design)
         self.blocks = design.promoted * element // _BLOCK
-        first = range(0, design.spans * budget.K_SPAN // _BLOCK, self.blocks) if design.promoted else ()
+        first = range(0, design.k_bytes // _BLOCK, self.blocks) if design.promoted else ()
         self.pieces = [(k, row, column) for k in first for row in range(rows) for column in range(self.columns)]
 
     def piece(self, accumulators: cute.Tensor) -> cute.Tensor:

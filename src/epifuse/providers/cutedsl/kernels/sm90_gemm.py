@@ -130,7 +130,7 @@ class Sm90Gemm:
         a, b = with_batches(a), with_batches(b)
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
         bm, bn = self.design.tile
-        bk = 8 * self.design.spans * budget.K_SPAN // a.element_type.width
+        bk = 8 * self.design.k_bytes // a.element_type.width
         self.tile = bm, bn, bk
         layout_a, layout_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         majors = layout_a.sm90_mma_major_mode(), layout_b.sm90_mma_major_mode()

@@ -10,6 +10,7 @@ from epifuse.providers.cutedsl.kernels.accesses.line import Lines
 from epifuse.providers.cutedsl.kernels.accesses.scalar import Scalars
 from epifuse.providers.cutedsl.kernels.accesses.tile import TileLoads, TileStores
 from epifuse.providers.cutedsl.kernels.accesses.vector import Vectors
+from epifuse.providers.cutedsl.kernels.accesses.wide import WideStores
 
 LOADS: Mapping[str, type[Loads]] = {
     "scalar": Scalars,
@@ -18,4 +19,10 @@ LOADS: Mapping[str, type[Loads]] = {
     "column": Vectors,
     "direct": DirectLoads,
 }
-STORES: Mapping[str, type[Stores]] = {"tile": TileStores, "direct": DirectStores, "line": Lines, "segment": Lines}
+STORES: Mapping[str, type[Stores]] = {
+    "tile": TileStores,
+    "direct": DirectStores,
+    "wide": WideStores,
+    "line": Lines,
+    "segment": Lines,
+}

@@ -78,8 +78,8 @@ class TileLoads(Loads):
     # Once a launch.
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        return tuple(_carrier(load, given[i], self.box, self.box, self.stages) for i in self.members)
+        load = cpasync.CopyBulkTensorTileG2SOp  # made where there are members: GPUs before Hopper have none
+        return tuple(_carrier(load(), given[i], self.box, self.box, self.stages) for i in self.members)
 
     @property
     def barriers(self) -> int:
@@ -223,8 +223,8 @@ class TileStores(Stores):
         self._sent = self.box[0] // self.senders, self.box[1]  # what of a subtile one warp sends
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
-        store = cpasync.CopyBulkTensorTileS2GOp()
-        return tuple(_carrier(store, given[i], self.box, self._sent, self.stages) for i in self.members)
+        store = cpasync.CopyBulkTensorTileS2GOp
+        return tuple(_carrier(store(), given[i], self.box, self._sent, self.stages) for i in self.members)
 
     def buffers(self, allocator: Any, allocated: Any, carriers: Any, given: Any) -> Stages:
         return Stages(_buffers(allocator, carriers, [given[i] for i in self.members]), None)

@@ -1,0 +1,341 @@
+"""GEMM by mma.sync, with the graph's epilogue on the accumulator: for every GPU that has no kernel of its own, and for
+operands that TMA cannot address.
+
+Eight warps copy A and B into stages of swizzled shared memory (`copies.py`), read them by ldmatrix, and multiply
+fragments of 16 x 8. Warps lie one below the other, so that four of them have 64 rows in the order of a wgmma
+accumulator, and the epilogue is the one of Hopper's kernel: it takes what it finds by `Fragment`, and goes direct, as
+there is no TMA. A CTA has tiles in turn, as many CTAs as there are multiprocessors.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import warp
+
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
+from epifuse.providers.cutedsl.kernels.copies import Copies
+from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
+from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.merge import merging_kernels
+from epifuse.providers.cutedsl.kernels.parts import in_turn, parts_of, woven
+from epifuse.providers.cutedsl.kernels.place import Place
+from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
+from epifuse.providers.cutedsl.program import Program
+
+try:
+    from cutlass.memory import SmemAllocator
+    from cutlass.tensor_utils import LayoutEnum
+except ImportError:  # their home in CuTe DSL 4.7
+    from cutlass.utils import LayoutEnum, SmemAllocator
+
+TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
+THREADS = MATH_GROUPS * WARP_GROUP
+_ROWS = 16  # of a warp's fragments
+_BLOCK = 32  # bytes of K that one multiplication takes
+_COLUMNS = 16  # of B that one ldmatrix brings
+_HELD = 32, 16  # elements on their way in a thread, and beside more than 64 accumulators
+_STRIP = 64  # columns whose fragments are read while those before are multiplied: 16 registers a block of K
+
+
+class Sm80Gemm:
+    """D = epilogue(A @ B). Tensors come as (M,K,L), (K,N,L) and (M,N,L); a stride is 0 where a value does not vary.
+
+    Without batches, A and B have no L.
+    """
+
+    def __init__(
+        self, design: Design, program: Program, types: tuple, accumulator: Any, along_k: tuple[bool, bool]
+    ) -> None:
+        """`along_k` says of A and B whether neighbours in memory lie along K, as far as any do."""
+        self.design, self.program, self.dtype, self.accumulator = design, program, types[0], accumulator
+        self.is_tf32 = self.dtype is Float32
+        self.stages = design.stages
+        self.depth = 8 * design.k_bytes // self.dtype.width
+        # Of a stage: ldmatrix transposes 16 bits alone, and tf32 lies along K.
+        self.by_k = [by_k or self.is_tf32 for by_k in along_k]
+        self.copies = [
+            Copies(self.dtype, (rows, self.depth), max(vector, 1), THREADS, by_k=by_k)
+            for rows, vector, by_k in zip(design.tile, design.copied, along_k, strict=True)
+        ]
+        self.held = sum(copies.count for copies in self.copies if copies.by_registers)
+        # What goes through registers beside many accumulators leaves fewer for fragments.
+        self.crowded = self.held > 0 and design.tile[0] * design.tile[1] > THREADS * _STRIP
+        self.strip = min(_STRIP // 2 if self.crowded else _STRIP, design.tile[1])
+        self.merging = merging_kernels(design, program)
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        tensors: tuple,
+        numbers: tuple,
+        outputs: tuple,
+        workspaces: tuple,
+        ctas: Int32,
+        band: Int32,
+        kept: Int64,
+        stream: Any,
+    ):
+        a, b = _with_batches(a), _with_batches(b)
+        b = woven(cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2])), self.program.order)
+        tile = (*self.design.tile, self.depth)
+        mma = self.multiplication(THREADS // WARP_GROUP)
+        atom = self.multiplication(1)
+        fragment = Fragment.of_accumulators(atom, self.design.subtile)
+        self.epilogue = Epilogue(self.design, self.program, fragment, self.parts(atom, fragment))
+        tensors, outputs = self.epilogue.whole(tensors, outputs)
+        majors = [LayoutEnum.ROW_MAJOR if by_k else LayoutEnum.COL_MAJOR for by_k in self.by_k]
+        smem_a = sm90.make_smem_layout_a(majors[0], tile, self.dtype, self.stages)
+        smem_b = sm90.make_smem_layout_b(majors[1], tile, self.dtype, self.stages)
+        columns = cute.size(b, mode=[0]) // self.design.parts
+        shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
+        order = raster(shape, (self.design.tile[0], self.design.columns), band)
+        self.kernel(a, b, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order).launch(
+            grid=(1, 1, ctas), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        )
+        for merging in self.merging:
+            merging.launch(workspaces[0], tensors, numbers, outputs, shape, ctas, stream)
+
+    def parts(self, atom: cute.TiledMma, fragment: Fragment) -> Any:
+        """Which accumulators are which part of a row: every second one of 8 columns is the other part's."""
+        if self.design.parts == 1:
+            return None
+        rows = Fragment.of_accumulators(atom, (self.design.subtile[0], self.design.tile[1]))
+        return parts_of(fragment, rows, self.design.columns, in_turn)
+
+    def multiplication(self, groups: int) -> cute.TiledMma:
+        """Of `groups` times four warps, one below the other."""
+        k = 8 * _BLOCK // self.dtype.width
+        op = (
+            warp.MmaTF32Op((_ROWS, 8, k))
+            if self.is_tf32
+            else warp.MmaF16BF16Op(self.dtype, self.accumulator, (_ROWS, 8, k))
+        )
+        warps = WARPS * groups
+        return cute.make_tiled_mma(
+            cute.make_mma_atom(op), cute.make_layout((warps, 1, 1)), permutation_mnk=(_ROWS * warps, _COLUMNS, k)
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        tensors: tuple,
+        numbers: tuple,
+        outputs: tuple,
+        workspaces: tuple,
+        mma: cute.TiledMma,
+        atom: cute.TiledMma,
+        smem_a: cute.ComposedLayout,
+        smem_b: cute.ComposedLayout,
+        shape: cute.Shape,
+        order: Raster,
+    ):
+        thread, _, _ = cute.arch.thread_idx()
+        group = cute.arch.make_warp_uniform(thread // WARP_GROUP)
+        own = thread % WARP_GROUP
+        allocator = SmemAllocator()
+        small = self.epilogue.allocate(allocator)
+        buffers = tuple(
+            allocator.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner) for layout in (smem_a, smem_b)
+        )
+        carriers = self.epilogue.carriers(tensors, outputs)
+        shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
+        workspace = workspaces[0] if const_expr(len(workspaces) > 0) else None
+        given = Given(tensors, numbers, outputs, workspace, shape)
+        _, _, turn = cute.arch.block_idx()
+        _, _, step = cute.arch.grid_dim()
+        blocks = (cute.size(a, mode=[1]) + (self.depth - 1)) // self.depth
+        registers, sums = self.accumulators(mma)
+        carried = self.epilogue.partials.carry()
+        executed = Int32(0)
+        while turn < order.total:
+            m, n, l = tile_of(turn, order, (1, 1), (0, 0))
+            at = Place(m, n, l, group)
+            held = self.epilogue.fetch(at, own, given)
+            sources = tuple(
+                copies.source(tensor, tile, l, thread)
+                for copies, tensor, tile in zip(self.copies, (a, b), (m, n), strict=True)
+            )
+            registers.fill(self.accumulator(0))
+            self.product(blocks, (a, b), sources, buffers, mma, sums, thread)
+            threads = self.epilogue.team(atom, own, group, executed, shared, given, Last(False, group, {}))
+            if const_expr(self.epilogue.deposits):
+                cute.arch.barrier(barrier_id=TOGETHER + group, number_of_threads=WARP_GROUP)
+                self.epilogue.deposit(held, shared, group, own)
+                cute.arch.barrier(barrier_id=TOGETHER + group, number_of_threads=WARP_GROUP)
+            tile = self.epilogue.tile(at, held)
+            self.subtiles(registers, tile, threads)
+            self.epilogue.leave(tile, carried, threads)
+            executed += 1
+            turn += step
+        if const_expr(len(carried) > 0):
+            self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(group, own // 32), given)
+
+    def subtiles(self, values: cute.Tensor, tile: Any, threads: Any) -> None:
+        """The epilogue of a tile, subtile by subtile."""
+        last, count, scene = len(self.epilogue.walks) - 1, self.epilogue.division.subtiles, self.epilogue.scene
+        coming: dict = {}
+        for s in range(count):
+            arrived = coming
+            if scene.begins(s):
+                self.epilogue.reduce_rows(s, values, tile, threads)
+                arrived = self.epilogue.arrive(last, s, threads)
+            coming = {} if scene.begins(s + 1) else self.epilogue.arrive(last, s + 1, threads)
+            self.epilogue.subtile(s, values, arrived, tile, threads)
+
+    def accumulators(self, mma: cute.TiledMma) -> Any:
+        """A thread's registers of a tile, subtile by subtile, and the same as what multiplications add to."""
+        _, down, across = mma.partition_shape_C(self.design.tile)
+        registers = cute.make_rmem_tensor(4 * down * across, self.accumulator)
+        layout = cute.make_layout(((2, 2), down, across), stride=((1, 2), 4 * across, 4))
+        return registers, cute.make_tensor(registers.iterator, layout)
+
+    def bring(self, pair, sources, buffers, k, stage) -> None:
+        """Start to copy block `k` of K."""
+        for copies, tensor, source, buffer in zip(self.copies, pair, sources, buffers, strict=True):
+            if not copies.by_registers:
+                copies.bring(source, tensor, buffer, k, stage)
+
+    def fetch(self, pair, sources, k, piece) -> list:
+        """A piece of what of it goes through registers."""
+        return [
+            copies.fetch(source, tensor, k, piece) if copies.by_registers else None
+            for copies, tensor, source in zip(self.copies, pair, sources, strict=True)
+        ]
+
+    def deposit(self, held, sources, buffers, stage, piece) -> None:
+        """And from there to its stage."""
+        for copies, values, source, buffer in zip(self.copies, held, sources, buffers, strict=True):
+            if values is not None:
+                copies.deposit(source, values, buffer, stage, piece)
+
+    def pieces(self, steps: int) -> int:
+        """In how many pieces that goes, one behind the other, each beside two of so many steps at least: registers hold
+        one at a time."""
+        pieces = 1
+        while 4 * pieces <= steps and self.held > pieces * _HELD[self.crowded]:
+            pieces *= 2
+        return pieces
+
+    @cute.jit
+    def product(
+        self,
+        blocks: Int32,
+        pair: tuple,
+        sources: tuple,
+        buffers: tuple,
+        mma: cute.TiledMma,
+        sums: cute.Tensor,
+        thread: Int32,
+    ):
+        """The main loop over so many blocks of K; nothing is under way when it ends, and all stages are free."""
+        factors = self.factors(mma, buffers, thread)
+        steps = self.steps()
+        pieces = self.pieces(len(steps))
+        beside = len(steps) // pieces  # steps that hide a piece
+        for stage in cutlass.range(self.stages - 1, unroll=1):
+            self.bring(pair, sources, buffers, stage, stage)
+            cute.arch.cp_async_commit_group()
+            for piece in cutlass.range_constexpr(pieces):
+                own = piece, pieces
+                self.deposit(self.fetch(pair, sources, stage, own), sources, buffers, stage, own)
+        cute.arch.cp_async_wait_group(self.stages - 2)
+        cute.arch.sync_threads()
+        self.read(factors, steps[0], 0)
+        reading, writing = Int32(0), Int32(self.stages - 1)
+        for k in cutlass.range(blocks, unroll=1):
+            held: dict[int, Any] = {}  # by the number of a piece
+            for i in cutlass.range_constexpr(len(steps)):
+                if const_expr(i % beside == beside - 1):
+                    # The stage before that of this block, which no thread reads any more.
+                    self.deposit(held[i // beside], sources, buffers, writing, (i // beside, pieces))
+                if const_expr(i == len(steps) - 1):
+                    # The next stage is there for all threads, and none reads the one that is written next.
+                    cute.arch.cp_async_wait_group(self.stages - 2)
+                    cute.arch.sync_threads()
+                    reading, writing = (reading + 1) % self.stages, reading
+                self.read(factors, steps[(i + 1) % len(steps)], reading)
+                if const_expr(i == 0):
+                    if k + self.stages - 1 < blocks:
+                        self.bring(pair, sources, buffers, k + self.stages - 1, writing)
+                    # Empty beyond K, so that as many groups are behind a stage as ever.
+                    cute.arch.cp_async_commit_group()
+                if const_expr(i % beside == 0):
+                    held[i // beside] = self.fetch(pair, sources, k + self.stages - 1, (i // beside, pieces))
+                self.multiply(mma, factors, steps[i], sums)
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+
+    def steps(self) -> list:
+        """Blocks of K within a stage, each with strips of columns."""
+        return [
+            (block, strip)
+            for block in range(self.design.k_bytes // _BLOCK)
+            for strip in range(self.design.tile[1] // self.strip)
+        ]
+
+    def factors(self, mma: cute.TiledMma, buffers: tuple, thread: Any) -> Any:
+        """For A and B: the copy by ldmatrix, its source and its target, and the fragments that are multiplied.
+
+        Those of B by strips of columns.
+        """
+        own = mma.get_slice(thread)
+        first = (None, None, 0)
+        fragments = (
+            mma.make_fragment_A(own.partition_A(buffers[0][first])),
+            mma.make_fragment_B(own.partition_B(buffers[1][first])),
+        )
+        found = []
+        makers = cute.make_tiled_copy_A, cute.make_tiled_copy_B
+        strips = None, self.strip // _COLUMNS
+        for make, buffer, fragment, by_k, width in zip(makers, buffers, fragments, self.by_k, strips, strict=True):
+            copy = make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not by_k, 4), self.dtype), mma)
+            mine = copy.get_slice(thread)
+            from_, to = mine.partition_S(buffer), copy.retile(fragment)
+            if width is not None:
+                from_ = cute.logical_divide(from_, (None, width, None, None))
+                to = cute.logical_divide(to, (None, width, None))
+                fragment = cute.logical_divide(fragment, (None, width * _COLUMNS // 8, None))
+            found.append((copy, from_, to, fragment))
+        return found
+
+    def read(self, factors: Any, step: tuple, stage: Any) -> None:
+        """Fragments of a step, from a stage; those of A with the first strip."""
+        (copy_a, from_a, to_a, _), (copy_b, from_b, to_b, _) = factors
+        block, strip = step
+        if strip == 0:
+            cute.copy(copy_a, from_a[None, None, block, stage], to_a[None, None, block])
+        cute.copy(copy_b, from_b[None, (None, strip), block, stage], to_b[None, (None, strip), block])
+
+    def multiply(self, mma: cute.TiledMma, factors: Any, step: tuple, sums: cute.Tensor) -> None:
+        """What was read of a step."""
+        block, strip = step
+        a, b = factors[0][3][None, None, block], factors[1][3][None, (None, strip), block]
+        if self.is_tf32:
+            if strip == 0:
+                _round(a)
+            _round(b)
+        own = cute.logical_divide(sums, (None, None, self.strip // 8))[None, None, (None, strip)]
+        cute.gemm(mma, own, a, b, own)
+
+
+def _round(fragment: Any) -> None:
+    """float32 to tf32, to the nearest: mma.sync itself would cut."""
+    for i in range(cute.size(fragment)):
+        value = fragment[i]
+        fragment[i] = Int32(cute.arch.cvt_f32_tf32(value.bitcast(Float32)))
+
+
+def _with_batches(tensor: Any) -> Any:
+    """A matrix as one batch of matrices."""
+    if cute.rank(tensor) == 3:
+        return tensor
+    layout = cute.make_layout((*tensor.shape, Int32(1)), stride=(*tensor.stride, Int64(0)))
+    return cute.make_tensor(tensor.iterator, layout)

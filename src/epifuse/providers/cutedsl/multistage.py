@@ -1,0 +1,170 @@
+"""The kernel for mma.sync, as planning knows it: where it is taken, how A and B are copied, and what it has no way for.
+
+It is for GPUs that have no kernel of their own, and on Hopper for A and B that TMA cannot address. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from epifuse.base.config import CONFIG
+from epifuse.base.dtypes import short
+from epifuse.ir import Load
+from epifuse.plan import Reason
+from epifuse.providers.cutedsl import inputs
+from epifuse.providers.cutedsl.accesses import Sides
+from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, Design
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.providers.cutedsl.ways import Access
+from epifuse.request.problem import Problem, TensorInfo
+
+_RATES: Mapping[tuple[int, int], float] = {
+    (256, 128): 0.42,
+    (128, 128): 0.36,
+    (256, 64): 0.36,
+    (128, 256): 0.36,
+    (128, 64): 0.28,
+}
+_COPIES: Mapping[int, float] = {8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
+"""Rates beside the best of Hopper's tiles, by tile, and by elements of a copy. Assumed: none of these has run."""
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+_WIDEST = 16  # bytes of a copy
+_LEAST = 4  # bytes of a copy that does not go through registers
+
+
+# --- where it is taken -----------------------------------------------------------------------------------------------
+
+
+def refused(problem: Problem) -> str | None:
+    """Why A and B, filled, are not multiplied by mma.sync, or None."""
+    a, target = problem.a, problem.target
+    if a.dtype not in _DTYPES:
+        return f"it multiplies float16, bfloat16, and float32 as tf32, and A is {a.dtype}"
+    if inputs.is_full(problem):
+        return (
+            "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed: precision='tf32' "
+            "or torch.set_float32_matmul_precision('high')"
+        )
+    if problem.accumulator != torch.float32:
+        return f"it adds up products of {a.dtype} in {short(torch.float32)}, not {problem.accumulator}"
+    if target.has_wgmma and problem.constraints.schedule == MULTISTAGE:
+        return None
+    if target.has_wgmma:
+        if inputs.unaddressable(problem) is None:
+            return f"it is for A and B that TMA cannot address, and these it can: schedule='{MULTISTAGE}' takes it"
+        if problem.constraints.batch_invariant:
+            # A single row lies as any row does, and TMA addresses it.
+            return "what is asked for are the bits of one kernel, and whether this one is taken may follow from M"
+    if CONFIG.untested:
+        return None
+    if target.has_wgmma:
+        return f"its time was never measured beside that of a copy: schedule='{MULTISTAGE}' takes it"
+    return f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
+
+
+def of_graph(work: Lowered, problem: Problem) -> str | None:
+    """Why it does not carry an epilogue that Hopper's kernel may carry, or None."""
+    graph = work.walked
+    if problem.target.has_narrow_floats:
+        return None
+    dtypes = dict(problem.dtypes)
+    for node in graph.nodes:
+        dtype = node.attr if node.op == "cast" else None
+        if isinstance(node.attr, Load) and isinstance(info := problem.by_name.get(node.attr.name), TensorInfo):
+            dtype = info.dtype
+        if dtype in _NARROW:
+            return Reason(_no_narrow(dtype, problem), graph.loc(node))
+    for output in graph.outputs:
+        if dtypes[output.name] in _NARROW:
+            return Reason(_no_narrow(dtypes[output.name], problem), graph.loc(output.node))
+    return None
+
+
+def _no_narrow(dtype: torch.dtype, problem: Problem) -> str:
+    return f"{problem.target.name} has no conversions of {short(dtype)}"
+
+
+# --- how A and B are copied ------------------------------------------------------------------------------------------
+
+
+def copied(problem: Problem) -> tuple[int, int]:
+    """Elements of A and of B that one copy takes: as many as divide the lines, and all distances between them. 0 where
+    no mode is contiguous: they are copied one by one, of strides that are not known."""
+    return _elements(problem.a, -1), _elements(problem.b, -2)
+
+
+def _elements(info: TensorInfo, along_k: int) -> int:
+    inner = next((i for i in (-1, -2) if info.strides[i] == 1), None)
+    if inner is None:
+        return 0
+    # ldmatrix transposes 16 bits alone: tf32 lies along K in shared memory, whatever it does in memory.
+    if not info.aligned or (inner != along_k and info.dtype.itemsize != 2):
+        return 1
+    places = zip(range(-len(info.shape), 0), info.strides, info.shape, strict=True)
+    steps = [stride for i, stride, extent in places if i != inner and extent > 1]
+    return math.gcd(_WIDEST // info.dtype.itemsize, info.shape[inner], *steps)
+
+
+def _is_asynchronous(elements: int, size: int) -> bool:
+    return max(elements, 1) * size >= _LEAST
+
+
+def given(design: Design, elements: tuple[int, int]) -> Design:
+    """The design with how A and B are copied: elements one by one in less of K at once, as each takes registers."""
+    return replace(design, copied=elements, span=K_SPAN // 2 if min(elements) <= 1 else design.span)
+
+
+def _least_bytes(design: Design, problem: Problem) -> int:
+    """Of a copy."""
+    return max(min(design.copied), 1) * problem.a.dtype.itemsize
+
+
+def crowded(design: Design, problem: Problem) -> str | None:
+    """Why a tile leaves too few registers for the addresses of so many copies, or None: up to 60 bytes spill."""
+    enough = _WIDEST if design.parts > 1 else _WIDEST // 2
+    if design.tile == (256, 128) and _least_bytes(design, problem) < enough:
+        return "its accumulator leaves too few registers for copies of A and B by so few bytes"
+    return None
+
+
+def spills(design: Design, work: Lowered, problem: Problem) -> bool:
+    """Whether registers spill in the tile of the widest rows, which has no smaller one in its place: up to 60 bytes."""
+    return design.tile == (128, 256) and (work.shares_rows or _least_bytes(design, problem) < _WIDEST)
+
+
+# --- how the epilogue's tensors travel -------------------------------------------------------------------------------
+
+
+def direct(own: Sides) -> Sides:
+    """Without TMA."""
+    loads = tuple(None if access is None else _direct(access) for access in own.loads)
+    return Sides(loads, tuple(_direct(access, wide=access.by_rows) for access in own.stores))
+
+
+def _direct(access: Access, *, wide: bool = False) -> Access:
+    """What TMA could address begins and ends its lines at multiples of 16 bytes."""
+    if not access.travels.staged:
+        return access
+    way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
+    return replace(access, way=way or access.way, why="mma.sync's kernel has no TMA")
+
+
+def rate(design: Design) -> float:
+    """Beside the best of Hopper's tiles."""
+    return _RATES[design.tile] * _COPIES[min(design.copied)]
+
+
+def notes(design: Design, problem: Problem) -> list[str]:
+    """For people."""
+    size = problem.a.dtype.itemsize
+    each = [
+        f"{name} by {max(count, 1) * size} bytes at a time" + ("" if _is_asynchronous(count, size) else " by registers")
+        for name, count in zip("AB", design.copied, strict=True)
+    ]
+    never = [] if problem.target.has_wgmma else [f"compiled, never run on a GPU of {problem.target.name}"]
+    return [f"mma.sync: {', '.join(each)}", *never]
