@@ -1,7 +1,6 @@
 """Inputs of 8 bits: what Hopper plans and refuses, what it compiles to, and what the CPU computes."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hopper import reasons
 
 import epifuse as ef
 from epifuse.base.errors import ArgumentError
-from epifuse.providers.cutedsl import DESIGNS, budget, inputs, load
+from epifuse.providers.cutedsl import DESIGNS, load
 from epifuse.tools.testing import bounded, compare_bounded, gpu_room
 
 E4M3, E5M2, INT8, UINT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
@@ -291,39 +290,27 @@ def test_every_design_has_its_instruction_and_no_spill(name, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("design", [d for d in DESIGNS if d.cluster == (2, 1) and d.tile != (128, 192)], ids=str)
-def test_sums_are_promoted_behind_their_products(design, capfd, tmp_path):
-    """128 products of a piece, and as many additions as a thread has sums of it: when they are there, and before other
-    products take their registers. In ping-pong tiles all but the last are added while the next piece is multiplied."""
+def test_sums_are_promoted_before_the_next_product(design, capfd, tmp_path):
+    """128 products of each of a thread's sums, then as many additions as there are sums."""
     ptx = compiled(arguments(asked=None), design, tmp_path, capfd)
-    own = replace(design, promoted=inputs.PROMOTED)
-    held, sums = budget.pieces_held(own), budget.piece(own) // 2
-    started, there, added, beside = 0, 0, 0, 0
-    for what, left in _steps(ptx):
-        if what == "multiply":
-            started += 1
-            assert started - added // sums <= held
-        elif what == "wait":
-            there = started - left
-        else:
-            beside += there < started
-            added += 1
-            assert added <= there * sums
-    assert added == started * sums == design.rows * design.tile[1] * design.spans // 128
-    assert beside == (held - 1) * (started - 1) * sums
+    main_loops = [lines for lines in _groups(ptx) if lines[0] == 4]
+    pieces = design.rows // 64 * max(design.tile[1] // 128, 1) * design.spans
+    assert len(main_loops) == pieces
+    assert {adds for _, adds in main_loops} == {min(design.tile[1], 128) // 2}
 
 
-def _steps(ptx):
-    """The groups of four multiplications, waits for all but so many of them, and additions, in order."""
-    count = 0
+def _groups(ptx):
+    """Of each group of multiplications: how many there are, and how many additions follow its wait."""
+    found, count, waited = [], 0, False
     for line in map(str.strip, ptx.splitlines()):
         if line.startswith("wgmma.mma_async"):
-            count += 1
-            if count % 4 == 0:
-                yield "multiply", 0
-        elif line.startswith("wgmma.wait_group"):
-            yield "wait", int(line.rstrip(";").split()[-1])
-        elif line.startswith("add.rn.f32"):
-            yield "add", 0
+            count, waited = (1 if waited else count + 1), False
+        elif line.startswith("wgmma.wait_group") and count and not waited:
+            found.append([count, 0])
+            waited = True
+        elif line.startswith("add.rn.f32") and waited:
+            found[-1][1] += 1
+    return [tuple(group) for group in found]
 
 
 # --- values on the CPU -----------------------------------------------------------------------------------------------

@@ -156,32 +156,22 @@ def _accumulators(design: Design) -> int:
     return design.rows * design.tile[1] // WARP_GROUP
 
 
-_PIECES = {True: (64, 2), False: (128, 1)}
-"""Columns of what is promoted at once, and of how many such pieces a thread holds the sums: 64 registers in all.
-
-A ping-pong tile adds up one piece while the next is multiplied, as the other warp group multiplies nothing then. In a
-cooperative one the other does, and wider instructions read A less often: with
-64 columns 4096 x 4096 x 4096 took 1.02 of the time with 128."""
+_PIECE = 128  # columns of what is promoted at once: 64 registers of a thread
 _MOST_PROMOTING = 192, 128  # registers of a thread that hold sums, and what is added to them; of a part of K
 
 
 def piece(design: Design) -> int:
-    """Columns that one instruction multiplies: those of a tile, or of a part of it where sums are promoted: what is
+    """Columns that one instruction multiplies: those of a tile, or of a half of it where sums are promoted: what is
     added to them takes registers beside theirs, and 256 columns at once spill 408 bytes."""
-    columns, (most, _) = design.tile[1], _PIECES[design.pingpong]
-    return columns // -(-columns // most) if design.promoted else columns
-
-
-def pieces_held(design: Design) -> int:
-    """Of how many pieces a thread holds the sums of the tensor cores."""
-    return _PIECES[design.pingpong][1]
+    columns = design.tile[1]
+    return columns // -(-columns // _PIECE) if design.promoted else columns
 
 
 def unpromoted(design: Design) -> str | None:
     """Why a tile's sums cannot be promoted, or None. Sums of another part of K are added to them later: up to 156 bytes
     spill beside 128 accumulators a thread."""
     most = _MOST_PROMOTING[design.split > 1]
-    if design.promoted and _accumulators(design) + pieces_held(design) * piece(design) // 2 > most:
+    if design.promoted and _accumulators(design) + piece(design) // 2 > most:
         return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
     return None
 

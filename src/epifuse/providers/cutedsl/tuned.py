@@ -67,8 +67,7 @@ PROMOTED_RATE: Tuned[Mapping[bool, float]] = Tuned(
     {False: 0.9, True: 0.66},
     "rate beside the same tile's, by ping-pong",
     ("promoted-fp8", "promoted-pingpong"),
-    "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind those of the "
-    "next 64 columns. The latter rate was measured where it hid behind nothing.",
+    "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
 )
 CLUSTER_COST: Tuned[Mapping[tuple[tuple[int, int], str], float]] = Tuned(
     {

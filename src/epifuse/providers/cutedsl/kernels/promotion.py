@@ -2,8 +2,7 @@
 
 Hopper's tensor cores keep 13 bits below the leading one of a sum of 8-bit floats. Other sums they cut below their last
 bit, which is a bias over a long K. A warp group multiplies one piece of its tile at a time, so that the registers of
-the piece fit beside those of the sums. While it adds, the multiplications of the other warp group go on, or in a
-ping-pong tile those of the next piece (`budget.pieces_held`).
+the piece fit beside those of the sums; while it adds, the multiplications of the other warp group go on.
 """
 
 from typing import Any

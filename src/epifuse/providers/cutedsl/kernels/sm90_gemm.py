@@ -589,9 +589,8 @@ class Sm90Gemm:
         partition = mma.partition_shape_C(self.design.tile)
         registers = accumulator_registers(cute.size(partition), self.accumulator)
         accumulators = as_accumulators(registers, partition, self.accumulator)
-        count = budget.pieces_held(self.design) if self.design.promoted else 0
-        held = tuple(self.promotion.piece(accumulators) for _ in range(count))
-        return registers, (accumulators, fragment_a, fragment_b, *held)
+        piece = (self.promotion.piece(accumulators),) if self.design.promoted else ()
+        return registers, (accumulators, fragment_a, fragment_b, *piece)
 
     def product(self, scales, *arguments):
         """The main loop over so many blocks of K."""
@@ -602,37 +601,31 @@ class Sm90Gemm:
         self, scales: Any, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple
     ):
         """Sums of a few products, scaled or not, which are added up in float32. All stages are given back."""
-        accumulators, fragment_a, fragment_b, *held = factors
+        accumulators, fragment_a, fragment_b, piece = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))
         accumulators.fill(0.0)
-        last, behind = len(self.promotion.pieces) - 1, len(held) - 1
+        last = len(self.promotion.pieces) - 1
         for k in cutlass.range(blocks, unroll=1):
             taken = self.scales.taken(scales)
-            own = [self.scales.factors(taken, piece, self.epilogue) for piece in self.promotion.pieces]
+            own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
             for place in cutlass.range_constexpr(last + 1):
-                # Anew for each piece: ptxas orders no instructions across a wait. Else it puts additions behind further
-                # multiplications, for whose sums there are no registers: up to 320 bytes spill.
-                if const_expr(place == 0 or behind > 0 or any(self.design.scaled)):
+                # Anew for each piece that is scaled: ptxas orders no instructions across a wait. Else it puts additions
+                # behind the next multiplication, for whose sums there are no other registers: up to 272 bytes spill.
+                if const_expr(place == 0 or any(self.design.scaled)):
                     pipe.consumer_wait(read)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
                 warpgroup.fence()
                 for block in cutlass.range_constexpr(self.promotion.blocks):
                     a, b = self.promotion.factors(place, block, fragment_a, fragment_b, read.index)
-                    cute.gemm(mma, held[place % len(held)], a, b, held[place % len(held)])
+                    cute.gemm(mma, piece, a, b, piece)
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
                 if const_expr(place == 0):
                     self.scales.fetch(scales, k + 1)
-                if const_expr(behind <= place < last):
-                    warpgroup.wait_group(behind)
-                    done = place - behind
-                    self.promotion.add(done, accumulators, held[done % len(held)], own[done])
-            # ptxas follows no multiplication into the next round of a loop, so that none is left under way.
-            for done in cutlass.range_constexpr(last - min(behind, last), last + 1):
-                warpgroup.wait_group(last - done)
-                if const_expr(done == last):
+                warpgroup.wait_group(0)
+                if const_expr(place == last):
                     pipe.consumer_release(free)
-                self.promotion.add(done, accumulators, held[done % len(held)], own[done])
+                self.promotion.add(place, accumulators, piece, own[place])
             read.advance()
             free.advance()
         return read, free
