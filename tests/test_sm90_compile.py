@@ -219,7 +219,7 @@ def test_what_only_finished_values_read_is_not_loaded_in_tiles():
 @pytest.mark.parametrize("batches", [(), (2,)])
 def test_printed_values_need_no_destination(batches):
     """A view costs the host a microsecond. Batches come first in PyTorch, and last in the kernel."""
-    from epifuse.runtime.launch import Prepared
+    from epifuse.providers.cutedsl import launch
 
     def printed(accum, C, bias):
         ef.debug_print("product {}", accum)
@@ -230,7 +230,8 @@ def test_printed_values_need_no_destination(batches):
     args = ef.GemmArguments(
         a, b, epilogue=ef.EpilogueArguments(printed, C=C, bias=torch.empty(64), D=torch.empty_like(C))
     )
-    views = Prepared.of(hopper_kernel(args).plan).runner.views
+    plan = hopper_kernel(args).plan
+    views = launch._views(plan, plan.allocation.program)
     same = [views.a, views.b, *(view for name, view in (*views.operands, *views.outputs) if name in ("C", "D"))]
     assert [view.same for view in same] == 4 * [not batches]
     assert not dict(views.operands)["bias"].same

@@ -82,8 +82,8 @@ def test_a_16_bit_output_may_differ_only_if_rounding_is_close(dtype: torch.dtype
 def test_a_refusal_is_no_kernel() -> None:
     """Where a test says that Hopper takes it, a refusal fails on the CPU already, with the reason."""
     a, b = CPU.normal(8, 12), CPU.normal(12, 8)
-    with pytest.raises(AssertionError, match="it multiplies float32 as tf32"):
-        check(CPU, "def epi(accum): D = accum; return D", a, b, {})
+    with pytest.raises(AssertionError, match="it multiplies float16, bfloat16, float32 and 8 bits"):
+        check(CPU, "def epi(accum): D = accum; return D", a.double(), b.double(), {})
     a, b = a[:, :8].bfloat16().contiguous(), b[:8].bfloat16()
     with pytest.raises(AssertionError, match="taken, not refused"):
         harness.refusal(ef.GemmArguments(a, b))

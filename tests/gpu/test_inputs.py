@@ -1,5 +1,7 @@
 """What is multiplied: float32 as tf32, sums in float16, and nothing at all (K = 0)."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpu.harness import Machine, check, run
@@ -77,22 +79,21 @@ def test_every_design(design: object, hopper: Machine) -> None:
 
 
 def test_torch_s_own_switch_allows_tf32(machine: Machine) -> None:
+    def in_full(**asked: Any) -> bool:
+        args = ef.GemmArguments(a, b, constraints=Constraints(**asked))
+        (kernel,) = ef.get_kernels(args, cc=90, limit=1)
+        return bool(kernel.plan.allocation.program.design.full)
+
     a, b = machine.whole(64, 64, dtype=F32), machine.whole(64, 64, dtype=F32).t()
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
-        assert not ef.get_kernels(ef.GemmArguments(a, b), cc=90)
-        if machine.gpu:
-            with pytest.raises(ef.errors.UnsupportedError, match="only where that is allowed"):
-                ef.gemm(a, b)
+        assert in_full()
+        assert not in_full(precision="tf32")
         torch.set_float32_matmul_precision("high")
         assert torch.equal(ef.gemm(a, b).double(), a.double() @ b.double())
-        assert ef.get_kernels(ef.GemmArguments(a, b), cc=90)
-        assert not ef.get_kernels(ef.GemmArguments(a, b, constraints=Constraints(precision="ieee")), cc=90)
-        torch.set_float32_matmul_precision("highest")
-        if machine.gpu:  # also where the call was seen before
-            with pytest.raises(ef.errors.UnsupportedError):
-                ef.gemm(a, b)
+        assert not in_full()
+        assert in_full(precision="ieee")
     finally:
         torch.set_float32_matmul_precision(before)
 

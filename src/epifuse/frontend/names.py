@@ -269,12 +269,7 @@ class Scope:
         )
 
     def guard(self, reader: Reader, value: Any) -> None:
-        """Parse again once `reader` reads something else than `value`, which is not kept alive.
-
-        What a text and the vocabulary's own functions name is the library itself: each launch would ask for nothing.
-        """
-        if self.function is None or vocabulary.ours(self.function) is not None:
-            return
+        """Parse again once `reader` reads something else than `value`, which is not kept alive."""
         if any(guard.reader == reader for guard in self.guards):
             return
         try:

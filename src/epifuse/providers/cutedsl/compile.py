@@ -160,7 +160,8 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
     if any(access.inner):  # heads of columns, and batches always
         heads = shape[0], *access.inner[1], cute.sym_int(), shape[2] if "l" in access.axes else 1
-        return make_fake_tensor(dtype, heads, _one_contiguous(1, len(heads), dtype), assumed_align=16)
+        strides = _one_contiguous(1, len(heads), 8 * _BYTES // dtype.width)
+        return make_fake_tensor(dtype, heads, strides, assumed_align=_BYTES)
     contiguous = 1 if access.by_rows != as_it_lies else 0
     tile = shape if "l" in access.axes else (*shape[:2], 1)
     strides = _one_contiguous(contiguous, tile_modes, 8 * _BYTES // dtype.width)
