@@ -9,7 +9,7 @@ from hopper import reasons
 import epifuse as ef
 from epifuse.base.errors import ArgumentError
 from epifuse.providers.cutedsl import DESIGNS, load
-from epifuse.tools.testing import bounded, compare_bounded, gpu_room
+from epifuse.tools.testing import FP8_FAST_SUM_EPS, bounded, compare_bounded, gpu_room
 
 E4M3, E5M2, INT8, UINT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
 FLOATS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)]
@@ -362,3 +362,17 @@ def test_the_defaults_of_d():
     a, b = torch.randn(16, 32).to(E4M3), torch.randn(32, 16).to(E5M2)
     assert ef.gemm(a, b).dtype == torch.float32
     assert ef.gemm(integers(INT8, 16, 32), integers(UINT8, 32, 16)).dtype == torch.int32
+
+
+def test_the_bound_of_fast_sums_holds_in_a_simulation() -> None:
+    """Of 32 products and the sum so far, tensor cores cut each 13 bits below the leading one of the largest."""
+    made = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(40_000, 528, generator=made) for _ in range(2))
+    products = a.to(torch.float8_e4m3fn).double() * b.to(torch.float8_e5m2).double()
+    total = torch.zeros(len(products), 1, dtype=torch.float64)
+    for step in products.split(32, dim=1):
+        values = torch.cat([step, total], dim=1)
+        unit = torch.exp2(values.abs().amax(1, keepdim=True).log2().floor() - 13)
+        total = (torch.trunc(values / unit) * unit).sum(1, keepdim=True)
+    off = (total[:, 0] - products.sum(1)).abs() / products.abs().sum(1)
+    assert FP8_FAST_SUM_EPS / 4 < off.max() < FP8_FAST_SUM_EPS

@@ -37,7 +37,7 @@ ROW_DESIGNS = tuple(
 SPLIT_DESIGNS = tuple(
     Design(tile, cluster, True, spans, split=split)
     for tile, spans, cluster, splits in (
-        ((128, 128), 1, (2, 1), (2, 4, 8)),
+        ((128, 128), 1, (2, 1), (2, 4)),
         ((128, 128), 1, (1, 1), (2, 4, 8)),
         ((64, 128), 1, (1, 1), (2, 4)),
         ((64, 64), 2, (1, 1), (2,)),

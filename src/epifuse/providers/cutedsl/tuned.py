@@ -61,7 +61,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     "rate beside the best, by tile and ping-pong",
     (*MODEL, "tiles_h100.json"),
     "Plain products of bfloat16 with K of 1024 and more. 64 x 32 and 64 x 16 are assumed: memory decides there. "
-    "128 x 96 reached 0.86 on 73 to 82 % of the multiprocessors, and 0.7 on all, where L2 limits it.",
+    "128 x 96 reached 0.86 on 73 to 82 % of the multiprocessors, and 0.7 on all: 0.77 was set on these three products.",
 )
 PROMOTED_RATE: Tuned[Mapping[bool, float]] = Tuned(
     {False: 0.9, True: 0.66},
