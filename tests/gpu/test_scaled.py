@@ -161,14 +161,16 @@ def test_nothing_along_k(machine: Machine) -> None:
 def test_designs_of_the_same_bits_have_them(shape: tuple[int, int, int], hopper: Machine) -> None:
     """Every design that is offered, those of parts of K too, with a stage that ends behind the last block."""
     a, b = scales_of(hopper, *floats(hopper, (E4M3, E5M2), *shape), "apart")
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(PLAIN, {}))
+    D = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(PLAIN, {})).allocate()["D"]
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(PLAIN, D=D))
     kernels = ef.get_kernels(args)
     assert len(kernels) > 10
     found: dict[Any, torch.Tensor] = {}
     for kernel in kernels:
         for _ in range(2):
-            D = kernel.run(args)["D"]
-            bits = found.setdefault(kernel.plan.allocation.bits, D)
+            D.fill_(float("nan"))  # compute-sanitizer does not see what TMA writes, and would report what reads D
+            kernel.run(args)
+            bits = found.setdefault(kernel.plan.allocation.bits, D.clone())
             assert torch.equal(D, bits), kernel.metadata.kernel_name
     for D in found.values():
         judge({"D": D.cpu()}, lambda accum: accum, product(a, b), {})
