@@ -7,11 +7,11 @@
 A step is forward and backward under autocast to bfloat16, with the loss and the dropout of the configuration; weights
 are random. Each model runs in a process of its own, which ends after --limit seconds; out/<model>.json is written anew
 after each figure. Rounds run each way once, in an order drawn for each. What is saved of a way: milliseconds of a step
-(CUDA events), the sum of its kernels (the profiler), seconds until two steps have run for the first time, peak memory,
-the bytes that Inductor counts for its kernels, and the report. `bounds` are the times in which the bytes pass at the
-memory's rate and the operations of eager's products at the rate that large ones reach. A later way finds kernels that
-an earlier one compiled: --cold has only those seconds, each way in a process of its own with empty caches, and then
-once more with the caches that the first left and PyTorch's caches of graphs.
+(CUDA events), the sum of its kernels (the profiler, in turns as well), seconds until two steps have run for the first
+time, peak memory, the bytes that Inductor counts for its kernels, and the report. `bounds` are the times in which the
+bytes pass at the memory's rate and the operations of eager's products at the rate that large ones reach. A later way
+finds kernels that an earlier one compiled: --cold has only those seconds, each way in a process of its own with empty
+caches, and then once more with the caches that the first left and PyTorch's caches of graphs.
 """
 
 from __future__ import annotations
@@ -237,18 +237,28 @@ class Runs:
         return ef.compile(self.model, measure=way == "measured")
 
     def peaks(self) -> None:
-        """Peak memory of a step, and its kernels."""
-        for way, found in self.found["ways"].items():
-            if self.at.device == "cuda":
-                torch.cuda.empty_cache()
-                self.step(way)
-                torch.cuda.reset_peak_memory_stats()
-                self.step(way)
-                _wait(self.at.device)
-                found["peak_bytes"] = torch.cuda.max_memory_allocated()
-            found["kernels"] = kernels(lambda way=way: self.step(way), self.at.device)
-            found["kernel_ms"] = sum(found["kernels"]["kinds"].values())
-            self.save()
+        """Peak memory of a step."""
+        for way, found in self.found["ways"].items() if self.at.device == "cuda" else ():
+            torch.cuda.empty_cache()
+            self.step(way)
+            torch.cuda.reset_peak_memory_stats()
+            self.step(way)
+            _wait(self.at.device)
+            found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        self.save()
+
+    def kernel_times(self, rounds: int = 5) -> None:
+        """Kernels of a step of every way, in turns: clocks fall while a GPU is warm, which sums taken apart show."""
+        sums: dict[str, list[float]] = {way: [] for way in self.found["ways"]}
+        drawn = random.Random(0)
+        for _ in range(rounds):
+            for way in drawn.sample(list(sums), len(sums)):
+                found = kernels(lambda way=way: self.step(way), self.at.device, steps=1)
+                sums[way].append(sum(found["kinds"].values()))
+                self.found["ways"][way]["kernels"] = found
+        for way, all_ in sums.items():
+            self.found["ways"][way].update(kernel_ms=statistics.median(all_), all_kernel_ms=[round(x, 3) for x in all_])
+        self.save()
 
     def time(self, rounds: int) -> None:
         """Steps of every way in turn."""
@@ -329,7 +339,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, words in _KINDS.items() if any(word in low for word in words)), "other")
 
 
-def kernels(step: Callable[[], Any], device: str, steps: int = 3) -> dict[str, Any]:
+def kernels(step: Callable[[], Any], device: str, steps: int) -> dict[str, Any]:
     """Milliseconds of a step on the device by sort of kernel, and the longest kernels."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -371,7 +381,7 @@ def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path
             runs.found["failed"][f"{way} at"] = traceback.format_exc()[-2000:]
             runs.save()
     runs.found["ways"] = {way: found for way, found in runs.found["ways"].items() if way in runs.steps}
-    for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.bounds):
+    for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.kernel_times, runs.bounds):
         try:
             figure()
         except Exception:  # kept beside the figures there are: a device that runs out of memory loses one of them

@@ -23,6 +23,7 @@ __all__ = ["backend", "compile", "leaves", "report"]
 _REPORT = "__epifuse_report__"
 _HOOK = "post_grad_custom_pre_pass"
 _JOINT = "joint_custom_post_pass"
+_FIRST = "pre_grad_custom_pass"
 _CHOICES = {"numerics": ("float32", "torch"), "sites": ("predicted", "all", "none"), "masks": ("stored", "drawn")}
 
 
@@ -47,8 +48,9 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     `leave` is true of are left alone. With `measure=True` each is measured both ways while the model is compiled, and
     not predicted; the times are kept on disk. `report` tells what became of each product. The backward pass reads the
     masks of dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer
-    where no product hides it. Without a model it is a decorator. A copy of what it gives is compiled anew, with a
-    report of its own. Raises `ArgumentError` for options.
+    where no product hides it. A constant mask of `scaled_dot_product_attention` that holds True alone is left out.
+    Without a model it is a decorator. A copy of what it gives is compiled anew, with a report of its own. Raises
+    `ArgumentError` for options.
     """
     chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
     chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
@@ -118,7 +120,11 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         return given
     register()
     prepare()  # a model's first graph is traced for seconds before the pass finds a kernel to compile
-    return {**given, _HOOK: _behind(given.get(_HOOK, getattr(config, _HOOK)), fuse)}
+    from epifuse.pytorch.attention import LeaveOutFullMasks
+
+    for name, ours in ((_HOOK, fuse), (_FIRST, LeaveOutFullMasks())):
+        given[name] = _behind(given.get(name, getattr(config, name, None)), ours)
+    return given
 
 
 def _behind(before: Any, ours: Any) -> Any:

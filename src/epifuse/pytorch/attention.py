@@ -1,0 +1,106 @@
+"""Attention without its mask where the mask lets every key through.
+
+PyTorch chooses the kernel of `scaled_dot_product_attention` before it differentiates, and several refuse a mask. A
+library may pass one to a compiled model that it leaves out in eager mode: transformers 5.17 does, to BERT and to ViT.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+from torch.fx import map_arg
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import _disable_current_modes
+
+from epifuse.base import store
+
+_FUNCTIONS = {
+    *(torch.arange, torch.ones, torch.full, torch.logical_and, torch.logical_or, torch.logical_not, torch.where),
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg),
+    *(operator.and_, operator.or_, operator.invert, operator.getitem),
+    *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+}
+_METHODS = {"expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "bool", "contiguous"}
+_MASK = 3  # its place among the arguments
+_MOST_BYTES = 1 << 26
+
+
+class LeaveOutFullMasks(CustomGraphPass):
+    """The pass over the graph that Dynamo made: a mask of constants that holds True alone is left out."""
+
+    def uuid(self) -> str:
+        """It depends on epifuse's sources alone."""
+        return store.key_of("leave out full masks")
+
+    def __call__(self, graph: FxGraph) -> None:
+        """Change the graph in place; what is computed for a mask that is left out, no one uses."""
+        full: dict[FxNode, bool] = {}
+        for node in graph.nodes:
+            if node.target is scaled_dot_product_attention and isinstance(mask := _mask_of(node), FxNode):
+                if mask not in full:
+                    full[mask] = _is_full(mask)
+                if full[mask]:
+                    _leave_out(node)
+
+
+def _mask_of(attention: FxNode) -> Any:
+    positional = attention.args[_MASK] if len(attention.args) > _MASK else None
+    return attention.kwargs.get("attn_mask", positional)
+
+
+def _leave_out(attention: FxNode) -> None:
+    if "attn_mask" in attention.kwargs:
+        attention.update_kwarg("attn_mask", None)
+    else:
+        attention.update_arg(_MASK, None)
+
+
+def _is_full(mask: FxNode) -> bool:
+    """Whether it is a tensor of constants, no other node can have written it, and all of it is True."""
+    nodes = _with_sources(mask)
+    if not all(_is_constant(node) and all(map(_only_reads, node.users)) for node in nodes):
+        return False
+    values: dict[FxNode, Any] = {}
+    with torch.no_grad(), _disable_current_modes():
+        for node in nodes:
+            values[node] = _value(node, values)
+    value = values[mask]
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool and bool(value.all())
+
+
+def _with_sources(node: FxNode) -> list[FxNode]:
+    """What the node is computed of and the node, in the graph's order."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return [each for each in node.graph.nodes if each in found]
+
+
+def _is_constant(node: FxNode) -> bool:
+    """Whether its value is known from the graph alone, and takes little memory."""
+    known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
+    if node.op not in ("call_method", "call_function") or not known or "example_value" not in node.meta:
+        return False
+    value = node.meta["example_value"]
+    return not isinstance(value, torch.Tensor) or value.untyped_storage().nbytes() <= _MOST_BYTES
+
+
+def _only_reads(user: FxNode) -> bool:
+    return user.target is scaled_dot_product_attention or user.target in (_FUNCTIONS | _METHODS)
+
+
+def _value(node: FxNode, values: Mapping[FxNode, Any]) -> Any:
+    """The value of a constant, on the CPU."""
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+    if node.op == "call_method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]  # its name
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # a function
