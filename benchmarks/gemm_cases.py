@@ -93,15 +93,14 @@ class Case:
     reduces: bool = False
     shapes: tuple[tuple[int, int, int], ...] = SHAPES
 
-    def arguments(self, x: Operands) -> ef.GemmArguments:
+    def arguments(self, x: Operands, constraints: ef.Constraints | None = None) -> ef.GemmArguments:
         """The case for epifuse."""
         if self.epilogue is None:
-            return ef.GemmArguments(x.a, x.b, out=x.D)
+            return ef.GemmArguments(x.a, x.b, out=x.D, constraints=constraints)
         own = [name for name in self.outputs if name in Operands._fields]  # small results are allocated
         given = {name: getattr(x, name) for name in (*self.operands, *own)}
-        return ef.GemmArguments(
-            x.a, x.b, epilogue=ef.EpilogueArguments.partial(self.epilogue, {**given, **self.numbers})
-        )
+        epilogue = ef.EpilogueArguments.partial(self.epilogue, {**given, **self.numbers})
+        return ef.GemmArguments(x.a, x.b, epilogue=epilogue, constraints=constraints)
 
 
 # --- the epilogues as epifuse reads them -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import gemm_report
 import gemm_variants
 import gpu_timing
 import host_time
+import mma_sync
 import pytest
 import small_products
 import timing
@@ -399,6 +400,43 @@ def test_passes_and_front_ends_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split()[0] for line in printed.splitlines()[1:]] == list(passes.CASES)
     front_ends.main(["--device", "cuda", "--rounds", "3"])
     assert capsys.readouterr().out.count(" us a call, ") == 5
+
+
+# --- the kernel for mma.sync -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", gemm_cases.shapes(mma_sync.SHAPES), ids=str)
+def test_each_shape_has_the_kernels_it_is_to_time(shape: tuple[int, int, int]) -> None:
+    x = Operands.random(*shape, "meta")
+    names = [mma_sync.chosen(own, x, cc=90)[1].metadata.kernel_name for own in mma_sync.variants(shape).values()]
+    architectures = [name.partition("_")[0] for name in names]
+    if mma_sync.is_aligned(shape):
+        assert architectures == ["sm80", "sm90"]
+    else:
+        assert len(set(names)) == 1
+
+
+def test_each_pair_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleave(calls: Any, rounds: int, backlog: None) -> dict[str, list[float]]:
+        return {name: [(1.0 + i) / 1e3] * rounds for i, name in enumerate(calls)}
+
+    monkeypatch.setattr(mma_sync, "interleave", interleave)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    row = mma_sync.measure((33, 21, 17), 3, None, "cpu")
+    plain, gelu = mma_sync.lines(row)
+    assert plain.split()[:6] == ["33x21x17", "plain", "torch.mm", "1000.0", "3000.0", "0.333"]
+    assert "holds" in plain
+    assert "holds" in gelu
+    row["ratios"]["plain / torch.mm"][0] = 0.91
+    assert "FAILS" in next(mma_sync.lines(row))
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    own, x = mma_sync.Own(mma_sync.PLAIN), Operands.random(33, 21, 17, "cpu")
+    call, _ = mma_sync.ours(own, x)
+    assert mma_sync.error(own, call, x) < 1e-2
+    with pytest.raises(gemm_variants.WrongResultError):
+        mma_sync.error(own, lambda: (call(), x.D.mul_(1.02)), x)
 
 
 # --- source trees beside each other ------------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""GPU time of the kernel for mma.sync on Hopper: where TMA cannot address A and B, and where it can.
+
+    python benchmarks/mma_sync.py --save results.json [--shapes 4095x4095x4097,4096x4096x4096] [--rounds 15]
+
+bfloat16, A by rows, B the transpose of a weight by rows. Where K is no multiple of 8, TMA cannot address them: `plain`
+is beside `torch.mm`, and `bias gelu` beside the same by torch.compile. Both are what epifuse chooses by itself. Where
+it chooses nothing, the kernel for mma.sync is asked for, and the table says so. Elsewhere `plain, mma.sync` asks for
+it, beside `torch.mm` and what epifuse chooses. All of a shape are interleaved in one run, and our results are compared
+with float64 before. The table has the largest ratio that is accepted. A large copy within the GPU, bytes read and
+bytes written, says what its memory can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gemm_cases import CASES, Case, Operands, cublas, shapes
+from gemm_variants import compare
+from gpu_timing import Backlog, interleave
+from timing import command, machine, paired_ratio, save
+
+import epifuse as ef
+
+Shape = tuple[int, int, int]
+Call = Callable[[], Any]
+PLAIN, GELU = CASES[:2]
+MULTISTAGE = "multistage"
+LARGE, SMALL = "4095x4095x4097,8191x5003x1027", "1000x1001x999,333x777x65,4096x4096x61"
+ALIGNED = "4096x4096x4096,8192x8192x2048,4096x14336x4096"
+SHAPES = f"{LARGE},{SMALL},{ALIGNED}"
+ROWS = 256  # that are compared with float64
+
+
+class Own(NamedTuple):
+    """One of our variants: what it computes, and the schedule that is asked for."""
+
+    case: Case
+    schedule: str | None = None
+
+
+class Pair(NamedTuple):
+    """What is compared round by round, and the largest ratio of the times that is accepted."""
+
+    own: str
+    peer: str
+    most: float | None = None
+
+
+def is_aligned(shape: Shape) -> bool:
+    """Whether TMA can address A and B: their rows begin at multiples of 16 bytes."""
+    return shape[2] % 8 == 0
+
+
+def variants(shape: Shape) -> Mapping[str, Own]:
+    """Ours, by name."""
+    if is_aligned(shape):
+        return {"plain, mma.sync": Own(PLAIN, MULTISTAGE), "plain": Own(PLAIN)}
+    return {"plain": Own(PLAIN), "bias gelu": Own(GELU)}
+
+
+def pairs(shape: Shape) -> tuple[Pair, ...]:
+    """At least 0.55 of cuBLAS's rate where A and B are aligned."""
+    if is_aligned(shape):
+        return Pair("plain, mma.sync", "torch.mm", round(1 / 0.55, 3)), Pair("plain, mma.sync", "plain")
+    most = 0.28 if shape in shapes(LARGE) else 0.9
+    return Pair("plain", "torch.mm", most), Pair("bias gelu", "torch.compile", 0.9)
+
+
+def chosen(own: Own, x: Operands, cc: int | None = None) -> tuple[ef.GemmArguments, ef.Kernel]:
+    """The best kernel, for the device or for a target; where there is none, that for mma.sync."""
+    for schedule in (own.schedule, MULTISTAGE):
+        args = own.case.arguments(x, ef.Constraints(schedule=schedule))
+        if found := ef.get_kernels(args, cc=cc, limit=1):
+            return args, found[0]
+    raise RuntimeError(str(ef.explain(args, cc=cc)))
+
+
+def ours(own: Own, x: Operands) -> tuple[Call, str]:
+    """A bound launch; the kernel's name, and whether it was asked for."""
+    args, kernel = chosen(own, x)
+    asked = ", asked for" if args.problem.constraints.schedule else ""
+    return kernel.bind(args), kernel.metadata.kernel_name + asked
+
+
+def peers(shape: Shape, x: Operands) -> dict[str, Call]:
+    """PyTorch's."""
+    found: dict[str, Call] = {"torch.mm": lambda: cublas(x)}
+    if not is_aligned(shape):
+        torch._dynamo.reset()  # a function is compiled for eight shapes only
+        compiled = torch.compile(GELU.eager, dynamic=False)
+        found["torch.compile"] = lambda: compiled(x.a, x.b, x.bias, x.C)
+    return found
+
+
+def error(own: Own, call: Call, x: Operands) -> float:
+    """Of some rows, beside float64. Raises `WrongResultError` where it is more than a step of bfloat16."""
+    x.D.fill_(float("nan"))
+    call()
+    rows = torch.randperm(len(x.a), device=x.a.device)[:ROWS]
+    want = own.case.eager(*(tensor.double() for tensor in (x.a[rows], x.b, x.bias, x.C[rows])))
+    return round(compare((x.D[rows],), want)[0], 6)
+
+
+def measure(shape: Shape, rounds: int, backlog: Backlog | None, device: str = "cuda") -> dict[str, Any]:
+    """Kernels, errors, microseconds, and ratios with their 95 % intervals."""
+    x, calls, kernels, errors = Operands.random(*shape, device), {}, {}, {}
+    for name, own in variants(shape).items():
+        calls[name], kernels[name] = ours(own, x)
+        errors[name] = error(own, calls[name], x)
+    calls |= peers(shape, x)
+    for call in calls.values():
+        call()
+    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
+    return {
+        "shape": list(shape),
+        "kernels": kernels,
+        "errors": errors,
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": {
+            f"{own} / {peer}": [round(x, 4) for x in paired_ratio(seconds, own, peer)] for own, peer, _ in pairs(shape)
+        },
+    }
+
+
+COLUMNS = "{:<16} {:<15} {:<13} {:>9} {:>9} {:>6}  {:<14}  {:<11}  {}"
+HEAD = COLUMNS.format("shape", "case", "peer", "us", "peer, us", "ratio", "95 %", "limit", "kernel")
+
+
+def lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """Of the table."""
+    shape, times, kernels = row["shape"], row["microseconds"], row["kernels"]
+    for own, peer, most in pairs(tuple(shape)):
+        middle, low, high = row["ratios"][f"{own} / {peer}"]
+        yield COLUMNS.format(
+            "x".join(map(str, shape)),
+            own,
+            peer,
+            times[own],
+            times[peer],
+            f"{middle:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            "" if most is None else f"{most} {'holds' if middle <= most else 'FAILS'}",
+            kernels[own],
+        )
+
+
+def copied(rounds: int, backlog: Backlog) -> float:
+    """Gigabytes a second of a large copy, read and written."""
+    source = torch.empty_like(backlog.buffer).random_()
+    target = torch.empty_like(source)
+    (times,) = interleave({"copy": [lambda: target.copy_(source)]}, rounds, backlog).values()
+    return round(2 * source.nbytes / statistics.median(times) / 1e9, 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds}
+    results |= {"copy_gigabytes_a_second": copied(options.rounds, backlog), "rows": rows}
+    print(f"a copy within the GPU: {results['copy_gigabytes_a_second']} GB/s, read and written\n{HEAD}", flush=True)
+    for shape in options.shapes:
+        row = measure(shape, options.rounds, backlog)
+        rows.append(row)
+        print("\n".join(lines(row)), flush=True)
+        if options.save:
+            save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
