@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
@@ -35,18 +35,18 @@ class Parts(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
-    Rows of a tile; rows and CTAs along M, then columns and CTAs along N, of a cluster; CTAs at once, and how many take
-    all of memory's bandwidth; the time of a byte of it; what an exposed epilogue adds to K; the area of a tile, and the
-    rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how many rows of
-    tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what parts of K
-    take; and whether A and B are float32 in full, whose parts are written first.
+    Rows and columns of a tile, then of a cluster; CTAs of a cluster, for all parts of K; CTAs at once, and how many
+    take all of memory's bandwidth; the time of a byte of it; what an exposed epilogue adds to K; the area of a tile,
+    and the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how many
+    rows of tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what
+    parts of K take; and whether A and B are float32 in full, whose parts are written first.
     """
 
     rows: int
+    columns: int
     down: int
-    high: int
     across: int
-    wide: int
+    ctas: int
     resident: int
     filling: float
     byte: float
@@ -71,10 +71,10 @@ class Rated(NamedTuple):
         several, one, few = (tuned.CLUSTER_COST.value[design.cluster, rows] for rows in ("several", "one", "few"))
         return Rated(
             m,
+            design.columns,
             m * cm,
-            cm,
             design.columns * cn,
-            cn,
+            design.ctas * design.split,
             resident,
             tuned.FILLING.value * resident,
             _multiplications_a_second(processor) / bandwidth,
@@ -106,8 +106,12 @@ def _multiplications_a_second(processor: Processor) -> float:
 
 
 class Terms(NamedTuple):
-    """What the model says a launch takes, in the time of one multiplication of a multiprocessor."""
+    """What the model says a launch takes, in the time of one multiplication of a multiprocessor.
 
+    The `cost` is multiplying or reading A and B, whichever is longer, a share of the other, and what follows.
+    """
+
+    cost: float
     splitting: float
     multiplying: float
     reading: float
@@ -115,13 +119,6 @@ class Terms(NamedTuple):
     sums: float
     ending: float
     spilling: float
-
-    @property
-    def cost(self) -> float:
-        """Multiplying or reading A and B, whichever is longer, a share of the other, and what follows."""
-        longer, shorter = max(self.multiplying, self.reading), min(self.multiplying, self.reading)
-        rest = max(longer + tuned.OVERLAP.value * shorter, self.of_l2) + self.sums + self.ending
-        return self.splitting + rest * self.spilling
 
     @property
     def without_memory(self) -> float:
@@ -147,49 +144,52 @@ class Terms(NamedTuple):
 _SPLITTING = 2 + 2 * PARTS  # bytes that move for 16 bits of A or B: they are read, and their parts written
 
 
-def terms(rated: Rated, extents: Mapping[str, int], k: float, copies: tuple[int, int]) -> Terms:
-    """Of one design: waves of tiles, times the time of a tile; what memory takes to bring A and B, and L2 where K is in
-    parts, each of which takes a CTA.
+def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
+    """The fields of `Terms` of each design, with `others` of the extents: waves of tiles, times the time of a tile;
+    what memory takes to bring A and B, and L2 where K is in parts, each of which takes a CTA.
 
-    Few CTAs do not take all of memory's bandwidth. `k` are elements of 16 bits along K, `copies` how many batches of A
-    and of B there are.
+    Few CTAs do not take all of memory's bandwidth. Asked of every design for every problem, so it makes few calls.
     """
+    extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
-    rows, down, high, across, wide, resident, filling, byte, exposed, area, rate = rated[:11]
-    pair, exchange, spilling, (several, one, few), tail, swapped, parts, full = rated[11:]
-    splitting = 0.0
-    if full:
-        splitting = _SPLITTING * k * (copies[0] * height + copies[1] * width) * byte
-        k = PARTS * k
-    clusters, number = -(-height // down) * -(-width // across), parts.number if parts is not None else 1
-    # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-    waves = -(-(batches * clusters * high * wide * number) // resident)
-    cluster = several if height > rows else one if 2 * height > rows else few
-    work = (k / number + exposed) * area / rate
-    with_rows = batches * -(-height // rows) * -(-width // (across // wide)) * number
-    # Where A and B are exchanged, each tile along N reads the long operand again.
-    long = height * -(-width // across) if swapped else height
-    return Terms(
-        splitting,
-        waves * work * (pair if waves == 2 else 1.0) * exchange * cluster,
-        2 * k * (copies[0] * long + copies[1] * width) * byte * max(1.0, filling / max(with_rows, 1)),
-        2 * k * batches * clusters * (down + across) * parts.byte_of_l2 if parts is not None else 0.0,
-        waves * parts.sums if parts is not None else 0.0,
-        tail,
-        spilling,
-    )
+    whole, (of_a, of_b), overlap = _wide_k(problem), _copies(problem), tuned.OVERLAP.value
+    for (
+        rows, columns, down, across, ctas, resident, filling, byte, exposed, area, rate,
+        pair, exchange, spilling, (several, one, few), ending, swapped, parts, full,
+    ) in designs:  # fmt: skip
+        k, number, splitting, of_l2, sums = whole, 1, 0.0, 0.0, 0.0
+        if full:
+            splitting = _SPLITTING * k * (of_a * height + of_b * width) * byte
+            k = PARTS * k
+        clusters = batches * -(-height // down) * -(-width // across)
+        # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
+        waves = -(-clusters * ctas // resident)
+        if parts is not None:
+            number, a_tile, byte_of_l2 = parts
+            of_l2, sums = 2 * k * clusters * (down + across) * byte_of_l2, waves * a_tile
+        cluster = several if height > rows else one if 2 * height > rows else few
+        work = (k / number + exposed) * area / rate
+        multiplying = waves * work * (pair if waves == 2 else 1.0) * exchange * cluster
+        # Where A and B are exchanged, each tile along N reads the long operand again.
+        long = height * -(-width // across) if swapped else height
+        reading = 2 * k * (of_a * long + of_b * width) * byte
+        with_rows = batches * -(-height // rows) * -(-width // columns) * number or 1
+        if with_rows < filling:
+            reading *= filling / with_rows
+        # With conditions: `max` and `min` would take a third of all this.
+        rest = multiplying + overlap * reading if multiplying > reading else reading + overlap * multiplying
+        cost = splitting + ((rest if rest > of_l2 else of_l2) + sums + ending) * spilling
+        yield cost, splitting, multiplying, reading, of_l2, sums, ending, spilling
 
 
 def estimates(designs: Iterable[Rated], problem: Problem, **others: int) -> list[float]:
-    """What the model says each design takes, with `others` of the extents. Asked of every design for every problem."""
-    k, copies = _wide_k(problem), _copies(problem)
-    extents = {**problem.extents, **others} if others else problem.extents
-    return [terms(rated, extents, k, copies).cost for rated in designs]
+    """What the model says each design takes, with `others` of the extents."""
+    return [found[0] for found in terms(designs, problem, **others)]
 
 
 def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
-    found = terms(rated, problem.extents, _wide_k(problem), _copies(problem))
+    (found,) = (Terms(*fields) for fields in terms((rated,), problem))
     return Estimate(found.told(problem.target.processor), found.without_memory)
 
 
