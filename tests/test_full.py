@@ -16,7 +16,7 @@ from hopper import reasons
 
 import epifuse as ef
 from epifuse.providers.cutedsl import load
-from epifuse.providers.cutedsl.inputs import PROMOTED_PARTS
+from epifuse.providers.cutedsl.inputs import PARTS, PROMOTED_PARTS
 from epifuse.providers.cutedsl.kernel_text import read
 
 PLAIN = "def epi(accum): D = accum; return D\n"
@@ -64,7 +64,7 @@ def test_every_layout_is_taken(name, in_full):
     assert "float32 in full: three tf32 products of the parts of A and B" in notes
     assert "sums of 32 products by the tensor cores are added up in float32" in notes
     designs = [read(kernel.plan.allocation.program.text).design for kernel in found]
-    assert {(design.full, design.promoted) for design in designs} == {(True, PROMOTED_PARTS)}
+    assert {(design.rewritten, design.promoted) for design in designs} == {(PARTS, PROMOTED_PARTS)}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_few_rows_are_exchanged_and_a_long_k_is_cut(in_full):
 
 def test_where_tf32_is_allowed_it_is_tf32(in_full):
     tf32 = kernels(*matrices(), asked=ef.Constraints(precision="tf32"))
-    assert {kernel.plan.allocation.program.design.full for kernel in tf32} == {False}
+    assert {kernel.plan.allocation.program.design.rewritten for kernel in tf32} == {0}
     (reason,) = reasons(arguments(torch.empty(512, 512), torch.empty(512, 512), asked=ef.Constraints(precision="tf32")))
     assert "K contiguous" in reason
 
@@ -216,17 +216,17 @@ def parts(monkeypatch):
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     from simulated import CUTLASS, Float32, Int32, T
 
-    from epifuse.providers.cutedsl.kernels import full
+    from epifuse.providers.cutedsl.kernels import rewrite
 
     for name, value in {"cutlass": CUTLASS, "Float32": Float32, "Int32": Int32}.items():
-        monkeypatch.setattr(full, name, value)
+        monkeypatch.setattr(rewrite, name, value)
     for kind in (Float32, Int32):
         monkeypatch.setattr(kind, "bitcast", lambda self, to: to(self.v.view(to.dtype)), raising=False)
 
     def split(x: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = np.pad(x, (0, -len(x) % T)).reshape(-1, T)
         with np.errstate(all="ignore"):
-            found = [[one.v for one in full.split(Float32(row))] for row in rows]
+            found = [[one.v for one in rewrite.split(Float32(row))] for row in rows]
         return tuple(np.concatenate(one)[: len(x)] for one in zip(*found, strict=True))
 
     return split
@@ -282,9 +282,9 @@ class Matrix:
 def test_a_block_reads_its_tile_and_zeros_beyond_the_matrix(by_k, parts, monkeypatch):
     from simulated import Int32, Int64, T
 
-    from epifuse.providers.cutedsl.kernels import full
+    from epifuse.providers.cutedsl.kernels import rewrite
 
-    monkeypatch.setattr(full, "Int64", Int64)
+    monkeypatch.setattr(rewrite, "Int64", Int64)
     values = torch.randn(2, 45, 70) if by_k else torch.randn(2, 70, 45).mT
     whole = torch.nn.functional.pad(values, (0, 26, 0, 19))
     for batch, row, column in ((0, 0, 0), (1, 32, 64), (1, 0, 32)):
@@ -296,9 +296,9 @@ def test_a_block_reads_its_tile_and_zeros_beyond_the_matrix(by_k, parts, monkeyp
             tile[places] = value.v
 
         kept = type("Tile", (), {"__setitem__": lambda _, at, value, keep=keep: keep(at, value)})()
-        for first in range(0, full._THREADS, T):
+        for first in range(0, rewrite._THREADS, T):
             thread = Int32(np.arange(first, first + T))
-            full.Full().read(Matrix(values.permute(1, 2, 0)), kept, (row, column), batch, thread)
+            rewrite.Rewrite(PARTS, 32).read(Matrix(values.permute(1, 2, 0)), kept, (row, column), batch, thread)
         assert np.array_equal(tile, whole[batch, row : row + 32, column : column + 32].numpy())
 
 

@@ -24,6 +24,7 @@ import torch  # noqa: E402 - found through the path above, as what follows
 from gpu import (  # noqa: E402
     test_accesses,
     test_bad_input,
+    test_copied,
     test_full,
     test_inputs,
     test_last_tile,
@@ -137,6 +138,18 @@ def full(machine: Machine) -> None:
             test_full.test_epilogues(name, machine)
 
 
+def copied(machine: Machine) -> None:
+    """16 bits that TMA cannot address: every layout, few rows and several tiles, batches, and what lies behind."""
+    with test_copied.taken():
+        for layouts in test_copied.LAYOUT_PAIRS:
+            for shape in test_copied.SHAPES[1:5]:
+                test_copied.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
+        test_copied.test_no_mode_need_be_contiguous(machine)
+        test_copied.test_batches(machine)
+        for name in test_copied.EPILOGUES:
+            test_copied.test_epilogues(name, machine)
+
+
 def scaled(machine: Machine) -> None:
     """Block scales of each side and in each layout; every design, whose stages and tiles end behind the last block."""
     for shape in test_scaled.SHAPES[1:]:
@@ -176,7 +189,7 @@ def extents(machine: Machine) -> None:
 
 SETS: Mapping[str, Callable[[Machine], None]] = {
     function.__name__: function
-    for function in (designs, accesses, reductions, rows, regions, inputs, full, scaled, mma_sync, extents)
+    for function in (designs, accesses, reductions, rows, regions, inputs, full, copied, scaled, mma_sync, extents)
 }
 
 

@@ -124,11 +124,11 @@ def _prepared() -> None:
 
 
 def _workspace_bytes(
-    design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int], parts_of_float32: int
+    design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int], rewritten: int
 ) -> int:
-    """Parts of float32 first, then partial results of reductions, whose places follow from the shape, and sums of parts
-    of K at the end."""
-    first = parts_of_float32 + partials.workspace_bytes(reductions, design, extents)
+    """A and B rewritten first, then partial results of reductions, whose places follow from the shape, and sums of
+    parts of K at the end."""
+    first = rewritten + partials.workspace_bytes(reductions, design, extents)
     return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
 
 
@@ -195,7 +195,7 @@ def _answers(
     specs: Sequence[KernelSpec], family: Family, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
 ) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
-    work, parts_of_float32 = family.work, inputs.parts_bytes(problem)
+    work, rewritten = family.work, 0 if family.by_warps else inputs.rewritten_bytes(problem)
     problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
     costs = estimates(rates, problem)
@@ -206,8 +206,8 @@ def _answers(
         return Allocation(
             able[index].design.tile,
             costs[index],
-            partial(_workspace_bytes, found.design, reductions, problem.extents, parts_of_float32)
-            if reductions or found.design.split > 1 or parts_of_float32
+            partial(_workspace_bytes, found.design, reductions, problem.extents, rewritten)
+            if reductions or found.design.split > 1 or rewritten
             else 0,
             partial(_details, found, work, problem),
             program=found,

@@ -88,10 +88,10 @@ def _compile(source: KernelSource, options: str) -> Any:
         numbers += tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
         outputs += tuple(_tensor(access, shape, modes, swapped) for access in one.stores)
     tensors += tuple(_scales() for own in source.design.scaled if own)
-    # Parts of float32, partial results of reductions, and sums of parts of K, where there are some.
+    # A and B rewritten, partial results of reductions, and sums of parts of K, where there are some.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
-        if reductions_of(program.graph) or source.design.split > 1 or source.design.full
+        if reductions_of(program.graph) or source.design.split > 1 or source.design.rewritten
         else ()
     )
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
@@ -116,9 +116,9 @@ _BYTES = 16  # TMA's rule for strides, and where tensors start
 
 
 def _at_once(source: KernelSource) -> tuple[int, int]:
-    """Of A and B how many elements are brought at once: a multiple of them starts each line. Those of which parts alone
-    are multiplied may lie in any way."""
-    if source.design.full:
+    """Of A and B how many elements are brought at once: a multiple of them starts each line. Those that are
+    rewritten may lie in any way."""
+    if source.design.rewritten:
         return 0, 0
     first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)
     return source.design.copied if source.design.by_warps else (first, second)

@@ -29,10 +29,10 @@ class Design:
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
-    `promoted`, that is added up in float32: 0 where they add up all of K themselves; whether A and B are float32 in
-    `full`, whose parts a kernel of its own writes before; whether A and B are `scaled` by blocks along K. `by_warps`:
-    each warp multiplies by mma.sync, and all threads copy A and B, of either so many elements at once as `copied` says;
-    `span`: bytes of K in a span.
+    `promoted`, that is added up in float32: 0 where they add up all of K themselves; in how many parts A and B are
+    `rewritten` before by a kernel of its own: 3 of float32 in full, 1 where TMA cannot address them, 0 where they stay;
+    whether A and B are `scaled` by blocks along K. `by_warps`: each warp multiplies by mma.sync, and all threads copy A
+    and B, of either so many elements at once as `copied` says; `span`: bytes of K in a span.
     """
 
     tile: tuple[int, int]
@@ -50,7 +50,7 @@ class Design:
     swapped: bool = False
     split: int = 1
     promoted: int = 0
-    full: bool = False
+    rewritten: int = 0
     scaled: tuple[bool, bool] = (False, False)
     by_warps: bool = False
     copied: tuple[int, int] = (0, 0)

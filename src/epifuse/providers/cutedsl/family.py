@@ -80,7 +80,8 @@ class Key(NamedTuple):
     `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
     long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
     where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`, A and B for what is
-    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them.
+    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them. In how many
+    parts they are `rewritten`, a design says too.
     """
 
     work: Lowered
@@ -94,6 +95,7 @@ class Key(NamedTuple):
     target: Target
     refused: str | None
     copied: tuple[int, int] | None
+    rewritten: int
 
 
 class Placed(NamedTuple):
@@ -152,7 +154,8 @@ def _placed(work: Lowered, problem: Problem, by_warps: bool) -> Placed:
 
 
 def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
-    problem = inputs.multiplied(problem)
+    rewritten = 0 if by_warps else inputs.rewritten(problem)
+    problem = inputs.filled(problem) if by_warps else inputs.multiplied(problem)
     refused = (None if by_warps else inputs.refused(problem)) or weave.refused(work.order, problem)
     copied = multistage.copied(problem) if by_warps else None
     problem = weave.problem_of(work.order, problem, work.typed)
@@ -169,6 +172,7 @@ def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
         problem.target,
         refused,
         copied,
+        rewritten,
     )
     return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
 
@@ -291,7 +295,7 @@ class Family:
             design,
             parts=parts,
             promoted=inputs.promoted(problem),
-            full=inputs.is_full(problem),
+            rewritten=self.key.rewritten,
             scaled=inputs.scaled(problem),
         )
 

@@ -10,7 +10,6 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import multistage, tuned
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.inputs import PARTS
 from epifuse.request.problem import Problem
 
 
@@ -60,7 +59,7 @@ class Rated(NamedTuple):
     tail: int
     swapped: bool
     parts: Parts | None
-    full: bool
+    rewritten: int
 
     @staticmethod
     def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
@@ -88,7 +87,7 @@ class Rated(NamedTuple):
             exposed * m * n if pingpong else 0,
             design.swapped,
             Parts.of(design, processor),
-            design.full,
+            design.rewritten,
         )
 
 
@@ -129,7 +128,7 @@ class Terms(NamedTuple):
         """In microseconds."""
         second = _multiplications_a_second(processor)
         named = {
-            "the parts of A and B": self.splitting,
+            "rewriting A and B": self.splitting,
             "multiplying": self.multiplying,
             "A and B from memory": self.reading,
             "from L2": self.of_l2,
@@ -139,9 +138,6 @@ class Terms(NamedTuple):
         parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
         spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
         return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
-
-
-_SPLITTING = 2 + 2 * PARTS  # bytes that move for 16 bits of A or B: they are read, and their parts written
 
 
 def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
@@ -155,12 +151,12 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
     whole, (of_a, of_b), overlap = _wide_k(problem), _copies(problem), tuned.OVERLAP.value
     for (
         rows, columns, down, across, ctas, resident, filling, byte, exposed, area, rate,
-        pair, exchange, spilling, (several, one, few), ending, swapped, parts, full,
+        pair, exchange, spilling, (several, one, few), ending, swapped, parts, rewritten,
     ) in designs:  # fmt: skip
         k, number, splitting, of_l2, sums = whole, 1, 0.0, 0.0, 0.0
-        if full:
-            splitting = _SPLITTING * k * (of_a * height + of_b * width) * byte
-            k = PARTS * k
+        if rewritten:
+            splitting = (2 + 2 * rewritten) * k * (of_a * height + of_b * width) * byte  # read, and written
+            k = rewritten * k
         clusters = batches * -(-height // down) * -(-width // across)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
@@ -26,8 +27,8 @@ PROMOTED_PARTS = 32
 """The same for the parts of float32: tensor cores cut what lies below the last bit of a sum, which for numbers of one
 sign is a bias. Simulated at K = 4096 (`tests/test_full.py`) errors are 0.2 of those of a chain of float32 additions
 where float32 adds up every 32 products, 0.7 of them for every 128, and 32 times them where tensor cores add up all."""
-PARTS, PARTS_STEP = 3, 4
-"""Products that float32 in full takes, and elements of K in multiples of which the parts lie: 16 bytes."""
+PARTS = 3
+"""Products that float32 in full takes."""
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
 _SOME_K = 16  # elements: 16 bytes of the narrowest input
 
@@ -52,11 +53,11 @@ def filled(problem: Problem) -> Problem:
 
 
 def multiplied(problem: Problem) -> Problem:
-    """The filled problem as it is multiplied: of float32 in full the parts of A and B, one behind the other along K."""
+    """The filled problem as it is multiplied: A and B as they are `rewritten`, parts one behind the other along K."""
     problem = filled(problem)
-    if not is_full(problem):
+    if not (parts := rewritten(problem)):
         return problem
-    (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem)
+    (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem, parts)
     return problem._replace(
         a=problem.a._replace(shape=(*of_a, m, depth), strides=(m * depth, depth, 1)[-2 - len(of_a) :], aligned=True),
         b=problem.b._replace(shape=(*of_b, depth, n), strides=(n * depth, 1, depth)[-2 - len(of_b) :], aligned=True),
@@ -68,24 +69,36 @@ def is_full(problem: Problem) -> bool:
     return problem.a.dtype == torch.float32 and problem.constraints.precision != "tf32"
 
 
+def rewritten(problem: Problem) -> int:
+    """In how many parts a kernel of its own writes A and B before they are multiplied: three of float32 in full, and
+    one, a copy, of 16 bits that TMA cannot address. 0 where they stay where they are."""
+    if is_full(problem):
+        return PARTS
+    return int(_may_be_copied(problem) and unaddressable(filled(problem)) is not None)
+
+
+def _may_be_copied(problem: Problem) -> bool:
+    return CONFIG.untested and problem.a.dtype.itemsize == 2 and problem.target.has_wgmma
+
+
 def time_of_one(problem: Problem) -> float:
     """How long the multiplication of two numbers takes on tensor cores, beside one of two 16-bit numbers."""
     return (PARTS if is_full(problem) else 1) * problem.a.dtype.itemsize / 2
 
 
-def _depth(problem: Problem) -> int:
-    """Elements of a row of the parts of A, or of a column of B's."""
-    k = problem.extents["k"] or _SOME_K
-    return PARTS * (-(-k // PARTS_STEP) * PARTS_STEP)
+def _depth(problem: Problem, parts: int) -> int:
+    """Elements of a row of A as it is rewritten, or of a column of B."""
+    k, step = problem.extents["k"] or _SOME_K, _ALIGNMENT // problem.a.dtype.itemsize
+    return parts * (-(-k // step) * step)
 
 
-def parts_bytes(problem: Problem) -> int:
-    """Bytes of workspace that the parts of A and B take; matrices that are the same for every batch have one copy."""
-    if not is_full(problem):
+def rewritten_bytes(problem: Problem) -> int:
+    """Bytes of workspace that A and B take; matrices that are the same for every batch have one copy."""
+    if not (parts := rewritten(problem)):
         return 0
-    extents, depth = problem.extents, _depth(problem)
+    extents, row = problem.extents, _depth(problem, parts) * problem.a.dtype.itemsize
     sides = (problem.a, extents["m"]), (problem.b, extents["n"])
-    return 4 * depth * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
+    return row * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
 
 
 def is_shared(info: TensorInfo) -> bool:

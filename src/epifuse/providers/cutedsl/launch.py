@@ -262,7 +262,7 @@ def _views(plan: Plan, found: Arranged) -> _Views:
                 printed.append((output.name, place.shape, access.dtype))
     operands += [(name, View.beside(own, own.shape, own.strides)) for name, own in given.scales]
     extents, batched = product.extents, product.batched
-    if design.full or design.by_warps:
+    if design.rewritten or design.by_warps:
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
     else:

@@ -126,6 +126,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
             else []
         ),
         *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
+        *(["A and B are copied first, to where TMA can address them"] if design.rewritten == 1 else []),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
         *_summed(design, problem),
@@ -135,7 +136,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
 
 def _summed(design: Design, problem: Problem) -> list[str]:
     """How products of 8-bit numbers, and of parts of float32, are added up."""
-    if design.full:
+    if design.rewritten == inputs.PARTS:
         return [f"sums of {design.promoted} products by the tensor cores are added up in float32"]
     if problem.a.dtype.itemsize != 1:
         return []
@@ -164,7 +165,7 @@ def _looser(design: Design, problem: Problem) -> list[str]:
     """What was allowed that makes results less exact, and how float32 is multiplied in full."""
     found = []
     if problem.a.dtype == torch.float32:
-        found = [_FULL if design.full else "A and B are multiplied as tf32, with 10 bits of fraction"]
+        found = [_FULL if design.rewritten else "A and B are multiplied as tf32, with 10 bits of fraction"]
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
 
 

@@ -60,8 +60,8 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
         return "K is in parts" if design.split > 1 else "A and B are exchanged"
     if design.by_warps:
         return "mma.sync's kernel has one region"
-    if problem.is_empty or inputs.is_full(problem):
-        return "there are no elements" if problem.is_empty else "float32 in full is in parts"
+    if problem.is_empty or design.rewritten:
+        return "there are no elements" if problem.is_empty else "A and B are rewritten"
     if len(columns) > MOST:
         return f"a kernel has up to {MOST} regions, and there are {len(columns)}"
     width = design.tile[1]

@@ -19,7 +19,6 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Last
 from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
-from epifuse.providers.cutedsl.kernels.full import Full
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -34,6 +33,7 @@ from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.promotion import Promotion
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.kernels.regions import Regions
+from epifuse.providers.cutedsl.kernels.rewrite import Rewrite
 from epifuse.providers.cutedsl.kernels.split import Split
 from epifuse.providers.cutedsl.program import Program
 
@@ -123,8 +123,9 @@ class Sm90Gemm:
         stream: Any,
     ):
         tensors, scales = self.scales.apart(tensors)
-        if const_expr(self.design.full):
-            a, b, workspaces = Full().launch(a, b, workspaces[0], stream)
+        if const_expr(self.design.rewritten):
+            rewrite = Rewrite(self.design.rewritten, self.types[0].width)
+            a, b, workspaces = rewrite.launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
             a, b = exchanged(b), exchanged(a)
         a, b = with_batches(a), with_batches(b)

@@ -1,0 +1,184 @@
+"""A and B written anew before they are multiplied, K contiguous and padded by zeros: copies of 16 bits that TMA cannot
+address, and float32 in full, each element in two parts of tf32, of which one tf32 product adds up three products.
+
+high is x to nearest tf32, low what is left of it, to nearest again: with 22 bits of x together. Along K lie
+
+    A: low, high, high        B: high, low, high
+
+so that one product of three times K adds up low * high + high * low + high * high, the small sums first: behind large
+ones each would be rounded as they are. low * low is below the last bit of float32. What multiplies a low part is 0
+where it is not finite: infinities and NaN are in the last third alone, whose products are PyTorch's.
+
+A block of threads reads a square of elements along whichever mode is nearer to contiguous, and writes it along K.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint16, Uint32
+
+from epifuse.providers.cutedsl.inputs import PARTS
+from epifuse.providers.cutedsl.kernels.modes import exchanged
+
+try:
+    from cutlass.memory import SmemAllocator
+except ImportError:  # its home in CuTe DSL 4.7
+    from cutlass.utils import SmemAllocator
+
+_THREADS = 256
+_SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once
+_PAIR = 2  # elements of 16 bits that are written at once
+_LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # which third has what
+_EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half of tf32's last one, and all it keeps
+
+
+class Source(NamedTuple):
+    """A, or B transposed, as (rows, K, L), how many of its L matrices differ, and how many blocks read it."""
+
+    matrix: Any
+    copies: Any
+    blocks: Any
+
+
+class Rewrite:
+    """The kernel that writes A and B, in so many parts, into the workspace."""
+
+    def __init__(self, parts: int, width: int) -> None:
+        self.parts, self.bytes = parts, width // 8
+        self.side = _SIDES[self.bytes]
+        self.lines = _THREADS // self.side  # of a square that are read at once
+        # Bits are copied as they are.
+        self.element, self.at_once = (Float32, 1) if parts == PARTS else (Uint16, _PAIR)
+
+    def launch(self, a, b, workspace, stream):
+        """On the host, before the main kernel: A and B for it to multiply, as long along K as all parts together, and
+        what is left of the workspace."""
+        step = 16 // self.bytes  # TMA's rule for strides
+        depth = (a.shape[1] + (step - 1)) // step * step
+        sources = self.source(a, depth), self.source(exchanged(b), depth)
+        start, left = workspace.iterator.toint(), Int64(cute.size(workspace))
+        found, whole = [], []
+        for one, given in zip(sources, (a, b), strict=True):
+            found.append(_memory(start, self.written(one, depth), self.element if self.at_once == 1 else Uint32))
+            whole.append(_memory(start, self.whole(one, depth, cute.rank(given)), given.element_type))
+            size = Int64(one.matrix.shape[0]) * one.copies * (self.parts * depth * self.bytes)
+            start, left = start + size, left - size // (Float32.width // 8)
+        first, second = sources
+        self.kernel(first.matrix, second.matrix, *found, first.blocks).launch(
+            grid=(first.blocks + second.blocks, 1, 1), block=(_THREADS, 1, 1), stream=stream, use_pdl=True
+        )
+        rest = _memory(start, cute.make_layout((left,), stride=(1,)), Float32)
+        return whole[0], exchanged(whole[1]), (rest,)
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, b: cute.Tensor, to_a: cute.Tensor, to_b: cute.Tensor, blocks_of_a: Int32):
+        block, _, _ = cute.arch.block_idx()
+        square = cute.make_layout((self.side, self.side), stride=(self.side + 1, 1))
+        tile = SmemAllocator().allocate_tensor(self.element, square, 16)
+        # A and B may be results of the kernel before, which may read the workspace.
+        cute.arch.griddepcontrol_wait()
+        if block < blocks_of_a:
+            self.rewrite(a, to_a, tile, block, _LOW_OF_A)
+        else:
+            self.rewrite(b, to_b, tile, block - blocks_of_a, _LOW_OF_B)
+
+    @cute.jit
+    def rewrite(self, matrix: cute.Tensor, to: cute.Tensor, tile: cute.Tensor, block: Int32, low: Int32):
+        """A block's square."""
+        thread, _, _ = cute.arch.thread_idx()
+        rows, depth = to.shape[0], to.shape[1] * self.at_once
+        down, across = self.squares(rows), self.squares(depth)
+        first = block // across % down * self.side, block % across * self.side
+        batch = block // across // down
+        self.read(matrix, tile, first, batch, thread)
+        cute.arch.sync_threads()
+        wide = self.side // self.at_once
+        for line in cutlass.range_constexpr(self.side * wide // _THREADS):
+            row, column = thread // wide + line * (_THREADS // wide), thread % wide
+            m, k = first[0] + row, first[1] // self.at_once + column
+            if m < rows and k < to.shape[1]:
+                self.write(to, (m, k, batch), tile, (row, column), low)
+
+    def write(self, to, place, tile, own, low):
+        """One element in its parts, or a pair as it is."""
+        m, k, batch = place
+        row, column = own
+        if self.parts == PARTS:
+            small, finite, whole = split(tile[row, column])
+            to[m, k, low, batch] = small
+            to[m, k, 1 - low, batch] = finite
+            to[m, k, _WHOLE, batch] = whole
+        else:
+            first, second = (Uint32(tile[row, _PAIR * column + i]) for i in range(_PAIR))
+            to[m, k, 0, batch] = first | second << Uint16.width
+
+    def read(self, matrix, tile, first, batch, thread):
+        """All loads of a thread before the first is waited for; zeros beyond the matrix."""
+        slow, fast, zero = thread // self.side, thread % self.side, self.element(0)
+        along_k = Int64(matrix.stride[1]) <= Int64(matrix.stride[0])
+        found = []
+        for line in range(0, self.side, self.lines):
+            row = cutlass.select_(along_k, slow + line, fast)
+            column = cutlass.select_(along_k, fast, slow + line)
+            m, k = first[0] + row, first[1] + column
+            last_m, last_k = matrix.shape[0] - 1, matrix.shape[1] - 1
+            value = matrix[cutlass.min(m, last_m), cutlass.min(k, last_k), batch]
+            inside = cutlass.select_(m <= last_m, cutlass.select_(k <= last_k, value, zero), zero)
+            found.append((row, column, inside))
+        for row, column, value in found:
+            tile[row, column] = value
+
+    def squares(self, extent):
+        """How many lie along it."""
+        return (extent + (self.side - 1)) // self.side
+
+    def source(self, matrix, depth):
+        """Matrices that are all the same have one copy."""
+        start = matrix.iterator if self.parts == PARTS else cute.recast_ptr(matrix.iterator, dtype=self.element)
+        if cute.rank(matrix) == 2:
+            shape, stride, copies = (*matrix.shape, Int32(1)), (*matrix.stride, Int64(0)), Int32(1)
+        else:
+            shape, stride = matrix.shape, matrix.stride
+            copies = cutlass.select_(Int64(stride[2]) == 0, Int32(1), Int32(shape[2]))
+        matrix = cute.make_tensor(start, cute.make_layout(shape, stride=stride))
+        return Source(matrix, copies, self.squares(shape[0]) * self.squares(depth) * copies)
+
+    def written(self, source, depth):
+        """(rows, K, parts, copies), pairs of elements of K where those are written at once."""
+        rows, depth = source.matrix.shape[0], depth // self.at_once
+        row = Int64(self.parts * depth)
+        return cute.make_layout((rows, depth, self.parts, source.copies), stride=(row, 1, Int64(depth), rows * row))
+
+    def whole(self, source, depth, rank):
+        """(rows, K of all parts), and L where there are batches; TMA's promises."""
+        rows, _, batches = source.matrix.shape
+        elements = self.parts * depth
+        row = cute.assume(Int64(elements), divby=16 // self.bytes)
+        if rank == 2:
+            return cute.make_layout((rows, elements), stride=(row, 1))
+        step = cutlass.select_(Int64(source.matrix.stride[2]) == 0, Int64(0), rows * Int64(elements))
+        step = cute.assume(step, divby=16 // self.bytes)
+        return cute.make_layout((rows, elements, batches), stride=(row, 1, step))
+
+
+def split(x: Any) -> tuple[Any, Any, Any]:
+    """low; high where it is finite, else 0; and high."""
+    zero = Float32(0.0)
+    bits = x.bitcast(Int32)
+    near = (bits + _HALF) & _KEPT
+    # The largest numbers would become infinite.
+    near = Int32(cutlass.select_((near & _EXPONENT) == _EXPONENT, bits & _KEPT, near))
+    high = near.bitcast(Float32)
+    low = (((x - high).bitcast(Int32) + _HALF) & _KEPT).bitcast(Float32)
+    finite = (bits & _EXPONENT) != _EXPONENT
+    # A NaN whose bits lie below tf32's would become infinite; a sum is a NaN that has one there.
+    return (
+        cutlass.select_(finite, low, zero),
+        cutlass.select_(finite, high, zero),
+        cutlass.select_(finite, high, x + x),
+    )
+
+
+def _memory(start, layout, dtype):
+    return cute.make_tensor(cute.make_ptr(dtype, start, cute.AddressSpace.gmem, assumed_align=16), layout)
