@@ -140,14 +140,13 @@ def full(machine: Machine) -> None:
 
 def copied(machine: Machine) -> None:
     """16 bits that TMA cannot address: every layout, few rows and several tiles, batches, and what lies behind."""
-    with test_copied.taken():
-        for layouts in test_copied.LAYOUT_PAIRS:
-            for shape in test_copied.SHAPES[1:5]:
-                test_copied.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
-        test_copied.test_no_mode_need_be_contiguous(machine)
-        test_copied.test_batches(machine)
-        for name in test_copied.EPILOGUES:
-            test_copied.test_epilogues(name, machine)
+    for layouts in test_copied.LAYOUT_PAIRS:
+        for shape in test_copied.SHAPES[1:5]:
+            test_copied.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
+    test_copied.test_no_mode_need_be_contiguous(machine)
+    test_copied.test_batches(machine)
+    for name in test_copied.EPILOGUES:
+        test_copied.test_epilogues(name, machine)
 
 
 def scaled(machine: Machine) -> None:

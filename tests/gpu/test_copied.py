@@ -1,21 +1,15 @@
 """16 bits that TMA cannot address, copied before they are multiplied: values on every layout and shape beside float64;
 what lies outside A and B is not read, and nothing is written around results."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-
 import pytest
 import torch
 from gpu.harness import Machine, check, check_the_same_bits
 from gpu.test_full import EPILOGUES, PLAIN, function_of
 
 import epifuse as ef
-from epifuse.base.cache import forget
-from epifuse.providers.cutedsl import DESIGNS, inputs
+from epifuse.providers.cutedsl import DESIGNS
 from epifuse.request.problem import Constraints
 
-pytestmark = pytest.mark.usefixtures("never_run")
 BF16, F16 = torch.bfloat16, torch.float16
 SHAPES = [(1, 1, 1), (17, 13, 7), (64, 8, 17), (129, 263, 81), (333, 777, 65), (130, 257, 2047)]
 LAYOUT_PAIRS = [
@@ -27,26 +21,6 @@ LAYOUT_PAIRS = [
     ("columns", "odd"),
 ]
 GATED = "def epi(accum): D = (accum * 0.001)[:, 0::2] * relu(accum[:, 1::2]); return D\n"
-
-
-@contextmanager
-def taken() -> Iterator[None]:
-    """As with EPIFUSE_UNTESTED=1."""
-    config = inputs.CONFIG
-    inputs.CONFIG = replace(config, untested=True)
-    forget()
-    try:
-        yield
-    finally:
-        inputs.CONFIG = config
-        forget()
-
-
-@pytest.fixture
-def never_run() -> Iterator[None]:
-    """See `taken`."""
-    with taken():
-        yield
 
 
 def pair(machine: Machine, m: int, n: int, k: int, layouts: tuple[str, str], dtype: torch.dtype = BF16) -> list:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
 from epifuse.request.problem import Problem, TensorInfo
@@ -74,11 +73,7 @@ def rewritten(problem: Problem) -> int:
     one, a copy, of 16 bits that TMA cannot address. 0 where they stay where they are."""
     if is_full(problem):
         return PARTS
-    return int(_may_be_copied(problem) and unaddressable(filled(problem)) is not None)
-
-
-def _may_be_copied(problem: Problem) -> bool:
-    return CONFIG.untested and problem.a.dtype.itemsize == 2 and problem.target.has_wgmma
+    return int(problem.a.dtype.itemsize == 2 and unaddressable(filled(problem)) is not None)
 
 
 def time_of_one(problem: Problem) -> float:
