@@ -377,7 +377,7 @@ def function(registers: dict[int, tuple[Places, list[Any]]]) -> Any:
 
 
 def _in_place(access: Any) -> Any:
-    return replace(access, way="direct") if access.travels.staged or access.way == "wide" else access
+    return replace(access, way="direct") if access.travels.staged or access.way in ("wide", "coalesced") else access
 
 
 def _parts(count: int, design: Any) -> Parts:

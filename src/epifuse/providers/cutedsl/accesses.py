@@ -115,7 +115,15 @@ def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
         why = refused
     if way.staged:
         return Layout(name, dtype, where.strides[1] == 1, pairs, where.inner), ""
+    if lying.leaves and way is WAYS["direct"] and _is_by_rows(lying):
+        name = "coalesced"
     return Layout(name, dtype, True, pairs, where.inner), why
+
+
+def _is_by_rows(lying: Lying) -> bool:
+    """Whether a full-size value lies by rows, in elements of 16 or 32 bits."""
+    where = lying.where
+    return {"m", "n"} <= lying.axes and not any(where.inner) and where.strides[1] == 1 and lying.size in (2, 4)
 
 
 def _in_pairs(where: Modes) -> bool:

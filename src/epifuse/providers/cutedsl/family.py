@@ -64,6 +64,7 @@ class Arranged:
     def details(self, work: Lowered, problem: Problem) -> Details:
         """For people. Why an operand goes direct may name a stride, which is the problem's own."""
         own = sides(work, problem)
+        own = multistage.direct(own) if self.design.by_warps else own
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
         loads = [_told(*pair) for pair in kept if not pair[0].travels.is_number]
         stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
@@ -71,7 +72,7 @@ class Arranged:
 
 
 def _told(kept: Access, own: Access | None) -> Access:
-    return own if own is not None and own.travels.in_place else kept
+    return own if own is not None and own.travels.in_place and own.way == kept.way else kept
 
 
 class Key(NamedTuple):

@@ -148,6 +148,8 @@ def direct(own: Sides) -> Sides:
 
 def _direct(access: Access, *, wide: bool = False) -> Access:
     """What TMA could address begins and ends its lines at multiples of 16 bytes."""
+    if access.way == "coalesced":
+        return replace(access, way="direct")
     if not access.travels.staged:
         return access
     way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise

@@ -126,6 +126,15 @@ def _subtiles(design: Design, access: Access, stages: int) -> int:
     return stages * math.prod(design.subtile) * access.dtype.itemsize
 
 
+def row_of_words(design: Design, size: int) -> int:
+    """Words of 32 bits of a row of a subtile in shared memory, so that four lanes of eight rows meet all banks."""
+    return design.subtile[1] * size // 4 + 4
+
+
+def _rows_of_words(design: Design, access: Access, _: int) -> int:
+    return 4 * design.subtile[0] * row_of_words(design, access.dtype.itemsize)
+
+
 def _not_staged(lying: Lying) -> str | None:
     """Why a tensor cannot go through shared memory by TMA, or None."""
     where, axes, size, aligned, leaves = lying
@@ -195,6 +204,13 @@ WAYS: Mapping[str, Way] = {
         otherwise="direct",
         shared_bytes=_subtiles,
         staged=True,
+    ),
+    "coalesced": Way(
+        lambda _: False,
+        leaving="by rows through shared memory, {size} at a time, as {why}",
+        otherwise="direct",
+        shared_bytes=_rows_of_words,
+        in_place=True,
     ),
     "wide": Way(lambda _: False, leaving="direct, {size} at a time, as {why}", in_place=True, at_once=ALIGNMENT),
     "direct": Way(

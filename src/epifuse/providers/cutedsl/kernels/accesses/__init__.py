@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from epifuse.providers.cutedsl.kernels.accesses.coalesced import CoalescedStores
 from epifuse.providers.cutedsl.kernels.accesses.direct import DirectLoads, DirectStores
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Stores
 from epifuse.providers.cutedsl.kernels.accesses.line import Lines
@@ -22,6 +23,7 @@ LOADS: Mapping[str, type[Loads]] = {
 STORES: Mapping[str, type[Stores]] = {
     "tile": TileStores,
     "direct": DirectStores,
+    "coalesced": CoalescedStores,
     "wide": WideStores,
     "line": Lines,
     "segment": Lines,

@@ -1,0 +1,66 @@
+"""Outputs by rows that TMA cannot address: through shared memory, so that a warp writes whole rows of a subtile.
+
+A warp of accumulators has four lanes beside each other in eight rows. Written where they are, values of 16 bits take a
+sector of memory for eight bytes, twice: 4095 x 4095 x 4104 took 323 us so on an H100, and 4096 cubed by TMA 202
+(benchmarks/unaligned.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Spot, Stores, Team, Tile
+from epifuse.providers.cutedsl.kernels.fragment import spread
+from epifuse.providers.cutedsl.kernels.modes import store_inside
+from epifuse.providers.cutedsl.ways import row_of_words
+
+_LANES = 32
+
+
+class CoalescedStores(Stores):
+    """Outputs of 16 and 32 bits."""
+
+    def allocate(self, allocator: Any) -> Any:
+        height = self.scene.design.subtile[0]
+
+        def buffer(i: int) -> Any:
+            row = row_of_words(self.scene.design, self.scene.program.stores[i].dtype.itemsize)
+            layout = cute.make_layout((height, row, MATH_GROUPS), stride=(row, 1, height * row))
+            return allocator.allocate_tensor(Int32, layout, 16)
+
+        return [buffer(i) for i in self.members]
+
+    def store(self, results: Sequence[Any], spot: Spot, tile: Tile, team: Team) -> None:
+        for i, buffer in zip(self.members, team.shared.own[self.number], strict=True):
+            self._deposit(results[i], buffer, self.scene.program.stores[i].dtype.itemsize, team)
+            cute.arch.sync_warp()
+            self._write(i, buffer, spot, tile, team)
+            cute.arch.sync_warp()
+
+    def _deposit(self, values: Any, buffer: Any, size: int, team: Team) -> None:
+        """A thread's values, two of 16 bits at a time: neighbouring registers are neighbouring columns."""
+        fragment, words, each = self.scene.fragment, cute.recast_tensor(values, Int32), 4 // size
+        rows, columns = spread(team.rows, fragment.by_row), spread(team.columns, fragment.by_column)
+        for v in range(0, team.count, each):
+            buffer[rows[v], columns[v] // each, team.group] = words[v // each]
+
+    def _write(self, i: int, buffer: Any, spot: Spot, tile: Tile, team: Team) -> None:
+        """The rows that this warp deposited, each lane an element of a row."""
+        access, tensor, division = self.scene.program.stores[i], team.given.outputs[i], self.scene.division
+        (height, width), each = self.scene.design.subtile, 4 // access.dtype.itemsize
+        row_words, _, group_words = buffer.layout.stride
+        start = cute.recast_ptr(buffer.iterator, dtype=tensor.element_type) + team.group * (each * group_words)
+        limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", team.given.shape, strict=True)]
+        own = height // WARPS
+        for first in range(0, own * width, _LANES):
+            at = first + team.thread % _LANES
+            down, across = team.thread // _LANES * own + at // width, at % width
+            place = division.row(spot.down, down, tile.place), division.column(spot.right, across, tile.place)
+            place = *place, tile.place.l
+            value = cute.make_rmem_tensor(1, tensor.element_type)
+            value[0] = (start + (down * (each * row_words) + across)).load()
+            to = cute.make_tensor(tensor.iterator + cute.crd2idx(place, tensor.layout), cute.make_layout(1))
+            store_inside(value, to, place, limits)
