@@ -24,6 +24,7 @@ from epifuse.providers.cutedsl.kernel_text import read
 ARCHITECTURES = (80, 86, 89, 120)
 """Those that have no other kernel."""
 BIAS_GELU = EPILOGUES["bias gelu"]
+TF32 = ef.Constraints(precision="tf32")
 
 
 def matrices(m=500, n=504, k=256, dtype=BF16):
@@ -63,15 +64,17 @@ def test_other_gpus_have_it_and_nothing_else(cc, never_run):
     assert "compiled, never run on a GPU of sm_" in str(ef.explain(arguments(*matrices()), cc=cc))
 
 
-def test_hopper_has_it_where_tma_cannot_address_a_or_b(never_run):
-    a, b = matrices()
-    assert not any(design.by_warps for design in designs(arguments(a, b), 90))
-    (reason,) = refusals(arguments(a, b), 90)
-    assert MULTISTAGE in reason
-    for other in (torch.empty(500, 257, dtype=BF16)[:, :256], torch.empty(500, 512, dtype=BF16)[:, ::2]):
-        found = designs(arguments(other, b), 90)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_hopper_s_own_kernel_copies_what_tma_cannot_address(dtype, never_run):
+    a, b = matrices(dtype=dtype)
+    (reason,) = refusals(arguments(a, b, asked=TF32), 90)
+    assert "which TMA can address" in reason
+    for other in (torch.empty(500, 257, dtype=dtype)[:, :256], torch.empty(500, 512, dtype=dtype)[:, ::2]):
+        found = designs(arguments(other, b, asked=TF32), 90)
         assert found
-        assert all(design.by_warps for design in found)
+        assert {(design.by_warps, design.rewritten) for design in found} == {(False, 1)}
+        (reason,) = refusals(arguments(other, b, asked=TF32), 90)
+        assert "copies of these" in reason
 
 
 def test_it_is_taken_where_it_is_asked_for(never_run):

@@ -1,5 +1,6 @@
-"""16 bits that TMA cannot address, copied before they are multiplied: values on every layout and shape beside float64;
-what lies outside A and B is not read, and nothing is written around results."""
+"""What TMA cannot address, copied before it is multiplied: values on every layout and shape beside float64; what lies outside A and B is not read, and nothing is written around results."""
+
+import math
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
 from epifuse.request.problem import Constraints
 
-BF16, F16 = torch.bfloat16, torch.float16
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+TF32 = Constraints(precision="tf32")
 SHAPES = [(1, 1, 1), (17, 13, 7), (64, 8, 17), (129, 263, 81), (333, 777, 65), (130, 257, 2047)]
 LAYOUT_PAIRS = [
     ("odd", "odd"),
@@ -35,13 +37,16 @@ def pair(machine: Machine, m: int, n: int, k: int, layouts: tuple[str, str], dty
 def test_products_of_whole_numbers_are_exact(
     shape: tuple[int, int, int], layouts: tuple[str, str], machine: Machine
 ) -> None:
-    for dtype in (BF16, F16):
-        check(machine, PLAIN, *pair(machine, *shape, layouts, dtype), {}, out_dtypes=torch.float32)
+    for dtype in (BF16, F16, F32):
+        for out in (F32, BF16):
+            given = pair(machine, *shape, layouts, dtype)
+            check(machine, PLAIN, *given, {}, out_dtypes=out, constraints=TF32 if dtype == F32 else None)
 
 
 def test_no_mode_need_be_contiguous(machine: Machine) -> None:
-    a, b = machine.whole(70, 200, most=1)[:, ::2], machine.whole(300, 90, most=1)[::3, ::2]
-    check(machine, PLAIN, a, b, {})
+    for dtype in (BF16, F32):
+        a, b = (machine.whole(*shape, most=1, dtype=dtype) for shape in ((70, 200), (300, 90)))
+        check(machine, PLAIN, a[:, ::2], b[::3, ::2], {}, constraints=TF32 if dtype == F32 else None)
 
 
 def test_batches(machine: Machine) -> None:
@@ -84,13 +89,18 @@ def test_the_same_bits_in_every_run_on_two_streams(hopper: Machine) -> None:
 
 
 @pytest.mark.gpu
-def test_bits_are_those_of_aligned_operands(hopper: Machine) -> None:
-    """Zeros behind K change no sum."""
+@pytest.mark.parametrize("out", [BF16, F32], ids=str)
+def test_bits_are_those_of_aligned_operands(out: torch.dtype, hopper: Machine) -> None:
+    """Zeros behind K change no sum, and how D is written no value."""
     a, b = hopper.normal(300, 1000, dtype=BF16), hopper.normal(520, 1000, dtype=BF16).t()
     apart = hopper.laid_out(a, "odd"), hopper.laid_out(b.t(), "shifted").t()
-    pinned = Constraints(tile=(128, 128), cluster=(2, 1), schedule="cooperative")
+    design = DESIGNS[0]
+    pinned = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
     results = []
-    for given in ((a, b), apart):
-        args = ef.GemmArguments(*given, epilogue=ef.EpilogueArguments.partial(PLAIN, {}), constraints=pinned)
-        results.append(ef.get_kernels(args)[0].run(args)["D"])
+    for given, layout in (((a, b), "rows"), (apart, "odd")):
+        D = hopper.laid_out(torch.full((300, 520), math.nan, dtype=out), layout)
+        made = ef.EpilogueArguments(PLAIN, D=D)
+        args = ef.GemmArguments(*given, epilogue=made, constraints=pinned)
+        ef.get_kernels(args)[0].run(args)
+        results.append(D.clone())
     assert torch.equal(*results)

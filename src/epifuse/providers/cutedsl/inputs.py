@@ -70,10 +70,10 @@ def is_full(problem: Problem) -> bool:
 
 def rewritten(problem: Problem) -> int:
     """In how many parts a kernel of its own writes A and B before they are multiplied: three of float32 in full, and
-    one, a copy, of 16 bits that TMA cannot address. 0 where they stay where they are."""
+    one, a copy, of 16 bits and of tf32 that TMA cannot address. 0 where they stay where they are."""
     if is_full(problem):
         return PARTS
-    return int(problem.a.dtype.itemsize == 2 and unaddressable(filled(problem)) is not None)
+    return int(problem.a.dtype.itemsize > 1 and unaddressable(filled(problem)) is not None)
 
 
 def time_of_one(problem: Problem) -> float:

@@ -1,6 +1,6 @@
 """The kernel for mma.sync, as planning knows it: where it is taken, how A and B are copied, and what it has no way for.
 
-It is for GPUs that have no kernel of their own, and on Hopper for A and B that TMA cannot address. Imports no cutlass.
+It is for GPUs that have no kernel of their own. On Hopper it runs where it is asked for. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -52,19 +52,16 @@ def refused(problem: Problem) -> str | None:
         )
     if problem.accumulator != torch.float32:
         return f"it adds up products of {a.dtype} in {short(torch.float32)}, not {problem.accumulator}"
-    if target.has_wgmma and problem.constraints.schedule == MULTISTAGE:
-        return None
     if target.has_wgmma:
-        if inputs.unaddressable(problem) is None:
-            return f"it is for A and B that TMA cannot address, and these it can: schedule='{MULTISTAGE}' takes it"
-        if problem.constraints.batch_invariant:
-            # A single row lies as any row does, and TMA addresses it.
-            return "what is asked for are the bits of one kernel, and whether this one is taken may follow from M"
-    if CONFIG.untested:
-        return None
-    if target.has_wgmma:
-        return f"its time was never measured beside that of a copy: schedule='{MULTISTAGE}' takes it"
-    return f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
+        return None if problem.constraints.schedule == MULTISTAGE else _not_here(problem)
+    return None if CONFIG.untested else f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
+
+
+def _not_here(problem: Problem) -> str:
+    """Why Hopper's own kernel takes A and B."""
+    copied = inputs.rewritten(problem)
+    why = "copies of these, which TMA cannot address" if copied else "these, which TMA can address"
+    return f"Hopper's own kernel takes {why}: schedule='{MULTISTAGE}' asks for this one"
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:

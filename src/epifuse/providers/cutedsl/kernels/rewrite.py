@@ -1,5 +1,5 @@
-"""A and B written anew before they are multiplied, K contiguous and padded by zeros: copies of 16 bits that TMA cannot
-address, and float32 in full, each element in two parts of tf32, of which one tf32 product adds up three products.
+"""A and B written anew before they are multiplied, K contiguous and padded by zeros: copies of what TMA cannot address,
+and float32 in full, each element in two parts of tf32, of which one tf32 product adds up three products.
 
 high is x to nearest tf32, low what is left of it, to nearest again: with 22 bits of x together. Along K lie
 
@@ -28,7 +28,6 @@ except ImportError:  # its home in CuTe DSL 4.7
 
 _THREADS = 256
 _SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once
-_PAIR = 2  # elements of 16 bits that are written at once
 _LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # which third has what
 _EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half of tf32's last one, and all it keeps
 
@@ -49,7 +48,8 @@ class Rewrite:
         self.side = _SIDES[self.bytes]
         self.lines = _THREADS // self.side  # of a square that are read at once
         # Bits are copied as they are.
-        self.element, self.at_once = (Float32, 1) if parts == PARTS else (Uint16, _PAIR)
+        self.element = Float32 if parts == PARTS else Uint32 if self.bytes == 4 else Uint16
+        self.at_once = 4 // self.bytes
 
     def launch(self, a, b, workspace, stream):
         """On the host, before the main kernel: A and B for it to multiply, as long along K as all parts together, and
@@ -60,7 +60,7 @@ class Rewrite:
         start, left = workspace.iterator.toint(), Int64(cute.size(workspace))
         found, whole = [], []
         for one, given in zip(sources, (a, b), strict=True):
-            found.append(_memory(start, self.written(one, depth), self.element if self.at_once == 1 else Uint32))
+            found.append(_memory(start, self.written(one, depth), Float32 if self.parts == PARTS else Uint32))
             whole.append(_memory(start, self.whole(one, depth, cute.rank(given)), given.element_type))
             size = Int64(one.matrix.shape[0]) * one.copies * (self.parts * depth * self.bytes)
             start, left = start + size, left - size // (Float32.width // 8)
@@ -101,7 +101,7 @@ class Rewrite:
                 self.write(to, (m, k, batch), tile, (row, column), low)
 
     def write(self, to, place, tile, own, low):
-        """One element in its parts, or a pair as it is."""
+        """32 bits: one element in its parts or as it is, or a pair."""
         m, k, batch = place
         row, column = own
         if self.parts == PARTS:
@@ -109,8 +109,10 @@ class Rewrite:
             to[m, k, low, batch] = small
             to[m, k, 1 - low, batch] = finite
             to[m, k, _WHOLE, batch] = whole
+        elif self.at_once == 1:
+            to[m, k, 0, batch] = tile[row, column]
         else:
-            first, second = (Uint32(tile[row, _PAIR * column + i]) for i in range(_PAIR))
+            first, second = (Uint32(tile[row, self.at_once * column + i]) for i in range(self.at_once))
             to[m, k, 0, batch] = first | second << Uint16.width
 
     def read(self, matrix, tile, first, batch, thread):

@@ -58,8 +58,8 @@ class CoalescedStores(Stores):
         for first in range(0, own * width, _LANES):
             at = first + team.thread % _LANES
             down, across = team.thread // _LANES * own + at // width, at % width
-            place = division.row(spot.down, down, tile.place), division.column(spot.right, across, tile.place)
-            place = *place, tile.place.l
+            row, column = division.row(spot.down, down, tile.place), division.column(spot.right, across, tile.place)
+            place = row, column, tile.place.l
             value = cute.make_rmem_tensor(1, tensor.element_type)
             value[0] = (start + (down * (each * row_words) + across)).load()
             to = cute.make_tensor(tensor.iterator + cute.crd2idx(place, tensor.layout), cute.make_layout(1))
