@@ -1,4 +1,5 @@
-"""What TMA cannot address, copied before it is multiplied: values on every layout and shape beside float64; what lies outside A and B is not read, and nothing is written around results."""
+"""What TMA cannot address, copied before it is multiplied: values on every layout and shape beside float64; what lies
+outside A and B is not read, and nothing is written around results."""
 
 import math
 

@@ -138,7 +138,7 @@ class Answers(NamedTuple):
     def beside(self, other: Answers) -> Answers:
         """These answers, then those of `other`, which is about other kernels."""
         if not other.specs:
-            return self._replace(refusals=lambda: [*self.refusals(), *other.refusals()])
+            return Answers(*self[:3], lambda: [*self.refusals(), *other.refusals()])
         own = len(self.specs)
         return Answers(
             [*self.specs, *other.specs],

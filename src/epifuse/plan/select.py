@@ -107,8 +107,9 @@ def select(structure: Structure, problem: Problem, candidates: Iterable[Candidat
     """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
     found: list[Answers] = []
     target = problem.target
+    device, cc = target.device, target.cc
     for provider, specs in candidates:
-        here = [spec for spec in specs if spec.device == target.device and target.cc in spec.ccs]
+        here = [spec for spec in specs if cc in spec.ccs and spec.device == device]
         if len(here) < len(specs):
             found.append(Answers.none(partial(_elsewhere, specs, here, target)))
         if here:

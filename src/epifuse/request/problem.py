@@ -41,8 +41,8 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
+        step *= extent or 1
+    return tuple(strides[::-1])
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -75,6 +75,8 @@ def check_scales(
     names: tuple[str, str],
 ) -> tuple[tuple[str, TensorInfo], ...]:
     """The scales of A and B by name. `infos` are those of all tensors given, `names` what the caller calls A and B."""
+    if not are_scaled(given):
+        return ()
     found = []
     for side, (key, name, matrix) in enumerate(zip(SCALES, names, product, strict=True)):
         if key not in given:

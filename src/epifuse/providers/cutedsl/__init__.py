@@ -153,7 +153,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     return answers.beside(_multistage(by_warps, work, problem))
 
 
-def _none(specs: Sequence[KernelSpec], reason: str) -> Answers:
+def _none(specs: Sequence[KernelSpec], reason: str | Callable[[], str]) -> Answers:
     return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
 
@@ -172,6 +172,8 @@ def _by_kind(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequenc
 
 def _multistage(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes that multiplies by mma.sync."""
+    if not multistage.is_considered(problem):
+        return _none(specs, lambda: multistage.refused(inputs.filled(problem)) or "")
     if (reason := multistage.refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
     family = family_of(work, problem, by_warps=True)

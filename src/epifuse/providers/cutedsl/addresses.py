@@ -104,6 +104,8 @@ def seen(own: TensorInfo, load: Load) -> Seen | None:
 
 
 def _after(own: Seen, views: Sequence[tuple[str, Any]]) -> Seen | None:
+    if not views:
+        return own
     shape, strides, start = own
     for op, argument in views:
         if op == "permute":

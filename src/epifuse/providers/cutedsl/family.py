@@ -61,6 +61,11 @@ class Arranged:
         """What is compiled."""
         return written(self.source)
 
+    @cached_property
+    def number_names(self) -> tuple[str, ...]:
+        """The numbers that a launch is handed, in order."""
+        return tuple(name for program in self.source.programs for name in program.number_names)
+
     def details(self, work: Lowered, problem: Problem) -> Details:
         """For people. Why an operand goes direct may name a stride, which is the problem's own."""
         own = sides(work, problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,19 +70,14 @@ class GpuKernel:
             return
         program, design = found.program, found.design
         self.function = function(found.text, plan.spec.name)
-        import tvm_ffi  # there by now
-
-        self.none = tvm_ffi.Array(())  # of an empty list each launch would make one, in 0.06 us
+        self.none = _nothing_given()
         self.index = torch.device(given.a.device).index
-        views = _views(plan, found)
-        self.a, self.b, self.printed = views.a, views.b, views.printed
+        self.a, self.b, self.operands, self.outputs, self.printed = _views(plan, found)
         # K = 0: as many zeros as the larger of A and B needs.
         self.zeros = 0 if given.extents["k"] else max(math.prod(view.shape) for view in (self.a, self.b))
-        self.of_a, self.of_b = (None if self.zeros else view.make for view in (self.a, self.b))
-        self.operands = [(name, view.make) for name, view in views.operands]
-        self.outputs = [(name, view.make) for name, view in views.outputs]
+        self.of_a, self.of_b = (None, None) if self.zeros else (self.a.make, self.b.make)
         self.prints = program.prints
-        self.numbers = tuple(name for one in found.source.programs for name in one.number_names)
+        self.numbers = found.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
@@ -223,18 +218,23 @@ def _nothing() -> None:
     """The launch of a problem without elements."""
 
 
-class _Views(NamedTuple):
-    """The views of one plan, those of operands and outputs by name; what is printed, with shape and dtype."""
+@cache
+def _nothing_given() -> Any:
+    """What stands for no tensors or numbers: of an empty list each launch would make one, in 0.06 us."""
+    import tvm_ffi  # there by now
 
-    a: View
-    b: View
-    operands: tuple[tuple[str, View], ...]
-    outputs: tuple[tuple[str, View], ...]
-    printed: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    return tvm_ffi.Array(())
 
 
-def _views(plan: Plan, found: Arranged) -> _Views:
+_Make = Callable[[torch.Tensor], torch.Tensor] | None
+_Made = list[tuple[str, _Make]]
+_Printed = list[tuple[str, tuple[int, ...], torch.dtype]]
+
+
+def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Printed]:
     """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
+
+    Of operands and outputs what makes the view, by name; of what is printed shape and dtype.
 
     Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
     the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, the kernel itself
@@ -243,7 +243,10 @@ def _views(plan: Plan, found: Arranged) -> _Views:
     given, design, swapped = plan.problem, found.design, found.design.swapped
     product = multiplied(swap.problem_of(given) if swapped else given)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
-    operands, outputs, printed = [], [], []
+    extents, batched = product.extents, product.batched
+    operands: _Made = []
+    outputs: _Made = []
+    printed: _Printed = []
     for program in found.source.programs:
         problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
         infos, names = dict(problem.outputs), [one.output for one in program.prints]
@@ -252,29 +255,24 @@ def _views(plan: Plan, found: Arranged) -> _Views:
             assert isinstance(operand, TensorInfo)
             place = seen(operand, load)
             assert place is not None, "refused while planning"
-            operands.append((load.name, _full(operand, place, along, access, problem, swapped=swapped)))
+            view = _full(operand, place, along, access, problem.extents, batched=batched, swapped=swapped)
+            operands.append((load.name, view.make))
         for output, access, along in program.writes:
             info = infos.get(output.name)
             place = written(output, info, problem.extents)
             own = info or TensorInfo(place.shape, place.strides, access.dtype, "")
-            outputs.append((output.name, _full(own, place, along, access, problem, swapped=swapped)))
+            view = _full(own, place, along, access, problem.extents, batched=batched, swapped=swapped)
+            outputs.append((output.name, view.make))
             if output.name in names:
                 printed.append((output.name, place.shape, access.dtype))
-    operands += [(name, View.beside(own, own.shape, own.strides)) for name, own in given.scales]
-    extents, batched = product.extents, product.batched
+    operands += [(name, None) for name, _ in given.scales]
     if design.rewritten or design.by_warps:
         held = filled(given)
         a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
     else:
         pairs = (given.a, first), (given.b, second)
         a, b = (_matrix(own, one, extents["l"], batched=batched, swapped=swapped) for own, one in pairs)
-    return _Views(
-        a,
-        b,
-        tuple(operands),
-        tuple(outputs),
-        tuple(printed),
-    )
+    return a, b, operands, outputs, printed
 
 
 def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
@@ -285,32 +283,36 @@ def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
     return problem._replace(b=b._replace(shape=(*b.shape[:-1], columns[1] - columns[0])))
 
 
-def _full(own: TensorInfo, found: Seen, along: Along, access: Access, problem: Problem, *, swapped: bool) -> View:
+def _full(
+    own: TensorInfo,
+    found: Seen,
+    along: Along,
+    access: Access,
+    extents: Mapping[str, int],
+    *,
+    batched: bool,
+    swapped: bool,
+) -> View:
     """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
 
     A tile that does not vary over L has one batch.
     """
-    where, start = modes(found.strides, along, problem.extents), found.start
-    shape = where.extents
-    steps = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, where.strides, strict=True)])
-    order = (1, 0, 2) if swapped and not any(where.inner) else range(len(shape))
-
-    def seen_as(shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
-        places = [i for i in order if i < len(shape)]
-        return View.beside(own, tuple([shape[i] for i in places]), tuple([strides[i] for i in places]), start)
-
-    if not access.travels.staged:
-        return seen_as(shape, steps)
-    # No address depends on the stride of a single row or batch, but TMA checks it.
-    if 0 in steps:
-        span = round_up(math.prod(shape), 16)
-        steps = tuple([stride or span for stride in steps])
-    if any(access.inner):
-        return seen_as(shape if "l" in access.axes else (*shape[:-1], 1), (steps[0], 1, *steps[2:]))
-    legal = (steps[0], 1, steps[2]) if access.by_rows else (1, steps[1], steps[2])
-    if not problem.batched:
-        return seen_as(shape[:2], legal[:2])
-    return seen_as((*shape[:2], shape[2] if "l" in access.axes else 1), legal)
+    shape, strides, inner = modes(found.strides, along, extents)
+    staged, cut = access.travels.staged, any(access.inner)
+    if staged and not (batched or cut):
+        shape, strides = shape[:2], strides[:2]
+    strides = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)])
+    if staged:
+        # No address depends on the stride of a single row or batch, but TMA checks it.
+        if 0 in strides:
+            span = round_up(math.prod(shape), 16)
+            strides = tuple([stride or span for stride in strides])
+        strides = (strides[0], 1, *strides[2:]) if access.by_rows or cut else (1, *strides[1:])
+        if (batched or cut) and "l" not in access.axes:
+            shape = (*shape[:-1], 1)
+    if swapped and not any(inner):
+        shape, strides = (shape[1], shape[0], *shape[2:]), (strides[1], strides[0], *strides[2:])
+    return View.beside(own, shape, strides, found.start)
 
 
 def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, swapped: bool) -> View:

@@ -40,6 +40,11 @@ _LEAST = 4  # bytes of a copy that does not go through registers
 # --- where it is taken -----------------------------------------------------------------------------------------------
 
 
+def is_considered(problem: Problem) -> bool:
+    """Whether it may be taken at all: where it is not, `refused` says why, which takes longer to find."""
+    return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else CONFIG.untested
+
+
 def refused(problem: Problem) -> str | None:
     """Why A and B, filled, are not multiplied by mma.sync, or None."""
     a, target = problem.a, problem.target
