@@ -134,7 +134,7 @@ def _workspace_bytes(
 
 def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
     """What a plan tells people."""
-    return found.details(work, inputs.multiplied(problem))
+    return found.details(work, inputs.multiplied(problem, found.design.rewritten))
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
@@ -197,7 +197,7 @@ def _answers(
     specs: Sequence[KernelSpec], family: Family, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
 ) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
-    work, rewritten = family.work, 0 if family.by_warps else inputs.rewritten_bytes(problem)
+    work, rewritten = family.work, inputs.rewritten_bytes(problem, family.key.rewritten)
     problem = weave.problem_of(work.order, problem, work.typed)
     able, arranged, rates, refusals = family.answers(specs)
     costs = estimates(rates, problem)

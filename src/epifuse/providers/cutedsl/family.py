@@ -77,7 +77,7 @@ class Arranged:
 
 
 def _told(kept: Access, own: Access | None) -> Access:
-    return own if own is not None and own.travels.in_place and own.way == kept.way else kept
+    return own if own is not None and own.travels.in_place and own.travels is kept.travels else kept
 
 
 class Key(NamedTuple):
@@ -161,7 +161,7 @@ def _placed(work: Lowered, problem: Problem, by_warps: bool) -> Placed:
 
 def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
     rewritten = 0 if by_warps else inputs.rewritten(problem)
-    problem = inputs.filled(problem) if by_warps else inputs.multiplied(problem)
+    problem = inputs.multiplied(problem, rewritten)
     refused = (None if by_warps else inputs.refused(problem)) or weave.refused(work.order, problem)
     copied = multistage.copied(problem) if by_warps else None
     problem = weave.problem_of(work.order, problem, work.typed)

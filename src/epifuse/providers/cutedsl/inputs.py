@@ -51,10 +51,10 @@ def filled(problem: Problem) -> Problem:
     )
 
 
-def multiplied(problem: Problem) -> Problem:
-    """The filled problem as it is multiplied: A and B as they are `rewritten`, parts one behind the other along K."""
+def multiplied(problem: Problem, parts: int) -> Problem:
+    """The filled problem as it is multiplied: A and B `rewritten` in so many parts, one behind the other along K."""
     problem = filled(problem)
-    if not (parts := rewritten(problem)):
+    if not parts:
         return problem
     (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem, parts)
     return problem._replace(
@@ -87,9 +87,9 @@ def _depth(problem: Problem, parts: int) -> int:
     return parts * (-(-k // step) * step)
 
 
-def rewritten_bytes(problem: Problem) -> int:
+def rewritten_bytes(problem: Problem, parts: int) -> int:
     """Bytes of workspace that A and B take; matrices that are the same for every batch have one copy."""
-    if not (parts := rewritten(problem)):
+    if not parts:
         return 0
     extents, row = problem.extents, _depth(problem, parts) * problem.a.dtype.itemsize
     sides = (problem.a, extents["m"]), (problem.b, extents["n"])
@@ -115,7 +115,7 @@ _STEP = 1024  # more than the clusters at once: so far beyond the last tile a co
 
 def uncounted(problem: Problem) -> str | None:
     """Why so many rows, columns or tiles cannot be counted, or None."""
-    e = multiplied(problem).extents if is_full(problem) else problem.extents
+    e = multiplied(problem, PARTS).extents if is_full(problem) else problem.extents
     rows = _LEAST_ROWS if e["m"] <= swap.MOST_ROWS else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:

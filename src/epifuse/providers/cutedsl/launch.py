@@ -241,7 +241,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
     exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
     """
     given, design, swapped = plan.problem, found.design, found.design.swapped
-    product = multiplied(swap.problem_of(given) if swapped else given)
+    product = multiplied(swap.problem_of(given) if swapped else given, design.rewritten)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     extents, batched = product.extents, product.batched
     operands: _Made = []

@@ -150,10 +150,8 @@ def direct(own: Sides) -> Sides:
 
 def _direct(access: Access, *, wide: bool = False) -> Access:
     """What TMA could address begins and ends its lines at multiples of 16 bytes."""
-    if access.way == "coalesced":
-        return replace(access, way="direct")
     if not access.travels.staged:
-        return access
+        return access.without_memory
     way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
     return replace(access, way=way or access.way, why="mma.sync's kernel has no TMA")
 

@@ -45,6 +45,8 @@ def together(
             each.program,
             columns=(columns[i][0], columns[i][1]),
             loads=tuple((node, _direct(access)) for node, access in each.program.loads),
+            # Regions share the memory of what leaves by TMA alone.
+            stores=tuple(access.without_memory for access in each.program.stores),
         )
         for i, each in zip(order, arranged, strict=True)
     )
@@ -109,7 +111,7 @@ def _allocated(
     found = replace(found, registers=max(_registers(one, found, short=short) for one in programs))
     spills = any(each.spills for each in arranged)
     spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
-    source = KernelSource.of(inputs.multiplied(problem), programs[0], found)._replace(others=programs[1:])
+    source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
     rated = Rated.of(found, problem.target.processor, shares_rows=False, spills=spills)
     return Allocation(
         design.tile,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,12 @@ class Access:
     def travels(self) -> Way:
         """What planning knows of its way."""
         return WAYS[self.way]
+
+    @property
+    def without_memory(self) -> Access:
+        """The same, but read or written without shared memory what lies where no TMA takes it."""
+        way = self.travels
+        return replace(self, way=way.otherwise) if way.in_place and way.otherwise else self
 
 
 class Use(NamedTuple):
