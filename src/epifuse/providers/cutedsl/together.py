@@ -62,8 +62,8 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
         return "K is in parts" if design.split > 1 else "A and B are exchanged"
     if design.by_warps:
         return "mma.sync's kernel has one region"
-    if problem.is_empty or design.rewritten:
-        return "there are no elements" if problem.is_empty else "A and B are rewritten"
+    if problem.is_empty:
+        return "there are no elements"
     if len(columns) > MOST:
         return f"a kernel has up to {MOST} regions, and there are {len(columns)}"
     width = design.tile[1]
@@ -79,6 +79,8 @@ def _apart(program: Program, design: Design) -> str | None:
         return "two parts of a row are woven"
     if reductions_of(program.graph):
         return "a second kernel merges reductions"
+    if design.rewritten:
+        return "A and B are rewritten"
     if design.exchanged or program.prints:
         return "CTAs of a cluster share rows" if design.exchanged else "values are printed"
     if not all(access.by_rows for access in program.stores if access.travels.staged):
