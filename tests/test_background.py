@@ -171,6 +171,22 @@ def test_a_stand_in_serves_until_the_better_kernel_is_there(kernels: Compiling, 
     assert kernels.submitted == [BEST]
 
 
+def test_a_stand_in_is_found_again_without_a_search(kernels: Compiling) -> None:
+    """Unless it gives other bits than the best plan of another call, or is no longer loaded."""
+    kernels.loaded.add(POOR)
+    call(4)
+    kernels.loaded.add(GOOD)
+    call(5)
+    assert f"runs on {POOR} until" in explained(6)
+    assert kernels.ran == [POOR] * 2
+    kernels.loaded.remove(POOR)
+    call(6)
+    kernels.loaded.add(POOR)
+    kernels.bits[GOOD] = "other"
+    call(7)
+    assert kernels.ran[2:] == [GOOD, POOR]
+
+
 def test_a_kernel_that_comes_meanwhile_is_used(kernels: Compiling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it comes between the choice and the end of the call."""
     kernels.loaded.add(GOOD)

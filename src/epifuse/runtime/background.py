@@ -26,10 +26,12 @@ from epifuse.runtime.workers import WORKERS, failure
 class Outcome(Future[str | None]):
     """Of a kernel that a worker compiles: None once that is over, or why it failed.
 
-    One that `is_awaited` was submitted before any call came: calls wait for it, and run on no stand-in.
+    One that `is_awaited` was submitted before any call came: calls wait for it, and run on no stand-in. `stand_in`
+    names the kernel that the last call ran on meanwhile.
     """
 
     is_awaited = False
+    stand_in: str | None = None
 
 
 _SUBMITTED: LRU[tuple[str, str, int], Outcome] = LRU(512)
@@ -66,10 +68,11 @@ def choose(best: Plan, selection: Selection) -> Choice:
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
     if not missing:
         return Choice(best)
-    stand_in = _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
+    stand_in = _stand_in(best, selection, missing[-1], is_ready)
     if stand_in is None:
         return Choice(best, beside=_beside(best))
     outcomes = [_outcome(best, text) for text in missing]
+    outcomes[-1].stand_in = stand_in.spec.name
     over = [outcome for outcome in outcomes if outcome.done()]
     if over and is_ready is _is_loaded_or_stored:
         # Nothing is submitted twice, so this call compiles. It also does, without a word, where the kernel has come
@@ -101,9 +104,10 @@ def submit(plan: Plan) -> None:
 
 def note(best: Plan | None, selection: Selection) -> str | None:
     """What `explain` says while the best plan's kernels are being compiled."""
-    if best is None or best.allocation.bits is None or not any(_is_pending(best, text) for text in _kernels(best)):
+    if best is None or best.allocation.bits is None:
         return None
-    stand_in = _first(selection.stand_ins(), _is_loaded_or_stored)
+    pending = [text for text in _kernels(best) if _is_pending(best, text)]
+    stand_in = _stand_in(best, selection, pending[-1], _is_loaded_or_stored) if pending else None
     if stand_in is None:
         return None
     return f"runs on {stand_in.spec.name} until {best.spec.name} is compiled in the background"
@@ -130,6 +134,19 @@ def _is_loaded_or_stored(plan: Plan, text: str) -> bool:
 
 def _first(plans: Iterable[Plan], is_ready: Callable[[Plan, str], bool]) -> Plan | None:
     return next((plan for plan in plans if all(is_ready(plan, text) for text in _kernels(plan))), None)
+
+
+def _stand_in(best: Plan, selection: Selection, text: str, is_ready: Callable[[Plan, str], bool]) -> Plan | None:
+    """What runs until the worker is done with `text`, the last kernel that is missing.
+
+    First of all what the last such call ran on: on an H200 a loaded kernel may be the 19th by rank, and 130 us away.
+    """
+    outcome = _SUBMITTED.get(_key(best, text))
+    if outcome is not None and outcome.stand_in is not None:
+        plan = selection.named(outcome.stand_in)
+        if plan is not None and plan.allocation.bits == best.allocation.bits and _first((plan,), _is_loaded):
+            return plan
+    return _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
 
 
 def is_capturing(plan: Plan) -> bool:
