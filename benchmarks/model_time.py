@@ -290,15 +290,18 @@ class Runs:
         """The least times that memory and multiprocessors allow."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        with FlopCounterMode(display=False) as counter:
+        # PyTorch 2.11 does not count attention whose keys have fewer heads than its queries.
+        with contextlib.suppress(AssertionError), FlopCounterMode(display=False) as counter:
             self.step("eager")
-        self.found["operations"] = counter.get_total_flops()
+            self.found["operations"] = counter.get_total_flops()
         with contextlib.suppress(ImportError, AttributeError):  # of another version of epifuse
             from epifuse.base.target import target_of
 
             rates = target_of(self.at.device).processor
             self.found["rates"] = rates._asdict()
-            bounds = {"products_ms": 1e3 * self.found["operations"] / rates.operations_a_second}
+            bounds = {}
+            if "operations" in self.found:
+                bounds["products_ms"] = 1e3 * self.found["operations"] / rates.operations_a_second
             for way, found in self.found["ways"].items():
                 if "inductor_bytes" in found:
                     bounds[f"{way}_bytes_ms"] = 1e3 * found["inductor_bytes"] / rates.bytes_a_second
