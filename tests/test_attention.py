@@ -44,6 +44,44 @@ def written_by_a_method(q: Any, k: Any, v: Any) -> Any:
     return attention(q, k, v, mask)
 
 
+def written_through_a_view(q: Any, k: Any, v: Any) -> Any:
+    mask = torch.ones(S, S, dtype=torch.bool)
+    mask[:, 3:].fill_(False)
+    return attention(q, k, v, mask)
+
+
+def written_through_a_view_of_a_view(q: Any, k: Any, v: Any) -> Any:
+    mask = torch.ones(S, S, dtype=torch.bool)
+    mask[2:][:, 3:] = False
+    return attention(q, k, v, mask)
+
+
+def written_through_itself_again(q: Any, k: Any, v: Any) -> Any:
+    """`contiguous` and `bool` copy nothing here."""
+    mask = torch.ones(S, S, dtype=torch.bool)
+    mask.transpose(0, 1).contiguous().bool().tril_()
+    mask.contiguous().bool().tril_()
+    return attention(q, k, v, mask)
+
+
+def narrowed(q: Any, k: Any, v: Any) -> Any:
+    mask = torch.ones(S, S, dtype=torch.bool)
+    mask.narrow(1, 3, 2).zero_()
+    return attention(q, k, v, mask)
+
+
+def written_by_out(q: Any, k: Any, v: Any) -> Any:
+    mask = torch.ones(S, S, dtype=torch.bool)
+    at = torch.arange(S)
+    torch.logical_and(mask, at[None, :] <= at[:, None], out=mask)
+    return attention(q, k, v, mask)
+
+
+def made_by_out(q: Any, k: Any, v: Any) -> Any:
+    mask, other = torch.ones(S, S, dtype=torch.bool), torch.zeros(S, S, dtype=torch.bool)
+    return attention(q, k, v, torch.logical_or(mask, mask, out=other))
+
+
 def added(q: Any, k: Any, v: Any) -> Any:
     return attention(q, k, v, torch.ones(S, S))
 
@@ -63,6 +101,13 @@ def large(q: Any, k: Any, v: Any) -> Any:
 
 def masks(function: Attends) -> list[bool]:
     """Whether each attention of the graph that Dynamo makes has a mask after the pass; values are as before."""
+    compiled, found = passed(function)
+    torch.testing.assert_close(compiled(*QKV), function(*QKV))
+    return found
+
+
+def passed(function: Attends) -> tuple[Attends, list[bool]]:
+    """The function with the pass, and what `masks` returns, once it has been called."""
     found: list[bool] = []
 
     def backend(module: torch.fx.GraphModule, _inputs: Any) -> Any:
@@ -74,9 +119,7 @@ def masks(function: Attends) -> list[bool]:
         return module
 
     torch.compiler.reset()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    torch.testing.assert_close(compiled(*QKV), function(*QKV))
-    return found
+    return torch.compile(function, backend=backend, fullgraph=True), found
 
 
 @pytest.mark.parametrize("function", [bidirectional, of_ones])
@@ -86,11 +129,26 @@ def test_a_full_mask_is_left_out(function: Attends) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [causal, written, written_by_a_method, added, of_an_argument, random, large],
+    [
+        *(causal, written, written_by_a_method, written_through_a_view, written_through_a_view_of_a_view),
+        *(written_through_itself_again, narrowed, written_by_out, made_by_out),
+        *(added, of_an_argument, random, large),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_another_is_kept(function: Attends) -> None:
     assert all(masks(function))
+
+
+@pytest.mark.parametrize("batches", [(4, 1), (4, H), (5, 1, 1)])
+def test_a_mask_that_adds_batches_is_kept(batches: tuple[int, ...]) -> None:
+    def with_more(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, torch.ones(*batches, S, S, dtype=torch.bool, device=q.device))
+
+    compiled, found = passed(with_more)
+    inputs = [each[:1].to("meta") for each in QKV]  # the CPU's kernels refuse such a mask
+    assert compiled(*inputs).shape == with_more(*inputs).shape
+    assert found == [True]
 
 
 @pytest.mark.usefixtures("compiled_anew")

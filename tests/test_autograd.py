@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import epifuse as ef
 from epifuse.base.errors import EpifuseError, UnsupportedError, fail
+from epifuse.base.places import Loc
+from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
@@ -516,12 +518,12 @@ def test_an_unfusable_derivative_runs_in_pytorch_with_a_warning(monkeypatch: pyt
 
     def refuse(place: backward.Place, tensors: Any, numbers: Any) -> Any:
         if place.names:
-            raise fail("no_kernel", None, reasons="no kernel today", hint="")
+            raise fail("no_kernel", Loc(GRAPH_FILE, 1, 0, 3, "mul"), reasons="no kernel today", hint="pass another")
         return launched(place, tensors, numbers)
 
     monkeypatch.setattr(backward.Place, "run", refuse)
-    with pytest.warns(UserWarning, match=r"(?s)unfused, one operation at a time: .*no kernel today"):
-        y.sum().backward()
+    with pytest.warns(UserWarning, match=r"(?s)unfused, one operation at a time: .*no kernel today$"):
+        y.sum().backward()  # without a place and a hint, which speak of what no person wrote
     torch.testing.assert_close(a.grad, torch.autograd.grad((torch.tanh(a @ b) * 3.0).sum(), a)[0])
 
 

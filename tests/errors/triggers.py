@@ -403,6 +403,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "linear_bias_shape": lambda: ef.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N + 1)),
     "linear_shapes": lambda: ef.linear(torch.ones(2, K), torch.ones(K)),
     "leading_strides": lambda: gemm("lambda accum: accum", torch.ones(3, 2, M, K).transpose(0, 1)),
+    "leading_broadcast": lambda: gemm("lambda accum: accum", torch.ones(2, 3, M, K), torch.ones(3, K, N)),
     "operand_dims": lambda: ef.linear(torch.ones(K), torch.ones(N, K), torch.ones(1, N)),
     "leading_operand": lambda: gemm("lambda accum, C: accum + C", torch.ones(2, 3, M, K), C=torch.ones(3, M, N)),
     "leading_dims": lambda: gemm("lambda accum: accum.sum(0)", torch.ones(2, 3, M, K)),

@@ -180,6 +180,11 @@ CATALOGUE: dict[str, Sentence] = {
         "the leading dims of {name} cannot be merged into one without a copy: shape {shape}, strides {strides}",
         "pass a contiguous tensor: x.contiguous()",
     ),
+    "leading_broadcast": Sentence(
+        _A,
+        "{name} of shape {shape} broadcasts to the leading dims {lead}, which cannot be merged into one without a copy",
+        "pass a tensor of all leading dims: x.expand({lead} + x.shape[-2:]).contiguous()",
+    ),
     "operand_dims": Sentence(
         _A, "operand '{name}' of shape {shape} has more dims than the product, which has {rank}", "pass it without them"
     ),

@@ -163,7 +163,12 @@ def _batches(name: str, matrices: torch.Tensor, lead: Shape) -> torch.Tensor:
     first, matrix = matrices.shape[:-2], matrices.shape[-2:]
     if first != lead and _ones(first):
         return matrices.view(matrix) if first else matrices
-    return rows(name, matrices.expand(*lead, *matrix), len(lead))
+    try:
+        return rows(name, matrices.expand(*lead, *matrix), len(lead))
+    except Unfit:
+        if first == lead:
+            raise
+        raise Unfit("leading_broadcast", name=name, shape=tuple(matrices.shape), lead=lead) from None
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------

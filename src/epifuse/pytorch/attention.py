@@ -27,6 +27,7 @@ _FUNCTIONS = {
     *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
 }
 _METHODS = {"expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "bool", "contiguous"}
+_ALIASES = {*_METHODS, operator.getitem}  # their results may lie in the same memory
 _MASK = 3  # its place among the arguments
 _MOST_BYTES = 1 << 26
 
@@ -45,7 +46,7 @@ class LeaveOutFullMasks(CustomGraphPass):
             if node.target is scaled_dot_product_attention and isinstance(mask := _mask_of(node), FxNode):
                 if mask not in full:
                     full[mask] = _is_full(mask)
-                if full[mask]:
+                if full[mask] and _fits(mask, node):
                     _leave_out(node)
 
 
@@ -61,17 +62,32 @@ def _leave_out(attention: FxNode) -> None:
         attention.update_arg(_MASK, None)
 
 
+def _fits(mask: FxNode, attention: FxNode) -> bool:
+    """Whether the mask adds no batch to those of the query, so that the result has the same shape without it."""
+    query = attention.args[0] if attention.args else attention.kwargs.get("query")
+    if not isinstance(query, FxNode) or not isinstance(value := query.meta.get("example_value"), torch.Tensor):
+        return False
+    batches, own = mask.meta["example_value"].shape[:-2], value.shape[:-2]
+    if len(batches) > len(own):
+        return False
+    pairs = zip(reversed(batches), reversed(own), strict=False)
+    return all(extent == 1 or (isinstance(there, int) and extent == there) for extent, there in pairs)
+
+
 def _is_full(mask: FxNode) -> bool:
     """Whether it is a tensor of constants, no other node can have written it, and all of it is True."""
     nodes = _with_sources(mask)
-    if not all(_is_constant(node) and all(map(_only_reads, node.users)) for node in nodes):
+    if not all(_is_constant(node) for node in nodes) or not all(map(_only_reads, _users_of_memory(nodes))):
         return False
     values: dict[FxNode, Any] = {}
     with torch.no_grad(), _disable_current_modes():
         for node in nodes:
             values[node] = _value(node, values)
     value = values[mask]
-    return isinstance(value, torch.Tensor) and value.dtype == torch.bool and bool(value.all())
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
+        return False
+    once = tuple(slice(1) if stride == 0 else slice(None) for stride in value.stride())
+    return bool(value[once].all())
 
 
 def _with_sources(node: FxNode) -> list[FxNode]:
@@ -89,12 +105,26 @@ def _is_constant(node: FxNode) -> bool:
     known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
     if node.op not in ("call_method", "call_function") or not known or "example_value" not in node.meta:
         return False
+    if "out" in node.kwargs:
+        return False
     value = node.meta["example_value"]
     return not isinstance(value, torch.Tensor) or value.untyped_storage().nbytes() <= _MOST_BYTES
 
 
+def _users_of_memory(nodes: list[FxNode]) -> set[FxNode]:
+    """The nodes that take one of these, or an alias of one."""
+    found: set[FxNode] = set()
+    waiting = list(nodes)
+    while waiting:
+        new = set(waiting.pop().users) - found
+        found |= new
+        waiting += [user for user in new if user.target in _ALIASES]
+    return found
+
+
 def _only_reads(user: FxNode) -> bool:
-    return user.target is scaled_dot_product_attention or user.target in (_FUNCTIONS | _METHODS)
+    known = user.target is scaled_dot_product_attention or user.target in (_FUNCTIONS | _METHODS)
+    return known and "out" not in user.kwargs
 
 
 def _value(node: FxNode, values: Mapping[FxNode, Any]) -> Any:

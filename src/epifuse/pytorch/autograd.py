@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch._C import _is_any_autocast_enabled
 
-from epifuse.base.errors import ArgumentError, EpilogueTypeError, UnsupportedError, fail
+from epifuse.base.errors import ArgumentError, EpifuseError, EpilogueTypeError, UnsupportedError, fail
 from epifuse.frontend import Parsed
+from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
@@ -299,7 +300,7 @@ class Recorded:
             try:
                 return backward.gradients(saved, numbers, arriving, fused=True)
             except (UnsupportedError, EpilogueTypeError, ArgumentError) as error:
-                self._refuse(str(error))
+                self._refuse(_without_hint(error))
         return backward.gradients(saved, numbers, arriving, fused=False)
 
     def _backward(self, arrive: tuple[bool, ...]) -> Backward:
@@ -312,6 +313,12 @@ def _with_accum(graph: Graph) -> Graph:
     # Where no output depends on it, the derivative may still read its extents.
     accum = next((node for node in graph.nodes if node.op == "accum"), Node("accum"))
     return replace(graph, outputs=(*graph.outputs, Output(ACCUM, accum)))
+
+
+def _without_hint(error: EpifuseError) -> str:
+    """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph."""
+    text = str(error).partition("\n  hint: ")[0]
+    return text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
 
 
 def _tell(parsed: Parsed, reason: str) -> None:

@@ -116,6 +116,8 @@ def check_dtype(node: FxNode, compute: torch.dtype) -> None:
         raise Boundary(f"{node.name} is {str(dtype).removeprefix('torch.')}, which no value of this epilogue is", node)
 
 
+GRAPH_FILE = "<fx graph>"
+"""Stands for the file of a node that no person wrote."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<text>[^\n]*))?')
 
 
@@ -127,4 +129,4 @@ def place_of(node: FxNode) -> Loc:
         start = len(text) - len(text.lstrip())
         return Loc(frames[-1]["file"], int(frames[-1]["line"]), start, max(len(text) - start, 1), text)
     text = node.format_node() or node.name
-    return Loc("<fx graph>", 1, 0, len(text), text)
+    return Loc(GRAPH_FILE, 1, 0, len(text), text)

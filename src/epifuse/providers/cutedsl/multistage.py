@@ -58,15 +58,9 @@ def refused(problem: Problem) -> str | None:
     if problem.accumulator != torch.float32:
         return f"it adds up products of {a.dtype} in {short(torch.float32)}, not {problem.accumulator}"
     if target.has_wgmma:
-        return None if problem.constraints.schedule == MULTISTAGE else _not_here(problem)
+        asked = problem.constraints.schedule == MULTISTAGE
+        return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
     return None if CONFIG.untested else f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
-
-
-def _not_here(problem: Problem) -> str:
-    """Why Hopper's own kernel takes A and B."""
-    copied = inputs.rewritten(problem)
-    why = "copies of these, which TMA cannot address" if copied else "these, which TMA can address"
-    return f"Hopper's own kernel takes {why}: schedule='{MULTISTAGE}' asks for this one"
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:

@@ -165,8 +165,11 @@ def _looser(design: Design, problem: Problem) -> list[str]:
     """What was allowed that makes results less exact, and how float32 is multiplied in full."""
     found = []
     if problem.a.dtype == torch.float32:
-        found = [_FULL if design.rewritten else "A and B are multiplied as tf32, with 10 bits of fraction"]
+        found = [
+            _FULL if design.rewritten == inputs.PARTS else "A and B are multiplied as tf32, with 10 bits of fraction"
+        ]
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
 
 
 _FULL = "float32 in full: three tf32 products of the parts of A and B"
+_TF32 = "A and B are multiplied as tf32, with 10 bits of fraction"
