@@ -159,8 +159,9 @@ def notes(design: Design, problem: Problem) -> list[str]:
     """For people."""
     size = problem.a.dtype.itemsize
     each = [
-        f"{name} by {max(count, 1) * size} bytes at a time" + ("" if _is_asynchronous(count, size) else " by registers")
+        f"{name} is copied {max(count, 1) * size} bytes at a time"
+        + ("" if _is_asynchronous(count, size) else ", through registers")
         for name, count in zip("AB", design.copied, strict=True)
     ]
     never = [] if problem.target.has_wgmma else [f"compiled, never run on a GPU of {problem.target.name}"]
-    return [f"mma.sync: {', '.join(each)}", *never]
+    return [f"mma.sync; {'; '.join(each)}", *never]
