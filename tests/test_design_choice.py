@@ -68,6 +68,21 @@ def test_so_it_is_where_k_is_split() -> None:
     assert "it is within 0.5 % of the best" in PAGE
 
 
+def test_so_it_is_of_large_products_on_an_h100() -> None:
+    saved = json.loads((ROOT / "benchmarks/results/shapes_large_h100.json").read_text())["products"]
+    ratios = []
+    for product, row in saved.items():
+        times = row["pick"]["microseconds"]
+        m, n, k = map(int, product.split("x"))
+        options = {"dtype": torch.bfloat16, "device": "meta"}
+        args = ef.GemmArguments(torch.empty(m, k, **options), torch.empty(n, k, **options).t())
+        best = ef.get_kernels(args, cc=90, limit=1)[0]
+        ratios.append(times[best.metadata.kernel_name] / min(times.values()))
+    mean, worst = summary(ratios)
+    assert mean <= 1.005
+    assert worst <= 1.02
+
+
 def test_the_data_has_every_design() -> None:
     designs = {sum("swapped" not in name for name in row["microseconds"]) for row in PRODUCTS.values()}
     older = [design for design in DESIGNS if design.tile != (128, 96)]

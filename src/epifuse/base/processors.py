@@ -13,9 +13,9 @@ class Processor(NamedTuple):
     """A GPU, or a CPU, whose rates are assumed.
 
     `clustered` are the CTAs that run at once in clusters of more than two, each CTA with a multiprocessor of its own;
-    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second` where K is split (split_h100.json). Memory moves
-    `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a lane executes an instruction a
-    cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that says how fast it is.
+    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second` (design_choice.json: it bounds small tiles). Memory
+    moves `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a lane executes an
+    instruction a cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that says how fast it is.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Processor(NamedTuple):
     bytes_a_second: float
     operations_a_second: float
     clock: float
-    l2_bytes_a_second: float = 8.2e12
+    l2_bytes_a_second: float = 9e12
     measured: str = ""
 
     @property

@@ -10,35 +10,36 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import multistage, tuned
 from epifuse.providers.cutedsl.design import Design
-from epifuse.request.problem import Problem
+from epifuse.providers.cutedsl.inputs import row_bytes
+from epifuse.request.problem import Problem, TensorInfo
+
+_LINE = 128  # bytes
 
 
 class Parts(NamedTuple):
-    """What the model knows of a design that splits K: in how many parts, what their sums take a tile, and the time of a
-    byte of L2: parts are all read at once, and not faster than L2 sends them."""
+    """What the model knows of a design that splits K: in how many parts, and what their sums take a tile."""
 
     number: int
     sums: int
-    byte_of_l2: float
 
     @staticmethod
-    def of(design: Design, processor: Processor) -> Parts | None:
+    def of(design: Design) -> Parts | None:
         """None where K is whole."""
         if design.split == 1:
             return None
         each = (design.split - 1) * tuned.SUM_READ.value + tuned.SUM_WRITTEN.value
         sums = each * design.tile[0] * design.tile[1] + tuned.HANDED_OVER.value
-        return Parts(design.split, sums, _multiplications_a_second(processor) / processor.l2_bytes_a_second)
+        return Parts(design.split, sums)
 
 
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
     Rows and columns of a tile, then of a cluster; CTAs of a cluster, for all parts of K; CTAs at once, and how many
-    take all of memory's bandwidth; the time of a byte of it; what an exposed epilogue adds to K; the area of a tile,
-    and the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how many
-    rows of tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what
-    parts of K take; and whether A and B are float32 in full, whose parts are written first.
+    take all of memory's bandwidth; the times of a byte of it and of L2; what an exposed epilogue adds to K; the area of
+    a tile, and the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how
+    many rows of tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what
+    parts of K take; and in how many parts A and B are rewritten first.
     """
 
     rows: int
@@ -49,6 +50,7 @@ class Rated(NamedTuple):
     resident: int
     filling: float
     byte: float
+    byte_of_l2: float
     exposed: int
     area: int
     rate: float
@@ -77,6 +79,7 @@ class Rated(NamedTuple):
             resident,
             tuned.FILLING.value * resident,
             _multiplications_a_second(processor) / bandwidth,
+            _multiplications_a_second(processor) / processor.l2_bytes_a_second,
             0 if pingpong else exposed,
             m * n,
             _rate(design),
@@ -86,7 +89,7 @@ class Rated(NamedTuple):
             (several, one, few),
             exposed * m * n if pingpong else 0,
             design.swapped,
-            Parts.of(design, processor),
+            Parts.of(design),
             design.rewritten,
         )
 
@@ -142,27 +145,30 @@ class Terms(NamedTuple):
 
 def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
     """The fields of `Terms` of each design, with `others` of the extents: waves of tiles, times the time of a tile;
-    what memory takes to bring A and B, and L2 where K is in parts, each of which takes a CTA.
+    what memory takes to bring A and B, and what L2 takes to send them to each cluster, which shares what it reads.
 
     Few CTAs do not take all of memory's bandwidth. Asked of every design for every problem, so it makes few calls.
     """
     extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
     whole, (of_a, of_b), overlap = _wide_k(problem), _copies(problem), tuned.OVERLAP.value
+    as_they_lie = _lines(problem.a), _lines(problem.b)
     for (
-        rows, columns, down, across, ctas, resident, filling, byte, exposed, area, rate,
+        rows, columns, down, across, ctas, resident, filling, byte, byte_of_l2, exposed, area, rate,
         pair, exchange, spilling, (several, one, few), ending, swapped, parts, rewritten,
     ) in designs:  # fmt: skip
-        k, number, splitting, of_l2, sums = whole, 1, 0.0, 0.0, 0.0
+        k, number, splitting, sums, (a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
         if rewritten:
             splitting = (2 + 2 * rewritten) * k * (of_a * height + of_b * width) * byte  # read, and written
-            k = rewritten * k
+            k, a_lines = rewritten * k, _lines_of(row_bytes(problem, rewritten))
+            b_lines = a_lines
         clusters = batches * -(-height // down) * -(-width // across)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)
+        of_l2 = 2 * k * clusters * (down * a_lines + across * b_lines) * byte_of_l2
         if parts is not None:
-            number, a_tile, byte_of_l2 = parts
-            of_l2, sums = 2 * k * clusters * (down + across) * byte_of_l2, waves * a_tile
+            number, a_tile = parts
+            sums = waves * a_tile
         cluster = several if height > rows else one if 2 * height > rows else few
         work = (k / number + exposed) * area / rate
         multiplying = waves * work * (pair if waves == 2 else 1.0) * exchange * cluster
@@ -187,6 +193,17 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
     (found,) = (Terms(*fields) for fields in terms((rated,), problem))
     return Estimate(found.told(problem.target.processor), found.without_memory)
+
+
+def _lines(info: TensorInfo) -> float:
+    """What a row of a stage takes L2, beside one line of it."""
+    pairs = zip(info.strides[-2:], info.shape[-2:], strict=True)
+    return _lines_of(max(stride if extent > 1 else 0 for stride, extent in pairs) * info.dtype.itemsize)
+
+
+def _lines_of(row_bytes: int) -> float:
+    """A stage takes 128 bytes of a row, which are one line of L2, or parts of two where rows begin within one."""
+    return tuned.TWO_LINES.value if row_bytes % _LINE else 1.0
 
 
 def _copies(problem: Problem) -> tuple[int, int]:

@@ -87,11 +87,16 @@ def _depth(problem: Problem, parts: int) -> int:
     return parts * (-(-k // step) * step)
 
 
+def row_bytes(problem: Problem, parts: int) -> int:
+    """From one row of A to the next as it is rewritten, and from one column of B to the next."""
+    return _depth(problem, parts) * problem.a.dtype.itemsize
+
+
 def rewritten_bytes(problem: Problem, parts: int) -> int:
     """Bytes of workspace that A and B take; matrices that are the same for every batch have one copy."""
     if not parts:
         return 0
-    extents, row = problem.extents, _depth(problem, parts) * problem.a.dtype.itemsize
+    extents, row = problem.extents, row_bytes(problem, parts)
     sides = (problem.a, extents["m"]), (problem.b, extents["n"])
     return row * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
 

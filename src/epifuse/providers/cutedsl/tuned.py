@@ -110,6 +110,12 @@ FILLING = Tuned(
 OVERLAP = Tuned(
     0.2, "of the shorter time", (*MODEL, *SPLITS), "Multiplying and reading A and B hide each other nearly, not wholly."
 )
+TWO_LINES = Tuned(
+    1.65,
+    "time of a line of L2",
+    ("shapes_large_h100.json",),
+    "Of a row that begins within a line 128 bytes lie in two: where rows are 2000 bytes, L2 bounds all designs.",
+)
 SUM_READ = Tuned(
     364,
     "multiplications",
