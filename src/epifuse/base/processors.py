@@ -15,7 +15,8 @@ class Processor(NamedTuple):
     `clustered` are the CTAs that run at once in clusters of more than two, each CTA with a multiprocessor of its own;
     `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second` (design_choice.json: it bounds small tiles). Memory
     moves `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a lane executes an
-    instruction a cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that says how fast it is.
+    instruction a cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that says how fast it
+    is.
     """
 
     name: str
