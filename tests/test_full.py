@@ -265,42 +265,6 @@ def test_what_is_not_finite_is_in_high_alone(parts):
     assert np.isnan(kept[2:]).all(), "of what tf32 keeps of it too"
 
 
-class Matrix:
-    """A matrix in memory, of which each thread loads an element."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.values, self.shape, self.stride = tensor.numpy(), tensor.shape, tensor.stride()
-
-    def __getitem__(self, at: Any) -> Any:
-        from simulated import Float32, number
-
-        return Float32(self.values[tuple(number(place).v for place in at)])
-
-
-@pytest.mark.parametrize("by_k", [True, False])
-def test_a_block_reads_its_tile_and_zeros_beyond_the_matrix(by_k, parts, monkeypatch):
-    from simulated import Int32, Int64, T
-
-    from epifuse.providers.cutedsl.kernels import rewrite
-
-    monkeypatch.setattr(rewrite, "Int64", Int64)
-    values = torch.randn(2, 45, 70) if by_k else torch.randn(2, 70, 45).mT
-    whole = torch.nn.functional.pad(values, (0, 26, 0, 19))
-    for batch, row, column in ((0, 0, 0), (1, 32, 64), (1, 0, 32)):
-        tile = np.full((32, 32), np.nan, np.float32)
-
-        def keep(at: Any, value: Any, tile: Any = tile) -> None:
-            places = tuple(place.v for place in at)
-            assert np.isnan(tile[places]).all(), "written twice"
-            tile[places] = value.v
-
-        kept = type("Tile", (), {"__setitem__": lambda _, at, value, keep=keep: keep(at, value)})()
-        for first in range(0, rewrite._THREADS, T):
-            thread = Int32(np.arange(first, first + T))
-            rewrite.Rewrite(PARTS, 32).read(Matrix(values.permute(1, 2, 0)), kept, (row, column), batch, thread)
-        assert np.array_equal(tile, whole[batch, row : row + 32, column : column + 32].numpy())
-
-
 # --- accuracy --------------------------------------------------------------------------------------------------------
 # Sums as Hopper's tensor cores make them, by what is published of them: what 8 products and the sum before have is cut
 # so many bits below the last one of the largest, and the sum is cut to float32.

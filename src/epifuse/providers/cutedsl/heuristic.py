@@ -10,10 +10,8 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import multistage, tuned
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.inputs import row_bytes
+from epifuse.providers.cutedsl.inputs import LINE
 from epifuse.request.problem import Problem, TensorInfo
-
-_LINE = 128  # bytes
 
 
 class Parts(NamedTuple):
@@ -160,8 +158,7 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
         k, number, splitting, sums, (a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
         if rewritten:
             splitting = (2 + 2 * rewritten) * k * (of_a * height + of_b * width) * byte  # read, and written
-            k, a_lines = rewritten * k, _lines_of(row_bytes(problem, rewritten))
-            b_lines = a_lines
+            k, a_lines, b_lines = rewritten * k, 1.0, 1.0
         clusters = batches * -(-height // down) * -(-width // across)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)
@@ -197,13 +194,10 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
 
 def _lines(info: TensorInfo) -> float:
     """What a row of a stage takes L2, beside one line of it."""
+    # A stage takes 128 bytes of a row, which are one line, or parts of two where rows begin within one.
     pairs = zip(info.strides[-2:], info.shape[-2:], strict=True)
-    return _lines_of(max(stride if extent > 1 else 0 for stride, extent in pairs) * info.dtype.itemsize)
-
-
-def _lines_of(row_bytes: int) -> float:
-    """A stage takes 128 bytes of a row, which are one line of L2, or parts of two where rows begin within one."""
-    return tuned.TWO_LINES.value if row_bytes % _LINE else 1.0
+    row = max(stride if extent > 1 else 0 for stride, extent in pairs) * info.dtype.itemsize
+    return tuned.TWO_LINES.value if row % LINE else 1.0
 
 
 def _copies(problem: Problem) -> tuple[int, int]:

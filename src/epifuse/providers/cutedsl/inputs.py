@@ -28,6 +28,8 @@ sign is a bias. Simulated at K = 4096 (`tests/test_full.py`) errors are 0.2 of t
 where float32 adds up every 32 products, 0.7 of them for every 128, and 32 times them where tensor cores add up all."""
 PARTS = 3
 """Products that float32 in full takes."""
+LINE = 128
+"""Bytes of a line of L2: rows of what is rewritten begin with one."""
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
 _SOME_K = 16  # elements: 16 bytes of the narrowest input
 
@@ -57,9 +59,10 @@ def multiplied(problem: Problem, parts: int) -> Problem:
     if not parts:
         return problem
     (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem, parts)
+    row = row_bytes(problem, parts) // problem.a.dtype.itemsize
     return problem._replace(
-        a=problem.a._replace(shape=(*of_a, m, depth), strides=(m * depth, depth, 1)[-2 - len(of_a) :], aligned=True),
-        b=problem.b._replace(shape=(*of_b, depth, n), strides=(n * depth, 1, depth)[-2 - len(of_b) :], aligned=True),
+        a=problem.a._replace(shape=(*of_a, m, depth), strides=(m * row, row, 1)[-2 - len(of_a) :], aligned=True),
+        b=problem.b._replace(shape=(*of_b, depth, n), strides=(n * row, 1, row)[-2 - len(of_b) :], aligned=True),
     )
 
 
@@ -89,7 +92,7 @@ def _depth(problem: Problem, parts: int) -> int:
 
 def row_bytes(problem: Problem, parts: int) -> int:
     """From one row of A to the next as it is rewritten, and from one column of B to the next."""
-    return _depth(problem, parts) * problem.a.dtype.itemsize
+    return -(-_depth(problem, parts) * problem.a.dtype.itemsize // LINE) * LINE
 
 
 def rewritten_bytes(problem: Problem, parts: int) -> int:

@@ -9,7 +9,8 @@ so that one product of three times K adds up low * high + high * low + high * hi
 ones each would be rounded as they are. low * low is below the last bit of float32. What multiplies a low part is 0
 where it is not finite: infinities and NaN are in the last third alone, whose products are PyTorch's.
 
-A block of threads reads a square of elements along whichever mode is nearer to contiguous, and writes it along K.
+A block of threads reads a square of elements along whichever mode is nearer to contiguous, and writes it along K. Its
+rows begin with lines of L2, as the kernel that multiplies reads them again and again.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
-from epifuse.providers.cutedsl.inputs import PARTS
+from epifuse.providers.cutedsl.inputs import LINE, PARTS
 from epifuse.providers.cutedsl.kernels.modes import exchanged
 
 try:
@@ -29,6 +30,7 @@ except ImportError:  # its home in CuTe DSL 4.7
 _THREADS = 256
 _SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once
 _LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # which third has what
+_FIRST, _END, _STEP, _WITHIN = range(4)  # of a mode: where a square begins, the extent, distances in memory and in it
 _EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half of tf32's last one, and all it keeps
 
 
@@ -62,7 +64,7 @@ class Rewrite:
         for one, given in zip(sources, (a, b), strict=True):
             found.append(_memory(start, self.written(one, depth), Float32 if self.parts == PARTS else Uint32))
             whole.append(_memory(start, self.whole(one, depth, cute.rank(given)), given.element_type))
-            size = Int64(one.matrix.shape[0]) * one.copies * (self.parts * depth * self.bytes)
+            size = Int64(one.matrix.shape[0]) * one.copies * (self.pitch(depth) * self.bytes)
             start, left = start + size, left - size // (Float32.width // 8)
         first, second = sources
         self.kernel(first.matrix, second.matrix, *found, first.blocks).launch(
@@ -94,42 +96,69 @@ class Rewrite:
         self.read(matrix, tile, first, batch, thread)
         cute.arch.sync_threads()
         wide = self.side // self.at_once
-        for line in cutlass.range_constexpr(self.side * wide // _THREADS):
-            row, column = thread // wide + line * (_THREADS // wide), thread % wide
-            m, k = first[0] + row, first[1] // self.at_once + column
-            if m < rows and k < to.shape[1]:
-                self.write(to, (m, k, batch), tile, (row, column), low)
+        at_once = _THREADS // wide
+        row, column = thread // wide, thread % wide
+        m, k = first[0] + row, first[1] // self.at_once + column
+        if k < to.shape[1]:
+            # From line to line by addition: products of 64 bits for each element took twice as long as memory.
+            place = m * to.stride[0] + k + batch * to.stride[3]
+            step = at_once * to.stride[0]
+            for line in cutlass.range_constexpr(0, self.side, at_once):
+                if m + line < rows:
+                    self.write(to, place, tile, (row + line, column), low)
+                place = place + step
 
     def write(self, to, place, tile, own, low):
         """32 bits: one element in its parts or as it is, or a pair."""
-        m, k, batch = place
         row, column = own
         if self.parts == PARTS:
             small, finite, whole = split(tile[row, column])
-            to[m, k, low, batch] = small
-            to[m, k, 1 - low, batch] = finite
-            to[m, k, _WHOLE, batch] = whole
+            parts = [(low, small), (1 - low, finite), (_WHOLE, whole)]
         elif self.at_once == 1:
-            to[m, k, 0, batch] = tile[row, column]
+            parts = [(0, tile[row, column])]
         else:
             first, second = (Uint32(tile[row, self.at_once * column + i]) for i in range(self.at_once))
-            to[m, k, 0, batch] = first | second << Uint16.width
+            parts = [(0, first | second << Uint16.width)]
+        for part, value in parts:
+            _at(to, place + part * to.stride[2])[0] = value
 
-    def read(self, matrix, tile, first, batch, thread):
-        """All loads of a thread before the first is waited for; zeros beyond the matrix."""
-        slow, fast, zero = thread // self.side, thread % self.side, self.element(0)
+    @cute.jit
+    def read(self, matrix: cute.Tensor, tile: cute.Tensor, first: tuple, batch: Int32, thread: Int32):
+        """All loads of a thread before the first is waited for; zeros beyond the matrix.
+
+        Neighbouring threads have elements along the `fast` mode, and go down the other one.
+        """
         along_k = Int64(matrix.stride[1]) <= Int64(matrix.stride[0])
-        found = []
-        for line in range(0, self.side, self.lines):
-            row = cutlass.select_(along_k, slow + line, fast)
-            column = cutlass.select_(along_k, fast, slow + line)
-            m, k = first[0] + row, first[1] + column
-            last_m, last_k = matrix.shape[0] - 1, matrix.shape[1] - 1
-            value = matrix[cutlass.min(m, last_m), cutlass.min(k, last_k), batch]
-            inside = cutlass.select_(m <= last_m, cutlass.select_(k <= last_k, value, zero), zero)
-            found.append((row, column, inside))
-        for row, column, value in found:
-            tile[row, column] = value
+        k, m = ((first[i], matrix.shape[i], Int64(matrix.stride[i]), tile.stride[i]) for i in (1, 0))
+        fast = tuple(cutlass.select_(along_k, of_k, of_m) for of_k, of_m in zip(k, m, strict=True))
+        slow = tuple(cutlass.select_(along_k, of_m, of_k) for of_k, of_m in zip(k, m, strict=True))
+        column, row = thread % self.side, thread // self.side
+        # How many behind the thread's own place there are.
+        right, below = (mode[_END] - 1 - mode[_FIRST] - own for mode, own in ((fast, column), (slow, row)))
+        place = batch * Int64(matrix.stride[2])
+        place += (fast[_FIRST] + column + cutlass.min(right, 0)) * fast[_STEP]
+        place += (slow[_FIRST] + row + cutlass.min(below, 0)) * slow[_STEP]
+        step, count = self.lines * slow[_STEP], self.side // self.lines
+        found = cute.make_rmem_tensor(count, self.element)
+        if fast[_FIRST] + self.side <= fast[_END] and slow[_FIRST] + self.side <= slow[_END]:
+            for i in cutlass.range_constexpr(count):
+                found[i] = _at(matrix, place)[0]
+                place = place + step
+        else:
+            for i in cutlass.range_constexpr(count):
+                value = _at(matrix, place)[0]
+                inside = right >= 0 and below >= i * self.lines
+                found[i] = cutlass.select_(inside, value, self.element(0))
+                place = place + cutlass.select_(below >= (i + 1) * self.lines, step, Int64(0))
+        within = column * fast[_WITHIN] + row * slow[_WITHIN]
+        for i in cutlass.range_constexpr(count):
+            _at(tile, within)[0] = found[i]
+            within = within + self.lines * slow[_WITHIN]
+
+    def pitch(self, depth):
+        """Elements from row to row of what is written."""
+        line = LINE // self.bytes
+        return (self.parts * depth + (line - 1)) // line * line
 
     def squares(self, extent):
         """How many lie along it."""
@@ -148,18 +177,18 @@ class Rewrite:
 
     def written(self, source, depth):
         """(rows, K, parts, copies), pairs of elements of K where those are written at once."""
+        row = Int64(self.pitch(depth) // self.at_once)
         rows, depth = source.matrix.shape[0], depth // self.at_once
-        row = Int64(self.parts * depth)
         return cute.make_layout((rows, depth, self.parts, source.copies), stride=(row, 1, Int64(depth), rows * row))
 
     def whole(self, source, depth, rank):
         """(rows, K of all parts), and L where there are batches; TMA's promises."""
         rows, _, batches = source.matrix.shape
         elements = self.parts * depth
-        row = cute.assume(Int64(elements), divby=16 // self.bytes)
+        row = cute.assume(Int64(self.pitch(depth)), divby=16 // self.bytes)
         if rank == 2:
             return cute.make_layout((rows, elements), stride=(row, 1))
-        step = cutlass.select_(Int64(source.matrix.stride[2]) == 0, Int64(0), rows * Int64(elements))
+        step = cutlass.select_(Int64(source.matrix.stride[2]) == 0, Int64(0), rows * Int64(self.pitch(depth)))
         step = cute.assume(step, divby=16 // self.bytes)
         return cute.make_layout((rows, elements, batches), stride=(row, 1, step))
 
@@ -180,6 +209,11 @@ def split(x: Any) -> tuple[Any, Any, Any]:
         cutlass.select_(finite, high, zero),
         cutlass.select_(finite, high, x + x),
     )
+
+
+def _at(tensor, place):
+    """The element so many behind the first."""
+    return cute.make_tensor(tensor.iterator + place, cute.make_layout(1))
 
 
 def _memory(start, layout, dtype):
