@@ -146,9 +146,13 @@ def _fragments(program: Program) -> int:
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:
-    """Whether so many operands and outputs spill beside 128 accumulators a thread that a smaller tile is better."""
+    """Whether so many operands and outputs spill beside 96 accumulators a thread, or more, that a smaller tile is
+    better: five operands and five outputs of 16 bits spill 432 bytes beside 96, and none beside 64."""
     room = tuned.ROOM_WHERE_K_IS_LONG if long else tuned.ROOM_BESIDE_128
-    return _accumulators(design) >= WARP_GROUP and _fragments(program) > room.value
+    return _accumulators(design) > _ROOMY and _fragments(program) > room.value
+
+
+_ROOMY = 64  # registers of a thread
 
 
 def _accumulators(design: Design) -> int:
