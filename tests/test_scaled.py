@@ -220,7 +220,7 @@ def test_gradients_are_refused_by_name():
     x, weight, of_x, of_weight = quantised(6, 40, 300)
     bias = torch.randn(40, requires_grad=True)
     for given in ((of_x, bias), (of_x.clone().requires_grad_(), bias.detach())):
-        with pytest.raises(UnsupportedError, match="an input that requires grad beside block scales"):
+        with pytest.raises(UnsupportedError, match="block scales cannot be combined with an input that requires grad"):
             layer(x, given[0], weight, of_weight, given[1])
         with torch.no_grad():
             assert not layer(x, given[0], weight, of_weight, given[1]).requires_grad
@@ -239,7 +239,7 @@ def test_gradients_are_refused_by_name():
         (lambda a, w, s, t: ef.linear(a, ef.Scaled(w, t[0])), r"scales of weight .* theirs is \(3,\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, torch.tensor(1.0)), w.t()), r"theirs is \(\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, s.bfloat16()), w.t()), r"bfloat16, and block scales are float32"),
-        (lambda a, w, s, t: ef.gemm(ef.Scaled(a.int(), s), w.t()), r"not a GEMM input"),
+        (lambda a, w, s, t: ef.gemm(ef.Scaled(a.int(), s), w.t()), r"no kernel multiplies"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a.half(), s), w.t().half()), r"float16, and block scales are those of 8"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a[None], s[None]), w.t()), r"is no matrix"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, s), w.t(), accumulator_type=torch.float16), r"accumulator_type"),
@@ -297,7 +297,7 @@ def test_fast_sums_have_no_block_to_scale():
 
 def test_hopper_says_what_it_does_not_scale():
     why = {refusal.kernel: refusal.reason for refusal in ef.explain(arguments(m=16), cc=90).refusals}
-    assert why["sm90_gemm_16x64_swapped_1x1"].startswith("it exchanges A and B, whose blocks differ")
+    assert why["sm90_gemm_16x64_swapped_1x1"].startswith("it exchanges A and B, whose blocks of scales differ")
     assert "its tiles hold parts of rows, and block scales are of whole ones" in reasons(arguments(gated))
     far = torch.empty_strided((512, 32), (1 << 23, 1), device="meta")
     a = torch.empty(512, 4096, dtype=E4M3, device="meta")

@@ -55,12 +55,15 @@ def test_a_kernel_for_another_target_is_not_run():
         (arguments(lambda accum: accum / ef.norm(accum)), "a second launch recomputes the product, 2.0 x"),
         (
             arguments("def f(accum, C): D = C * sum(accum); return D", C=torch.empty(512)),
-            "it computes a finished value where a reduction of its extent is merged, and this one is made of others",
+            "only where it merges a reduction of this shape, and this value is made of others",
         ),
-        (arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)), "leaves a part of one that a reshape cut"),
+        (
+            arguments(lambda accum: ef.sum(accum.reshape(4, 128, 512), dim=0)),
+            "reduces a part of an axis that a reshape cut",
+        ),
         (
             arguments(lambda accum: ef.sum(ef.sum(accum, dim=-1).reshape(4, 128), dim=0)),
-            "sum leaves a part of one that a reshape cut: store its argument, and reduce that in PyTorch",
+            "sum reduces a part of an axis that a reshape cut: store its argument, and reduce that in PyTorch",
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_tile_is_of_one_region():
         divided = 1024 % design.tile[1] == 0 == 1280 % design.tile[1]
         assert bool(plan.allocation.launches) == (design.split > 1 or not divided), design
         if not divided and design.split == 1:
-            why = f"a tile of {design.tile[1]} columns would have some of both where column 1024 begins a region"
+            why = f"a region begins at column 1024, which is no multiple of the tile's {design.tile[1]} columns"
             assert f"a launch for each region, as {why}" in str(plan)
 
 

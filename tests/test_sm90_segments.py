@@ -240,7 +240,7 @@ OUT = "store its argument, and reduce that in PyTorch"
 REFUSED = {
     "columns that are no neighbours": (
         arguments(of_heads, n=N),
-        f"it reduces whole axes and neighbouring columns, and sum leaves a part of one that a reshape cut: {OUT}",
+        f"it reduces whole axes and neighbouring columns, and sum reduces a part of an axis that a reshape cut: {OUT}",
     ),
     "no multiple of eight": (
         arguments(of_twelve, n=N),
@@ -266,7 +266,7 @@ REFUSED = {
     ),
     "what is reduced": (
         arguments(of_results, n=N),
-        "it reduces full-size values only, and sum has another argument",
+        "it reduces full-size values only, and the argument of sum is of another size",
     ),
     "columns of other lanes": (
         arguments(twelve_apart, n=N),

@@ -34,7 +34,7 @@ def test_many_rows_do_not():
     assert not best(129).swapped
     assert not best(128).swapped, "the rows of B would be read twice"
     refusals = {r.kernel: r.reason for r in ef.explain(arguments(lambda accum: accum, m=129), cc=90).refusals}
-    assert refusals["sm90_gemm_16x64_swapped_1x1"] == "it exchanges A and B for up to 128 rows, and M is 129"
+    assert refusals["sm90_gemm_16x64_swapped_1x1"] == "it is for up to 128 rows, with A and B exchanged, and M is 129"
 
 
 REFUSED = {

@@ -187,7 +187,7 @@ def test_hopper_refuses_reductions_of_parts_by_name() -> None:
     function = function_from(text, file="user.py", torch=torch)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, D=D))
     (reason,) = {refusal.reason for refusal in ef.explain(args, cc=90).refusals if "sm90" in refusal.kernel}
-    assert "leaves a part of one that a reshape cut" in str(reason)
+    assert "reduces a part of an axis that a reshape cut" in str(reason)
 
 
 EXTENTS = {

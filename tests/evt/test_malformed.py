@@ -126,9 +126,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a name that is no name": (lambda: run(adds(AuxLoad("1st")), **{"1st": 1.0}), "'1st' is no name"),
     "an operand called accum": (lambda: run(adds(AuxLoad("accum"))), "'accum' is no name for an operand"),
-    "two values for a null pointer": (
+    "two defaults for a null pointer": (
         lambda: run(EVT(Compute(ef.mul), RowBroadcast("x", 1.0), adds(RowBroadcast("x", 2.0)))),
-        "'x' has two values for a null pointer, 1 and 2",
+        "two nodes named 'x' have different defaults for a null pointer, 1 and 2",
     ),
     "a number for a pointer": (
         lambda: run(adds(RowBroadcast("x", 1.0)), x_ptr=0.0),

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         lambda: described(
             matrix(64, 64), matrix(64, 64), "def epi(accum): D = sum(accum.reshape(4, 16, 64), dim=0); return D"
         ),
-        "sum leaves a part of one that a reshape cut",
+        "sum reduces a part of an axis that a reshape cut",
     ),
     "the batches alone": (
         lambda: described(matrix(3, 64, 64), matrix(3, 64, 64), "def epi(accum): D = sum(accum, dim=0); return D"),

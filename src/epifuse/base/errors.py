@@ -68,7 +68,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
     "extra_operand": Sentence(
-        _A, "Unexpected argument '{name}': the epilogue's operands are {operands}, its outputs {outputs}", "{hint}"
+        _A, "Unexpected argument '{name}': operands of the epilogue: {operands}; its outputs: {outputs}", "{hint}"
     ),
     "output_by_name": Sentence(
         _A, "'{name}' is an output of the epilogue, and gemm takes those by out=", "pass out={{'{name}': ...}}"
@@ -80,7 +80,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "operand_names": Sentence(_AT, "operands must be a mapping, not {type}", "pass operands={{'name': value}}"),
     "linear_bias": Sentence(
-        _A, "the epilogue takes 'bias', and bias is None", "pass a bias, or leave the parameter out of the epilogue"
+        _A, "the epilogue has a parameter 'bias', and the call passes no bias", "pass a bias, or remove the parameter"
     ),
     "operand_type": Sentence(_AT, "operand '{name}' must be a tensor or a number, not {type}", "{hint}"),
     "tensor_type": Sentence(_AT, "{name} must be a torch.Tensor, not {type}", "{hint}"),
@@ -111,7 +111,7 @@ CATALOGUE: dict[str, Sentence] = {
         "add the result to the tensor outside, or use torch.no_grad()",
     ),
     "grad_print": Sentence(
-        _U, "debug_print in an epilogue whose inputs require grad", "print within torch.no_grad(), or take it out"
+        _U, "debug_print is not supported where an input requires grad", "call it within torch.no_grad(), or remove it"
     ),
     "grad_dtype": Sentence(
         _A, "{name} requires grad and is {dtype}, which has no gradient here", "use a float of 16, 32 or 64 bits"
@@ -149,7 +149,9 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "this process is not on the mesh of {name}, a DTensor", "call it on the processes of that mesh"
     ),
     "distributed_option": Sentence(
-        _U, "{what} beside DTensors", "leave it out, or call epifuse on the local tensors: x.to_local()"
+        _U,
+        "DTensors cannot be combined with {what}",
+        "leave it out, or pass local tensors: x.to_local()",
     ),
     "symbolic_size": Sentence(
         _A,
@@ -205,10 +207,12 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "batch_extent": Sentence(_A, "A of shape {a} and B of shape {b}: the batch extents differ"),
     "gemm_dtype": Sentence(
-        _A, "{name} of dtype {dtype} is not a GEMM input", "use float, bfloat16, fp8 or 8-bit integers"
+        _A, "{name} is {dtype}, which no kernel multiplies", "cast it to a float, bfloat16, fp8 or 8-bit integer dtype"
     ),
     "gemm_dtypes": Sentence(
-        _A, "{first} is {a} and {second} is {b}: the two dtypes must agree", "fp8 and 8-bit integer kinds may be mixed"
+        _A,
+        "{first} is {a} and {second} is {b}: the two dtypes must agree",
+        "cast one of them with .to(dtype); only the two fp8 dtypes may be mixed, and int8 with uint8",
     ),
     "scaled_batches": Sentence(
         _A, "{name} of shape {shape} has block scales, and is no matrix", "call once for each matrix"
@@ -224,7 +228,7 @@ CATALOGUE: dict[str, Sentence] = {
     "scales_shape": Sentence(
         _A, "the scales of {name} must have the shape {rule}, which is {want} here; theirs is {shape}", "{hint}"
     ),
-    "scaled_where": Sentence(_U, "{what} beside block scales", "{hint}"),
+    "scaled_where": Sentence(_U, "block scales cannot be combined with {what}", "{hint}"),
     "accumulator": Sentence(
         _A, "accumulator_type {dtype} does not go with inputs of {a} and {b}", "use one of {allowed}"
     ),
@@ -253,26 +257,32 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "output '{name}' is to be added onto old content, and no destination is given", "pass out={{'{name}': ...}}"
     ),
     "accumulate_dtype": Sentence(
-        _A, "output '{name}' of dtype {dtype} cannot be added onto beside an accumulator of {accumulator}"
+        _A, "output '{name}' is {dtype}, and accumulate= does not support that with an accumulator of {accumulator}"
     ),
     "accumulate_mask": Sentence(
         _A, "output '{name}' cannot be added onto old content: masks have no sum", "where(x, 1.0, 0.0) makes numbers"
     ),
-    "output_expanded": Sentence(_A, "output '{name}' has elements that share one address", "pass a tensor of its own"),
+    "output_expanded": Sentence(
+        _A, "several elements of output '{name}' share one address", "pass a tensor that is not expanded"
+    ),
     "overlap": Sentence(
-        _A, "'{first}' and '{second}' overlap in memory", "an output may share storage with one full operand, exactly"
+        _A,
+        "'{first}' and '{second}' overlap in memory",
+        "pass separate tensors; an output may only have the memory of a full-size operand if all elements coincide",
     ),
     "transport": Sentence(_A, "{hint} transport must be 'tma' or None, got {value!r}"),
     "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
     "not_compiled": Sentence(
-        _A, "{type} that epifuse.compile did not give has no report", "pass what epifuse.compile(model) returned"
+        _A,
+        "there is no report of {type} that epifuse.compile did not return",
+        "write compiled = epifuse.compile(model), call compiled, and pass compiled here",
     ),
     "leaf_spec": Sentence(_A, "this text describes no fused product: {detail}", "let epifuse.compile write it"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
     "fake_beside_real": Sentence(
-        _A, "FakeTensors stand beside tensors that have data", "make all of them in one FakeTensorMode"
+        _A, "some tensors of this call are FakeTensors, and others have data", "make all of them in one FakeTensorMode"
     ),
     "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
@@ -306,7 +316,9 @@ CATALOGUE: dict[str, Sentence] = {
     "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
     "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name"),
     "tree_default": Sentence(
-        _A, "'{name}' has two values for a null pointer, {first:g} and {second:g}", "give it one, or two names"
+        _A,
+        "two nodes named '{name}' have different defaults for a null pointer, {first:g} and {second:g}",
+        "give both nodes the same default, or different names",
     ),
     "tree_name_twice": Sentence(
         _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"

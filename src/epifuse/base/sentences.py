@@ -76,8 +76,8 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "augmented_assignment": Sentence(
         _S,
-        "Variable '{name}' cannot be defined twice: an augmented assignment redefines it, in place in PyTorch",
-        "assign to a new name",
+        "Variable '{name}' cannot be defined twice, and an augmented assignment would define it again",
+        "assign the result to a new name: new = {plain}",
     ),
     "augmented_in_place": Sentence(
         _S, "an augmented assignment changes '{name}' in place, under every name it has", "write {name} = {plain}"
@@ -104,7 +104,9 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
     "unnamed_clash": Sentence(
-        _S, "the unnamed result is called D, and so is an operand", "assign it to another name, or rename the operand"
+        _S,
+        "the result has no name, so its name is D, which is also the name of an operand",
+        "assign the result to another name, or rename the operand",
     ),
     "fx_signature": Sentence(
         _A, "a torch.fx graph is an epilogue if it takes the product first, and returns tensors that it computes"
@@ -115,7 +117,7 @@ EPILOGUE: dict[str, Sentence] = {
         "trace the function with make_fx and the decompositions of torch._inductor.decomposition",
     ),
     # --- the signature
-    "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "write 'def epi(accum, ...)'"),
+    "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "name the first parameter accum"),
     "accum_not_first": Sentence(
         _S, "accum must be the first positional parameter", "a method becomes a function or a staticmethod"
     ),
@@ -185,23 +187,27 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
     ),
     "number_wanted": Sentence(
-        _T, "in torch {what} takes a number here, and this is a tensor", "epifuse's own function takes both"
+        _T,
+        "{what} takes a number here in PyTorch, and this is a tensor",
+        "pass a number, or call epifuse's own function of this name",
     ),
     "select_shapes": Sentence(
         _T,
-        "the branches of this conditional have the shapes {left} and {right}, and its result only one",
-        "make both the larger shape: where(mask, a, b) broadcasts",
+        "the branches of this conditional have different shapes, {left} and {right}",
+        "give both branches the larger shape; where(mask, a, b) broadcasts them",
     ),
     "prelu_weight": Sentence(
         _T,
-        "in torch {what} takes a weight of shape (1,) or (N,) beside a float (M, N); here the shapes are {shapes}",
-        "epifuse's own prelu broadcasts",
+        "{what} takes a float (M, N) and a weight of shape (1,) or (N,) in PyTorch; here the shapes are {shapes}",
+        "call ef.prelu, which broadcasts the weight",
     ),
     "bounds_differ": Sentence(
-        _T, "in torch {what} takes two numbers or two tensors as bounds", "epifuse's own clamp takes one of each"
+        _T,
+        "{what} takes two numbers or two tensors as bounds in PyTorch, and these are one of each",
+        "call ef.clamp, which takes one of each",
     ),
     "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
-    "host_not": Sentence(_T, "~ inverts the bits of a host number", "use 'not'"),
+    "host_not": Sentence(_T, "~ inverts the bits of a host number, and does not negate a condition", "use 'not'"),
     "masks_in_arithmetic": Sentence(
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
@@ -211,7 +217,7 @@ EPILOGUE: dict[str, Sentence] = {
         "a roll by {shift} of {size} elements takes {count} parts, and {most} is the most",
         "roll by a larger part of the dim, as by half of it",
     ),
-    "size_wanted": Sentence(_T, "a size is an integer, and this is {value}", "divide by //"),
+    "size_wanted": Sentence(_T, "a size must be an integer, and this is {value}", "divide with //"),
     "gather_index": Sentence(
         _T,
         "gather takes one element along dim {dim}: its index has the shape {want}, and this is {shape}",

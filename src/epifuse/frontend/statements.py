@@ -79,10 +79,9 @@ class Parser(Expressions):
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.assign(target, (yield self.expression(value)))
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
-                if not self.frame.reassign:
-                    raise self.fail("augmented_assignment", node, name=name)
                 plain = ast.unparse(ast.BinOp(ast.Name(name), op, value))
-                raise self.fail("augmented_in_place", node, name=name, plain=plain)
+                key = "augmented_in_place" if self.frame.reassign else "augmented_assignment"
+                raise self.fail(key, node, name=name, plain=plain)
             case _:
                 raise self.unsupported(node)
 

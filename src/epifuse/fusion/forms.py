@@ -93,7 +93,7 @@ def roll(x: Value, shifts: int, dims: int) -> Value:
 
 
 def cat(tensors: Value, dim: int = 0) -> Value:
-    """Values of one shape, one behind the other along `dim`."""
+    """Values of one shape, concatenated along `dim`."""
     return torch.cat(tensors, dim)
 
 

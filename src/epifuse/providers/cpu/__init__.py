@@ -52,7 +52,7 @@ class CpuProvider:
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if problem.constraints.batch_invariant:
-            reason = "its products are PyTorch's, where the bits of a row depend on M"
+            reason = "PyTorch computes its products, and there the bits of a row depend on M"
             return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if (moved := work.moved(problem)) is not None:
             return Answers.of([(spec, Refusal(spec.name, moved)) for spec in specs])
@@ -123,7 +123,7 @@ class Lowered:
 
 
 def _one_by_one(*_: object) -> str:
-    return "its product is PyTorch's, of one region at a time"
+    return "PyTorch computes its product, one region at a time"
 
 
 def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:

@@ -97,7 +97,7 @@ def _said(node: Node) -> str:
 
 def _unsupported_node(graph: Graph) -> str | None:
     if sweeps(graph) > 1 or graph.effects:
-        return "it makes one sweep and prints nothing"
+        return "it cannot compute a second sweep, and cannot print"
     whole = frozenset(node for node in graph.nodes if _is_integer(node, graph))
     for node in graph.nodes:
         if node.op in RANDOM and _is_drawn(node, graph):
@@ -109,7 +109,7 @@ def _unsupported_node(graph: Graph) -> str | None:
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):
             return f"it has no {_said(node)}"
         if not whole.isdisjoint(node.args):
-            return "it has no index but for random numbers, and no other integers"
+            return "it has integers only as the positions of random numbers"
         if isinstance(node.attr, Load) and (kind := graph.types[node]).kind != "float":
             return f"it loads floats, and '{node.attr.name}' is {kind}"
     if any(
@@ -156,7 +156,7 @@ def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
 
 
 def _has_rows(strides: Sequence[int], dims: Dims, columns: Factor) -> bool:
-    """Whether an output's columns, or those of its parts, lie one behind the other."""
+    """Whether an output's columns, or those of its parts, are contiguous in memory."""
     found = [(dim[-1], stride) for dim, stride in zip(dims, strides, strict=False) if columns in dim]
     return all(_is_column(last, columns) and stride == 1 for last, stride in found)
 

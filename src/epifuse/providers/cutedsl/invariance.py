@@ -48,11 +48,11 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
     if not problem.constraints.batch_invariant:
         return None
     if design.split > 1:
-        return "what is asked for are the bits of K in one part, whatever M is"
+        return f"batch_invariant asks for K in one part, and this design adds up {design.split} parts"
     if not work.reduces_axes:
         return None
     if design.swapped:
-        return "what is asked for are the bits of rows of A and B as they are, not exchanged, whatever M is"
+        return "batch_invariant asks for reductions without an exchange of A and B, and this design exchanges them"
     if work.shares_rows:
         wanted = next((tree for tree in _HOLDING if tree[0] * tree[1] >= problem.extents["n"]), None)
     else:
@@ -60,7 +60,7 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
     if wanted in (None, _tree(design, work)):
         return None  # what no tile or cluster holds is refused for that
     shared = f", {wanted[1]} of which share a row" if wanted[1] > 1 else ""
-    return f"what is asked for are the bits of tiles of {wanted[0]} columns{shared}, whatever M is"
+    return f"batch_invariant asks for tiles of {wanted[0]} columns{shared}, for every M, and this design has others"
 
 
 def _tree(design: Design, work: Lowered) -> tuple[int, int]:

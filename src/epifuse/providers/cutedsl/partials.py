@@ -148,8 +148,10 @@ def refused(graph: Graph, problem: Problem) -> str | None:
         if node.op == "reduce" and (reason := _refused_reduction(node, graph, problem)) is not None:
             return Reason(reason, graph.loc(node))
     if (made := _made_of_others(graph)) is not None:
-        why = "it computes a finished value where a reduction of its extent is merged, and this one is made of others"
-        return Reason(f"{why}: store those, and combine them in PyTorch", graph.loc(made))
+        why = (
+            "it computes such a value only where it merges a reduction of this shape, and this value is made of others"
+        )
+        return Reason(f"{why}: store those reductions, and combine them in PyTorch", graph.loc(made))
     return _too_many(graph, problem)
 
 
@@ -184,10 +186,10 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     if is_again(node, graph):
         return _of_parts(node, graph)
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
-        return f"it reduces full-size values only, and {name} has another argument"
+        return f"it reduces full-size values only, and the argument of {name} is of another size"
     if columns := segments.width(node):
         if graph.stages[node].kind != "row":
-            return f"it reduces full-size values only, and {name} has another argument"
+            return f"it reduces full-size values only, and the argument of {name} is of another size"
         if columns % segments.STEP:
             name = f"{written(node, graph)} over {columns} columns"
             return f"it reduces neighbouring columns by multiples of {segments.STEP}, and not {name}: {_WAY_OUT}"
@@ -201,7 +203,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
 
 
 def _made_of_others(graph: Graph) -> Node | None:
-    """A finished value that is stored or reduced, and whose extent no reduction has that it is computed of."""
+    """A finished value, stored or reduced again, whose axes differ from those of every reduction that it depends on."""
     stored = [output.node for output in graph.outputs if graph.stages[output.node].kind == "finish"]
     again = [node.args[0] for node in graph.nodes if node.op == "reduce" and is_again(node, graph)]
     axes = {node: graph.types[node].axes for node in graph.nodes}
@@ -212,5 +214,5 @@ def _of_parts(node: Node, graph: Graph) -> str | None:
     if not {factor.axis for factor in node.attr[1]} & graph.types[node].axes:
         return None
     name = written(node, graph)
-    why = f"it reduces whole axes and neighbouring columns, and {name} leaves a part of one that a reshape cut"
+    why = f"it reduces whole axes and neighbouring columns, and {name} reduces a part of an axis that a reshape cut"
     return f"{why}: {_WAY_OUT}"

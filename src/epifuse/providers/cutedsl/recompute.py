@@ -70,7 +70,7 @@ class _Ways:
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
             if several.reason != refusal.reason:
-                text = f"{text}; as {len(way.parts)} launches: {several.reason}"
+                text = f"{text}; with {len(way.parts)} launches: {several.reason}"
         return Reason(text, refusal.loc)
 
 

@@ -83,7 +83,7 @@ def unscaled(design: Design) -> str | None:
     if not any(design.scaled):
         return None
     if design.swapped:
-        return "it exchanges A and B, whose blocks differ: block scales have a kernel that does not"
+        return "it exchanges A and B, whose blocks of scales differ: an ordinary design takes block scales"
     if design.parts > 1:
         return "its tiles hold parts of rows, and block scales are of whole ones; store D, and combine them later"
     cuts = design.tile[1] % BLOCK and BLOCK % design.tile[1]

@@ -199,7 +199,7 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     if problem.accumulator.itemsize != 4:
         return f"its registers hold rows in 32 bits, and the accumulator is {problem.accumulator}"
     if is_shared and design.cluster[1] > 2 and 2 * n <= columns(design):
-        return f"half of its cluster holds rows of N = {n}"
+        return f"its cluster is larger than N = {n} needs: half of it holds a whole row"
     if not is_shared or n <= columns(design):
         return None
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
@@ -226,14 +226,16 @@ def _not_divided(design: Design, graph: Graph) -> Reason:
     span = segments.span(graph)
     if not reductions:
         pick = next(node for node in graph.nodes if node.op == "pick")
-        return Reason(f"its {design.columns} columns are no multiple of {span}, of which parts meet", graph.loc(pick))
+        why = f"the epilogue combines columns within each {span}, and its tile has {design.columns}, no multiple of it"
+        return Reason(why, graph.loc(pick))
     widest = max(reductions, key=segments.width)
     name = f"{written(widest, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
     known = _widths(design.parts)
     if all(columns % span for columns in known):
         why = f"{name} takes tiles of a multiple of {span} columns, and there are {', '.join(map(str, known))}"
         return Reason(f"{why}: store its argument, and reduce that in PyTorch", graph.loc(widest))
-    return Reason(f"its {design.columns} columns are no multiple of the {span} that {name} takes", graph.loc(widest))
+    why = f"{name} needs tiles of a multiple of {span} columns, and its tile has {design.columns}"
+    return Reason(why, graph.loc(widest))
 
 
 def written(reduction: Node, graph: Graph) -> str:

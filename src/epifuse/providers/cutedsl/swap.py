@@ -65,7 +65,7 @@ def _exchanged(attr: Any) -> Any:
 def many_rows(problem: Problem) -> str | None:
     """Why a problem has too many rows for it."""
     rows = problem.extents["m"]
-    return f"it exchanges A and B for up to {MOST_ROWS} rows, and M is {rows}" if rows > MOST_ROWS else None
+    return f"it is for up to {MOST_ROWS} rows, with A and B exchanged, and M is {rows}" if rows > MOST_ROWS else None
 
 
 def refused(graph: Graph) -> Reason | None:

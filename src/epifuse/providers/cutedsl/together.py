@@ -69,7 +69,7 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
     width = design.tile[1]
     for start, _ in columns:
         if start % width:
-            return f"a tile of {width} columns would have some of both where column {start} begins a region"
+            return f"a region begins at column {start}, which is no multiple of the tile's {width} columns"
     return None
 
 
