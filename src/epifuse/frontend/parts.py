@@ -67,8 +67,8 @@ def sliced(context: Context, base: TupleValue | Pieces, ends: Sequence[Any], at:
 
 
 def _sliced_place(cut: slice, i: int, count: int) -> tuple[int, int] | None:
-    """Of how many parts item `i` of a slice with `count` items is which one: of 0 where any number that has it may be,
-    and where the slice is not asked for its `count`. None where neither follows."""
+    """The place of item `i` of a slice of parts, and the number of all parts, which is 0 if the place is the same for
+    any number. `count` is how many items the slice must have, 0 if that is not known. None if no place follows."""
     found = [
         (have, range(have)[cut][i])
         for have in range(MOST + 1)

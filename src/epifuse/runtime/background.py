@@ -24,10 +24,10 @@ from epifuse.runtime.workers import WORKERS, failure
 
 
 class Outcome(Future[str | None]):
-    """Of a kernel that a worker compiles: None once that is over, or why it failed.
+    """The result of a kernel that a worker compiles: None if it is compiled, or the reason why it failed.
 
-    One that `is_awaited` was submitted before any call came: calls wait for it, and run on no stand-in. `stand_in`
-    names the kernel that the last call ran on meanwhile.
+    If `is_awaited`, the kernel was submitted before any call came, and calls wait for it. Otherwise calls run on
+    another kernel meanwhile, and `stand_in` names the one of the last call.
     """
 
     is_awaited = False

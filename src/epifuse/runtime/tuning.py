@@ -81,8 +81,8 @@ def known(selection: Selection) -> Selection:
 
 
 def chosen(call: Call, selection: Selection) -> Selection:
-    """The same, measured now where nothing is known, and there is something to choose. Nothing is where
-    EPIFUSE_NO_COMPILE is 1: no request is to wait.
+    """The same; if no result is stored and there are several kernels, they are measured now. With EPIFUSE_NO_COMPILE=1
+    nothing is measured, because no request may wait.
 
     Raises `ArgumentError` for tensors without data.
     """

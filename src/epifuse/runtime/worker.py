@@ -25,7 +25,7 @@ _LOOK_AFTER = 1.0  # seconds: a forked child of the parent may hold our input op
 
 
 class Child(NamedTuple):
-    """One that compiles: the number of what was asked, its process, and its answer as far as it came."""
+    """A process that compiles one kernel: the number of the request, the process, and the part of its answer so far."""
 
     number: int
     process: int

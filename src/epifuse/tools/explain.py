@@ -83,7 +83,7 @@ def _extents(options: argparse.Namespace) -> dict[str, int]:
 
 
 def _here() -> int | None:
-    """The compute capability of this machine's GPU, where plans are made for such a one."""
+    """The compute capability of this machine's GPU, if plans can be made for it, else None."""
     cc = target_of("cuda").cc if torch.cuda.is_available() else -1
     return cc if cc in TARGETS else None
 

@@ -241,7 +241,7 @@ def _philox(lanes: int) -> str:
 
 
 def random_loop(name: str, lanes: int) -> str:
-    """C++ source of a primitive that draws numbers, for positions that lie one behind the other."""
+    """C++ source of a primitive that draws numbers, for contiguous positions."""
     return _prelude([name], lanes) + _RANDOM_LOOP.format(name=name, lanes=lanes)
 
 

@@ -1,8 +1,8 @@
 """Segments of a row: neighbouring columns, as many as a reshape says, that one tile holds. Imports no cutlass.
 
 A reduction of them needs no other tile: the lanes that share a row know its result as soon as the segment's subtiles
-are walked. So a tile is walked in blocks of whole segments, one behind the other, and of each block as often as values
-of its segments are needed.
+are walked. So a tile is walked in blocks of whole segments. Each block is walked as often as values of its segments are
+needed, before the next block begins.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ _BLOCK = 32  # bytes along K that one instruction multiplies
 
 
 class Promotion:
-    """What is multiplied of a stage by a warp group before it adds: `pieces` in order, each of `blocks` of K, as (first
-    block, which rows of 64, which columns)."""
+    """How a warp group divides a stage: it multiplies one of `pieces` and adds the result, then takes the next one.
+    Each piece has `blocks` blocks of K, and is (first block, which rows of 64, which columns)."""
 
     def __init__(self, design: Design, element: int) -> None:
         """`element` are the bytes of one of A and B."""
@@ -47,9 +47,9 @@ class Promotion:
 
 
 def _added(total: Float32, value: Float32, *scale: Float32) -> tuple[Float32, Float32]:
-    """Their sum, of `value` times its scale where there is one, and `value`, as written anew: else LLVM adds behind the
-    next multiplication into the same registers, and ptxas, which then has to copy them, lets no two multiplications
-    overlap."""
+    """`total` plus `value`, which is multiplied by its scale if there is one; and `value`, which the instruction seems
+    to write. Otherwise LLVM would move the addition behind the next multiplication, which writes the same registers.
+    Then ptxas would copy the registers, and no two multiplications would overlap."""
     sum_ = "fma.rn.f32 {$w0}, {$r1}, {$r2}, {$r0};" if scale else "add.rn.f32 {$w0}, {$r0}, {$r1};"
     text, read = f"{sum_} mov.b32 {{$w1}}, {{$r1}};", [total, value, *scale]
     found = cute.arch.inline_ptx(text, write_only_types=[Float32, Float32], read_only_args=read)

@@ -1,8 +1,8 @@
-"""Regions of N: an epilogue each, of which a tile, that never straddles two, has one.
+"""Regions of N: each has an epilogue, and each tile lies in one region, whose epilogue it runs.
 
-A CTA branches once a tile, and its warps go the same way. Regions send their outputs through the same shared memory:
-of each tile one of them is stored, slot by slot as any other. Vectors have shared memory of their own, and all of them
-are fetched before the main loop, of the region's first tile where the tile is not its own.
+A CTA branches once a tile, and all of its warps take the same branch. Regions send their outputs through the same
+shared memory, because a tile stores the outputs of one region alone. Each vector has a separate place in shared memory.
+Before the main loop a tile fetches the vectors of all regions; those of other regions are of their first tile.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from epifuse.providers.cutedsl.kernels.parts import Parts
 
 
 class Regions:
-    """The epilogues of the regions in the order of their columns; of one that has all of them where N is whole."""
+    """The epilogues of the regions in the order of their columns; one epilogue where N is not divided."""
 
     def __init__(self, design: Design, programs: tuple, fragment: Fragment, parts: Parts | None) -> None:
         self.programs = programs
@@ -31,7 +31,7 @@ class Regions:
         return self.each[0]
 
     def _parts(self, all_of_them, counts):
-        """What belongs to each region of what all have, one behind the other."""
+        """A list of all regions' items, cut into one tuple for each region, which has so many of them."""
         found, first = [], 0
         for count in counts:
             found.append(tuple(all_of_them[first : first + count]))

@@ -1,4 +1,4 @@
-"""Blocks of a tile that are walked one behind the other, and the rows or segments of a block that a thread has."""
+"""Blocks of a tile, which are walked one at a time, and the rows or segments of a block that a thread has."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class Places(NamedTuple):
 
 
 class Slots:
-    """A *slot* is a row of a block, or a segment of one, of which a thread has one value: rows first.
+    """A *slot* is a row of a block, or a segment of such a row. A thread keeps one value for each slot, rows first.
 
     A block is the whole of a warp group's part of a tile, or as many columns as hold whole segments: `down` x `across`
     subtiles. Where segments of several widths are reduced, there is a slot for each of the finest.

@@ -49,8 +49,8 @@ class Scene:
     def walked(self, s: Any) -> tuple[Any, Any]:
         """How far down and right a walk over subtiles is at step `s`.
 
-        It goes along rows, so that half lines of memory meet soon. With reductions along columns it goes down, and one
-        column of subtiles holds partial results.
+        It goes along rows, so that the two stores which fill one line of memory follow each other soon. With
+        reductions along columns it goes down, and one column of subtiles holds partial results.
         """
         down, across = self.division.down, self.division.across
         return (s % down, s // down) if self._down_first else (s // across, s % across)
