@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -129,18 +130,38 @@ plan: ef.Plan = explanation.plan  # E: Incompatible types in assignment (express
 ef.get_kernels(args, 90)  # E: Argument 2 to "get_kernels" has incompatible type "int"; expected "Callable
 failed: int = ef.precompile(args).failed  # E: Incompatible types in assignment (expression has type "tuple[tuple[
 """
-"""A program of a user, under `mypy --strict`, with every public name in it."""
+"""A program of a user, with every public name in it, and what a strict type checker says of it."""
 
 
-@pytest.mark.slow
-def test_mypy_agrees(tmp_path: Path) -> None:
-    """As a user's mypy sees it: installed, so that it counts as typed by its `py.typed` alone. PyTorch is left out."""
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The program, beside an environment with the package installed: its `py.typed` alone makes it count as typed."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     installed = Path(torch.__file__).parents[1]
     (packages / "others.pth").write_text(f"{INIT.parents[1]}\n{installed}\n", encoding="utf-8")
-    file, config = tmp_path / "snippet.py", tmp_path / "mypy.ini"
+    file = tmp_path / "snippet.py"
     file.write_text(SNIPPET.format(names="\n".join(f"ef.{name}" for name in PUBLIC)), encoding="utf-8")
+    return file
+
+
+@pytest.mark.slow
+def test_pyright_agrees(program: Path) -> None:
+    """It lets a star import under TYPE_CHECKING pass on what a module imports, so `ef.torch` is no error for it."""
+    settings = {"venvPath": ".", "venv": "venv", "typeCheckingMode": "strict", "reportUnusedExpression": False}
+    (program.parent / "pyrightconfig.json").write_text(json.dumps({**settings, "include": [program.name]}))
+    run = [sys.executable, "-m", "pyright", "--outputjson"]
+    done = subprocess.run(run, cwd=program.parent, capture_output=True, text=True)
+    said = json.loads(done.stdout)["generalDiagnostics"]
+    lines = program.read_text(encoding="utf-8").splitlines()
+    wanted = {i for i, line in enumerate(lines) if "# E: " in line and not line.startswith("ef.torch")}
+    assert {one["range"]["start"]["line"] for one in said if one["severity"] == "error"} == wanted, done.stdout
+
+
+@pytest.mark.slow
+def test_mypy_agrees(program: Path, tmp_path: Path) -> None:
+    """PyTorch is left out."""
+    file, config = program, tmp_path / "mypy.ini"
     config.write_text("[mypy]\nstrict = True\n[mypy-torch.*,numpy.*,cutlass.*]\nfollow_imports = skip\n")
     options = ["--config-file", str(config), "--cache-dir", os.devnull, "--no-warn-return-any"]
     options += ["--python-executable", str(tmp_path / "venv" / "bin" / "python")]
