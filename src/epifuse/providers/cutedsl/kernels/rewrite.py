@@ -100,7 +100,8 @@ class Rewrite:
         row, column = thread // wide, thread % wide
         m, k = first[0] + row, first[1] // self.at_once + column
         if k < to.shape[1]:
-            # From line to line by addition: products of 64 bits for each element took twice as long as memory.
+            # Addresses advance by addition. With products of 64 bits for each element copies reached 0.48 of the
+            # memory's rate (unaligned_h200.json).
             place = m * to.stride[0] + k + batch * to.stride[3]
             step = at_once * to.stride[0]
             for line in cutlass.range_constexpr(0, self.side, at_once):
