@@ -1,9 +1,9 @@
-"""The CuTe DSL provider: a kernel for Hopper, and one for every GPU. Planning imports no cutlass; compiling does."""
+"""The CuTe DSL provider: kernels for Hopper, for every GPU, and for tensor memory. Planning imports no cutlass; compiling does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from importlib import import_module
 
 from epifuse.ir import Graph
@@ -21,11 +21,13 @@ from epifuse.providers.cutedsl import (
     partials,
     recompute,
     swap,
+    tensor_memory,
     weave,
 )
-from epifuse.providers.cutedsl.design import Design, round_up
+from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, Design, round_up
 from epifuse.providers.cutedsl.designs import (
     DESIGNS,
+    HOPPER_SPECS,
     MULTISTAGE_DESIGNS,
     MULTISTAGE_SPECS,
     PLAIN_SPECS,
@@ -35,6 +37,7 @@ from epifuse.providers.cutedsl.designs import (
     SPLIT_ROW_DESIGNS,
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
+    TENSOR_MEMORY_DESIGNS,
 )
 from epifuse.providers.cutedsl.family import Arranged, Family, family_of
 from epifuse.providers.cutedsl.heuristic import estimate, estimates
@@ -52,6 +55,7 @@ __all__ = [
     "SPLIT_DESIGNS",
     "SPLIT_ROW_DESIGNS",
     "SWAPPED_DESIGNS",
+    "TENSOR_MEMORY_DESIGNS",
     "CuteDslProvider",
 ]
 
@@ -139,44 +143,50 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
-    plain, swapped, by_warps = _by_kind(specs)
+    plain, swapped, simple = _by_kind(specs)
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
+    further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
     if not plain and not swapped:
-        return _multistage(by_warps, work, problem)
-    family = family_of(work, problem)
-    if family.refused is not None:
+        answers, *further = further
+    elif (family := family_of(work, problem)).refused is not None:
         answers = _none((*plain, *swapped), family.refused)
     else:
         others = partial(other_rows.kernels, plain, swapped, work, problem)
         answers = _answers(plain, family, problem, others).beside(_swapped(swapped, work, problem, others))
-    return answers.beside(_multistage(by_warps, work, problem))
+    return reduce(Answers.beside, further, answers)
 
 
 def _none(specs: Sequence[KernelSpec], reason: str | Callable[[], str]) -> Answers:
     return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
 
-def _by_kind(specs: Sequence[KernelSpec]) -> tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec]]:
-    """Hopper's that multiply A and B as they are, those that exchange them, and those for mma.sync."""
-    if specs is SPECS:
-        return PLAIN_SPECS, SWAPPED_SPECS, MULTISTAGE_SPECS
-    by_warps = tuple(s for s in specs if s.design.by_warps)
-    others = [s for s in specs if not s.design.by_warps]
+Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Mapping[str, Sequence[KernelSpec]]]
+_OF_HOPPER: Kinds = PLAIN_SPECS, SWAPPED_SPECS, {MMA_SYNC: MULTISTAGE_SPECS}
+_RULES = {MMA_SYNC: multistage, TCGEN05: tensor_memory}
+"""Where the kernels of each instruction but Hopper's are taken."""
+
+
+def _by_kind(specs: Sequence[KernelSpec]) -> Kinds:
+    """Hopper's that multiply A and B as they are, those that exchange them, and others by what multiplies."""
+    if tuple(specs) == HOPPER_SPECS:
+        return _OF_HOPPER
+    own = [s for s in specs if not s.design.is_simple]
     return (
-        tuple(s for s in others if not s.design.swapped),
-        tuple(s for s in others if s.design.swapped),
-        MULTISTAGE_SPECS if by_warps == MULTISTAGE_SPECS else by_warps,
+        tuple(s for s in own if not s.design.swapped),
+        tuple(s for s in own if s.design.swapped),
+        {name: tuple(s for s in specs if s.design.instruction == name) for name in _RULES},
     )
 
 
-def _multistage(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
-    """What each design takes that multiplies by mma.sync."""
-    if not multistage.is_considered(problem):
-        return _none(specs, lambda: multistage.refused(inputs.filled(problem)) or "")
-    if (reason := multistage.refused(inputs.filled(problem))) is not None:
+def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> Answers:
+    """What each design takes that multiplies by an instruction other than Hopper's."""
+    rules = _RULES[instruction]
+    if not rules.is_considered(problem):
+        return _none(specs, lambda: rules.refused(inputs.filled(problem)) or "")
+    if (reason := rules.refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
-    family = family_of(work, problem, by_warps=True)
+    family = family_of(work, problem, instruction=instruction)
     if family.refused is not None:
         return _none(specs, family.refused)
     return _answers(specs, family, problem, lambda _: ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from epifuse.providers.cutedsl.addresses import (
     seen,
     written,
 )
+from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05
 from epifuse.providers.cutedsl.lowering import Lowered, Read, Write
 from epifuse.providers.cutedsl.ways import WAYS, Access, Lying
 from epifuse.request.problem import OperandInfo, Problem, TensorInfo
@@ -54,6 +56,29 @@ def sides(work: Lowered, problem: Problem) -> Sides:
     loads = [_access(each.load.name, each.axes, *next(lying)) for each in work.reads]
     stores = [_access(each.output.name, _varying(each, problem.extents), *next(lying)) for each in work.writes]
     return Sides(tuple(loads), tuple(filter(None, stores)))
+
+
+_WITHOUT_TMA: Mapping[str, str] = {
+    MMA_SYNC: "mma.sync's kernel has no TMA",
+    TCGEN05: "tcgen05's kernel has TMA for A and B alone",
+}
+
+
+def carried(own: Sides, instruction: str) -> Sides:
+    """As the kernel of an instruction carries them."""
+    why = _WITHOUT_TMA.get(instruction)
+    if why is None:
+        return own
+    loads = tuple(None if access is None else _direct(access, why) for access in own.loads)
+    return Sides(loads, tuple(_direct(access, why, wide=access.by_rows) for access in own.stores))
+
+
+def _direct(access: Access, why: str, *, wide: bool = False) -> Access:
+    """What TMA could address begins and ends its lines at multiples of 16 bytes."""
+    if not access.travels.staged:
+        return access.without_memory
+    way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
+    return replace(access, way=way or access.way, why=why)
 
 
 def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) -> Access | None:

@@ -157,6 +157,8 @@ _ROOMY = 64  # registers of a thread
 
 def _accumulators(design: Design) -> int:
     """Registers of a thread that hold its part of the product."""
+    if design.in_tensor_memory:
+        return 0
     return design.rows * design.tile[1] // WARP_GROUP
 
 
@@ -191,7 +193,7 @@ def least_stages(design: Design) -> int:
 def stage_bytes(design: Design) -> tuple[int, int]:
     """Bytes of A and of B in a stage."""
     m, n = design.tile
-    return m * design.k_bytes, n * design.k_bytes
+    return m * design.k_bytes, n * design.k_bytes // (design.ctas if design.in_pairs else 1)
 
 
 def spare(design: Design, program: Program, *, short: bool) -> int:
@@ -247,6 +249,9 @@ def sums_bytes(design: Design, extents: Mapping[str, int]) -> int:
     return tiles * (design.split - 1) * (part_bytes(design) + FLAG_BYTES)
 
 
+_SUMS_BYTES = 48
+"""Shared memory for two tiles in tensor memory: barriers of when each is there and read, where it begins, and a barrier
+of who may give it back."""
 EXCHANGES = 2
 """Slots of what CTAs tell each other: who tells the next but one has heard the next from all, so all have read this."""
 
@@ -262,6 +267,7 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
     if design.load_stages:
         barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # of spare stages
+    barriers += _SUMS_BYTES * design.in_tensor_memory
     head, tiles = barriers + exchange_bytes(design), 0
     for accesses, stages in ((loads, design.load_stages), (stores, design.store_stages)):
         for access in accesses:

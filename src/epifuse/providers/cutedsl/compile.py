@@ -3,6 +3,7 @@
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
+from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, WGMMA
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read
+from epifuse.providers.cutedsl.kernels.sm100_gemm import Sm100Gemm
 from epifuse.providers.cutedsl.kernels.sm80_gemm import Sm80Gemm
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
@@ -98,13 +101,7 @@ def _compile(source: KernelSource, options: str) -> Any:
     with warnings.catch_warnings():
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
-        types = tuple(DTYPES[dtype] for dtype in source.dtypes)
-        accumulator, along_k = DTYPES[source.accumulator], (source.by_rows[0], not source.by_rows[1])
-        kernel = (
-            Sm80Gemm(source.design, program, types, accumulator, along_k)
-            if source.design.by_warps
-            else Sm90Gemm(source.design, programs, types, accumulator)
-        )
+        kernel = _KERNELS[source.design.instruction](source)
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": _for(source.arch, options), "no_jit_engine": True}
         return cute.compile(
@@ -112,6 +109,21 @@ def _compile(source: KernelSource, options: str) -> Any:
         )
 
 
+def _by_warps(source: KernelSource) -> Sm80Gemm:
+    along_k = source.by_rows[0], not source.by_rows[1]
+    return Sm80Gemm(source.design, source.program, *_multiplied(source), along_k)
+
+
+def _multiplied(source: KernelSource) -> tuple[Any, Any]:
+    """The types of A and B, and of the accumulator."""
+    return tuple(DTYPES[dtype] for dtype in source.dtypes), DTYPES[source.accumulator]
+
+
+_KERNELS: Mapping[str, Callable[[KernelSource], Any]] = {
+    WGMMA: lambda source: Sm90Gemm(source.design, source.programs, *_multiplied(source)),
+    MMA_SYNC: _by_warps,
+    TCGEN05: lambda source: Sm100Gemm(source.design, source.program, *_multiplied(source)),
+}
 _BYTES = 16  # TMA's rule for strides, and where tensors start
 
 

@@ -14,6 +14,8 @@ K_SPAN = 128
 """Bytes of K that lie together in shared memory, one swizzle pattern, whatever the dtype; half of it where tiles are
 large beside shared memory."""
 
+WGMMA, MMA_SYNC, TCGEN05 = "wgmma", "mma.sync", "tcgen05"
+"""What multiplies, of which each has a kernel of its own."""
 MULTISTAGE = "multistage"
 """The schedule of the kernel for mma.sync."""
 
@@ -31,8 +33,8 @@ class Design:
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
     `promoted`, that is added up in float32: 0 where they add up all of K themselves; in how many parts A and B are
     `rewritten` before by a kernel of its own: 3 of float32 in full, 1 where TMA cannot address them, 0 where they stay;
-    whether A and B are `scaled` by blocks along K. `by_warps`: each warp multiplies by mma.sync, and all threads copy A
-    and B, of either so many elements at once as `copied` says; `span`: bytes of K in a span.
+    whether A and B are `scaled` by blocks along K; which `instruction` multiplies; with mma.sync all threads copy A and
+    B, of either so many elements at once as `copied` says; `span`: bytes of K in a span.
     """
 
     tile: tuple[int, int]
@@ -52,7 +54,7 @@ class Design:
     promoted: int = 0
     rewritten: int = 0
     scaled: tuple[bool, bool] = (False, False)
-    by_warps: bool = False
+    instruction: str = WGMMA
     copied: tuple[int, int] = (0, 0)
     span: int = K_SPAN
 
@@ -66,13 +68,34 @@ class Design:
         """Its name, as `Constraints.schedule` spells it."""
         if self.swapped:
             return "swapped"
-        if self.by_warps:
-            return MULTISTAGE
+        if self.by_warps or self.in_tensor_memory:
+            return MULTISTAGE if self.by_warps else TCGEN05
         return "pingpong" if self.pingpong else "cooperative"
 
     def __str__(self) -> str:
         parts = f", K in {self.split} parts" if self.split > 1 else ""
         return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}{parts}"
+
+    @property
+    def by_warps(self) -> bool:
+        """Whether each warp multiplies by mma.sync."""
+        return self.instruction == MMA_SYNC
+
+    @property
+    def in_tensor_memory(self) -> bool:
+        """Whether sums lie in tensor memory, and not in the registers of the threads that run the epilogue."""
+        return self.instruction == TCGEN05
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether its kernel brings A and B alone by TMA, if that, and has one region of N and no CTAs that share rows:
+        each but Hopper's."""
+        return self.instruction != WGMMA
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether two CTAs, one below the other, multiply together, so that each brings half of B's columns."""
+        return self.in_tensor_memory and self.ctas > 1
 
     @property
     def overlaps(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epifuse.plan import KernelSpec
-from epifuse.providers.cutedsl.design import K_SPAN, Design
+from epifuse.providers.cutedsl.design import K_SPAN, MMA_SYNC, TCGEN05, Design
 
 DESIGNS = tuple(
     Design(tile, cluster, pingpong, spans)
@@ -64,7 +64,7 @@ read B. Eight rows took as long as sixteen."""
 
 
 MULTISTAGE_DESIGNS = tuple(
-    Design(tile, (1, 1), False, by_warps=True, span=span)
+    Design(tile, (1, 1), False, instruction=MMA_SYNC, span=span)
     for tile, span in (
         ((256, 128), K_SPAN // 2),
         ((128, 128), K_SPAN),
@@ -77,7 +77,17 @@ MULTISTAGE_DESIGNS = tuple(
 last one holds the widest rows."""
 
 
+TENSOR_MEMORY_DESIGNS = tuple(
+    Design(tile, cluster, True, instruction=TCGEN05)
+    for tile in ((128, 256), (128, 128), (128, 64))
+    for cluster in ((2, 1), (1, 1))
+)
+"""Candidates of the kernel for tcgen05.mma. A tile is what one CTA has of it: its 128 rows are the lanes of tensor memory,
+of which two tiles take all columns at most. A cluster is a pair of CTAs that multiply together."""
+
+
 _ANY = (80, 86, 89, 90, 120)
+_TENSOR_MEMORY = (100, 103)
 
 
 def _spec(design: Design) -> KernelSpec:
@@ -85,6 +95,10 @@ def _spec(design: Design) -> KernelSpec:
     if design.by_warps:
         summary = "persistent, cp.async + mma.sync"
         return KernelSpec(f"sm80_gemm_{m}x{n}_{design.schedule}", "cutedsl", "cuda", _ANY, summary, design)
+    if design.in_tensor_memory:
+        summary = "persistent warp-specialised TMA + tcgen05.mma"
+        name = f"sm100_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
+        return KernelSpec(name, "cutedsl", "cuda", _TENSOR_MEMORY, summary, design)
     split = f"_split{design.split}" if design.split > 1 else ""
     name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}{split}"
     return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", design)
@@ -93,4 +107,7 @@ def _spec(design: Design) -> KernelSpec:
 PLAIN_SPECS = tuple(map(_spec, PLAIN_DESIGNS))
 SWAPPED_SPECS = tuple(map(_spec, SWAPPED_DESIGNS))
 MULTISTAGE_SPECS = tuple(map(_spec, MULTISTAGE_DESIGNS))
-SPECS = PLAIN_SPECS + SWAPPED_SPECS + MULTISTAGE_SPECS
+TENSOR_MEMORY_SPECS = tuple(map(_spec, TENSOR_MEMORY_DESIGNS))
+HOPPER_SPECS = PLAIN_SPECS + SWAPPED_SPECS + MULTISTAGE_SPECS
+"""Those that run on Hopper."""
+SPECS = HOPPER_SPECS + TENSOR_MEMORY_SPECS

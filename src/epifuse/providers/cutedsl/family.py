@@ -17,9 +17,19 @@ from epifuse.base.cache import LRU
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal
-from epifuse.providers.cutedsl import budget, inputs, invariance, multistage, refusals, rows, tuned, weave
-from epifuse.providers.cutedsl.accesses import Layout, Sides, layouts, sides
-from epifuse.providers.cutedsl.design import SUBTILE, Design
+from epifuse.providers.cutedsl import (
+    budget,
+    inputs,
+    invariance,
+    multistage,
+    refusals,
+    rows,
+    tensor_memory,
+    tuned,
+    weave,
+)
+from epifuse.providers.cutedsl.accesses import Layout, Sides, carried, layouts, sides
+from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design
 from epifuse.providers.cutedsl.designs import (
     MULTISTAGE_SPECS,
     PLAIN_DESIGNS,
@@ -28,6 +38,7 @@ from epifuse.providers.cutedsl.designs import (
     SPLIT_ROW_DESIGNS,
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
+    TENSOR_MEMORY_SPECS,
 )
 from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
@@ -68,8 +79,7 @@ class Arranged:
 
     def details(self, work: Lowered, problem: Problem) -> Details:
         """For people. Why an operand goes direct may name a stride, which is the problem's own."""
-        own = sides(work, problem)
-        own = multistage.direct(own) if self.design.by_warps else own
+        own = carried(sides(work, problem), self.design.instruction)
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
         loads = [_told(*pair) for pair in kept if not pair[0].travels.is_number]
         stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
@@ -100,6 +110,7 @@ class Key(NamedTuple):
     stands_in_the_way: tuple[str, ...]
     target: Target
     refused: str | None
+    instruction: str
     copied: tuple[int, int] | None
     rewritten: int
 
@@ -119,16 +130,16 @@ class Placed(NamedTuple):
     cuts: tuple[int, int]
     by_tma: tuple[str, ...]
     target: Target
-    by_warps: bool
+    instruction: str
 
 
-def family_of(work: Lowered, problem: Problem, *, by_warps: bool = False) -> Family:
-    """The problem's family: of the kernels that multiply `by_warps`, or of Hopper's."""
-    placed = _placed(work, problem, by_warps)
-    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem, by_warps))
+def family_of(work: Lowered, problem: Problem, *, instruction: str = WGMMA) -> Family:
+    """The problem's family: of the kernels that multiply by this instruction."""
+    placed = _placed(work, problem, instruction)
+    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem, instruction))
 
 
-def _placed(work: Lowered, problem: Problem, by_warps: bool) -> Placed:
+def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
     extents, a, b = problem.extents, problem.a, problem.b
     if work.is_swapped:  # A is B, and its columns are rows of the result
         columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
@@ -155,15 +166,15 @@ def _placed(work: Lowered, problem: Problem, by_warps: bool) -> Placed:
         _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
         problem.by_tma,
         problem.target,
-        by_warps,
+        instruction,
     )
 
 
-def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
-    rewritten = 0 if by_warps else inputs.rewritten(problem)
-    problem = inputs.multiplied(problem, rewritten)
-    refused = (None if by_warps else inputs.refused(problem)) or weave.refused(work.order, problem)
-    copied = multistage.copied(problem) if by_warps else None
+def _family(work: Lowered, problem: Problem, instruction: str) -> Family:
+    rewritten = inputs.rewritten(problem) if instruction == WGMMA else 0
+    problem, is_copied = inputs.multiplied(problem, rewritten), instruction == MMA_SYNC
+    refused = (None if is_copied else inputs.refused(problem)) or weave.refused(work.order, problem)
+    copied = multistage.copied(problem) if is_copied else None
     problem = weave.problem_of(work.order, problem, work.typed)
     extents, lying = problem.extents, layouts(work, problem)
     key = Key(
@@ -177,6 +188,7 @@ def _family(work: Lowered, problem: Problem, by_warps: bool) -> Family:
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
         problem.target,
         refused,
+        instruction,
         copied,
         rewritten,
     )
@@ -193,6 +205,11 @@ def _cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
     subtile = _LEAST_SWAPPED if swapped else SUBTILE
     m, n = (size if size % own == 0 else 1 for size, own in zip(common, subtile, strict=True))
     return m, n
+
+
+_SPECS = {MMA_SYNC: MULTISTAGE_SPECS, TCGEN05: TENSOR_MEMORY_SPECS}
+_OF_GRAPH = {MMA_SYNC: multistage.of_graph, TCGEN05: tensor_memory.of_graph}
+"""Why a kernel does not carry an epilogue that Hopper's may carry."""
 
 
 class Carried(NamedTuple):
@@ -213,17 +230,12 @@ class Family:
 
     def answers(self, specs: Sequence[KernelSpec]) -> Carried:
         """Of these kernels."""
-        return self._all if specs is self._every else self._carried(specs)
-
-    @property
-    def by_warps(self) -> bool:
-        """Whether it is of the kernels that multiply by mma.sync."""
-        return self.key.copied is not None
+        return self._all if specs == self._every else self._carried(specs)
 
     @property
     def _every(self) -> tuple[KernelSpec, ...]:
-        if self.by_warps:
-            return MULTISTAGE_SPECS
+        if self.key.instruction in _SPECS:
+            return _SPECS[self.key.instruction]
         return SWAPPED_SPECS if self.work.is_swapped else PLAIN_SPECS
 
     @cached_property
@@ -249,14 +261,14 @@ class Family:
     @cached_property
     def sides(self) -> Sides:
         """How operands and outputs lie, and could travel."""
-        own = sides(self.work, self.problem)
-        return multistage.direct(own) if self.by_warps else own
+        return carried(sides(self.work, self.problem), self.key.instruction)
 
     @cached_property
     def refused(self) -> str | None:
         """Why no design carries the epilogue, or A and B."""
         reason = self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
-        return reason or (multistage.of_graph(self.work, self.problem) if self.by_warps else None)
+        further = _OF_GRAPH.get(self.key.instruction)
+        return reason or (further(self.work, self.problem) if further is not None else None)
 
     @cached_property
     def _accuracies(self) -> Mapping[Node, Accuracy]:
@@ -277,7 +289,7 @@ class Family:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
-        if not design.by_warps and (reason := weave.unfit(design, work.order, problem)):
+        if not design.is_simple and (reason := weave.unfit(design, work.order, problem)):
             return reason
         found = self.fitted(design.exchanged_sides if design.swapped else design)
         if found is None:
@@ -297,6 +309,8 @@ class Family:
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
         if self.key.copied is not None:
             return multistage.given(replace(design, parts=parts), self.key.copied)
+        if design.in_tensor_memory:
+            return design
         return replace(
             design,
             parts=parts,
@@ -316,7 +330,7 @@ class Family:
         spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
         enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES).value
-        least = budget.least_stages(design) if is_long(problem) and not (several or design.by_warps) else 0
+        least = budget.least_stages(design) if is_long(problem) and not (several or design.is_simple) else 0
         fitted = _with_room(design, (loads, stores), problem, enough, least)
         if fitted is None:
             return None
@@ -325,7 +339,7 @@ class Family:
         cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces_axes else NO_EDGES
         loading = tuple(zip(work.loads, loads, strict=True))
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
-        if design.by_warps:
+        if design.is_simple:
             return program, found
         # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
         # where K is short, which is not worth a kernel of its own.

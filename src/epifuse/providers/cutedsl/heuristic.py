@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
-from epifuse.providers.cutedsl import multistage, tuned
+from epifuse.providers.cutedsl import multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import LINE
 from epifuse.request.problem import Problem, TensorInfo
@@ -96,6 +96,8 @@ def _rate(design: Design) -> float:
     """Beside the best."""
     if design.by_warps:
         return multistage.rate(design)
+    if design.in_tensor_memory:
+        return tensor_memory.rate(design)
     promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
     return tuned.RATES.value[design.tile, design.pingpong] * promoted
 

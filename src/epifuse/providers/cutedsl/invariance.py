@@ -38,8 +38,8 @@ def bits(design: Design, problem: Problem) -> Hashable:
     if problem.accumulator == torch.int32 and inputs.largest_sum(problem) <= torch.iinfo(torch.int32).max:
         return _EXACT
     order: Hashable = (_ASCENDING, design.promoted) if design.promoted else _ASCENDING
-    if design.by_warps:
-        return (order, "mma.sync")  # whose sums tensor cores may round in other places
+    if design.is_simple:
+        return (order, design.instruction)  # whose sums tensor cores may round in other places
     return (order, design.split, design.spans) if design.split > 1 else order
 
 

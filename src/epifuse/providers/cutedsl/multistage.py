@@ -16,10 +16,8 @@ from epifuse.base.dtypes import short
 from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import inputs
-from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, Design
 from epifuse.providers.cutedsl.lowering import Lowered
-from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
 _RATES: Mapping[tuple[int, int], float] = {
@@ -131,23 +129,6 @@ def crowded(design: Design, problem: Problem) -> str | None:
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
     """Whether registers spill in the tile of the widest rows, which has no smaller one in its place: up to 60 bytes."""
     return design.tile == (128, 256) and (work.shares_rows or _least_bytes(design, problem) < _WIDEST)
-
-
-# --- how the epilogue's tensors travel -------------------------------------------------------------------------------
-
-
-def direct(own: Sides) -> Sides:
-    """Without TMA."""
-    loads = tuple(None if access is None else _direct(access) for access in own.loads)
-    return Sides(loads, tuple(_direct(access, wide=access.by_rows) for access in own.stores))
-
-
-def _direct(access: Access, *, wide: bool = False) -> Access:
-    """What TMA could address begins and ends its lines at multiples of 16 bytes."""
-    if not access.travels.staged:
-        return access.without_memory
-    way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
-    return replace(access, way=way or access.way, why="mma.sync's kernel has no TMA")
 
 
 def rate(design: Design) -> float:

@@ -9,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import costs, inputs, multistage, partials
+from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -119,6 +119,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     shown, along = (design.exchanged_sides, "N") if design.swapped else (design, "M")
     return (
         *(multistage.notes(design, problem) if design.by_warps else []),
+        *(tensor_memory.notes(design, problem) if design.in_tensor_memory else []),
         f"{shown}, {design.stages} stages, raster bands of {design.raster} clusters along {along}",
         *(
             ["A and B are exchanged: the product is computed transposed, and stored as it is asked for"]
@@ -140,6 +141,8 @@ def _summed(design: Design, problem: Problem) -> list[str]:
         return [f"sums of {design.promoted} products by the tensor cores are added up in float32"]
     if problem.a.dtype.itemsize != 1:
         return []
+    if design.in_tensor_memory:
+        return ["the tensor cores add up all products in float32"]
     if problem.accumulator == torch.int32:
         return [_reached(problem)]
     if any(design.scaled):

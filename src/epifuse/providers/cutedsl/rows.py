@@ -205,7 +205,7 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
     name = written(needing, graph)
     why = f"{name} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
-    if n <= MOST_COLUMNS or design.by_warps:  # another design does, or there are no clusters
+    if n <= MOST_COLUMNS or design.is_simple:  # another design does, or there are no clusters
         why = f"N = {n} does not fit the {columns(design)} columns of its rows, and {name} needs them whole"
     return Reason(why, graph.loc(needing))
 

@@ -60,8 +60,8 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
         return "not each column has outputs"
     if design.split > 1 or design.swapped:
         return "K is in parts" if design.split > 1 else "A and B are exchanged"
-    if design.by_warps:
-        return "mma.sync's kernel has one region"
+    if design.is_simple:
+        return f"{design.instruction}'s kernel has one region"
     if problem.is_empty:
         return "there are no elements"
     if len(columns) > MOST:

@@ -23,6 +23,7 @@ from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.modes import coordinate, whole
 from epifuse.providers.cutedsl.kernels.parts import Parts
 from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
+from epifuse.providers.cutedsl.kernels.tensor_memory import Sums
 from epifuse.providers.cutedsl.partials import reduction, reductions_of_tiles
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import read_lines
@@ -204,9 +205,11 @@ class Epilogue:
         return spot.down * self.parts.down + spot.right * self.parts.right
 
     def _held(self, node, values, spot, team):
-        """What the accumulator's registers hold of a subtile: `node`, or one part of a row."""
-        first = self._first(spot, team)
+        """What the accumulator holds of a subtile: `node`, or one part of a row."""
         to = Float32 if node is None else HELD[self.program.graph.types[node].kind]
+        if isinstance(values, Sums):
+            return values.read(spot, team.shape).to(to)
+        first = self._first(spot, team)
         if values.element_type is Int32 and to is Float32:  # a value that took the place of whole numbers
             values = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), values.layout)
         if self.parts is None:
@@ -221,6 +224,9 @@ class Epilogue:
         return parts.registers[0 if part is None else part.attr]
 
     def _replace(self, values, spot, fragment, team):
+        if isinstance(values, Sums):
+            values.replace(spot, fragment)
+            return
         if values.element_type is Int32:
             values = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), values.layout)
         registers = range(team.count) if self.parts is None else self._registers(None, self.parts)

@@ -30,8 +30,15 @@ class Division:
         self.subtiles = self.across * self.down
 
     def row(self, down, row, place):
-        """Row of the result: row `row` of a warp group's `down`-th subtile from above."""
-        return place.m * self.design.tile[0] + (down * self.groups + place.within) * self.design.subtile[0] + row
+        """Row of the result: row `row` of a warp group's `down`-th subtile from above.
+
+        In tensor memory each warp has rows of its own, one below the other, and some of them in each subtile.
+        """
+        first, height = place.m * self.design.tile[0], self.design.subtile[0]
+        if self.design.in_tensor_memory:
+            of_warp = height // WARPS
+            return first + (row // of_warp * self.down + down) * of_warp + row % of_warp
+        return first + (down * self.groups + place.within) * height + row
 
     def column(self, right, column, place):
         """Column of the result: column `column` of the `right`-th subtile from the left."""

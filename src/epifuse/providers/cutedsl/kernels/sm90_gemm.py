@@ -35,6 +35,7 @@ from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.kernels.regions import Regions
 from epifuse.providers.cutedsl.kernels.rewrite import Rewrite
 from epifuse.providers.cutedsl.kernels.split import Split
+from epifuse.providers.cutedsl.kernels.states import after
 from epifuse.providers.cutedsl.program import Program
 
 try:
@@ -332,7 +333,7 @@ class Sm90Gemm:
             later = state
             for _ in cutlass.range_constexpr(self.design.spare):
                 pipe.sync_object_empty.wait(later.index, later.phase)
-                later = _after(later, 1)
+                later = after(later, 1)
             cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.told)
         pipe.producer_tail(state)
 
@@ -359,7 +360,7 @@ class Sm90Gemm:
         if const_expr(self.design.spare > 0):
             turn -= stride
             if turn >= 0 and turn + cta.step >= cta.order.total:
-                behind = _after(
+                behind = after(
                     pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages),
                     (turn // cta.step + 1) * cta.k_tiles,
                 )
@@ -395,8 +396,8 @@ class Sm90Gemm:
         if const_expr(self.pingpong):
             # The second group takes every other tile, and skips the stages of the first group's.
             if team == 1:
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = after(read, cta.k_tiles)
+                free = after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
@@ -423,8 +424,8 @@ class Sm90Gemm:
                 where = self.split.place(given[0].workspace, turn, cta, thread_of_tile)
                 self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
             if const_expr(self.pingpong):
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = after(read, cta.k_tiles)
+                free = after(free, cta.k_tiles)
 
             values = sums(registers, self.accumulator)
             if const_expr(len(self.programs) == 1):
@@ -558,8 +559,8 @@ class Sm90Gemm:
         turn += team * cta.step
         if const_expr(self.pingpong):
             if team == 1:
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = after(read, cta.k_tiles)
+                free = after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
@@ -576,8 +577,8 @@ class Sm90Gemm:
                 free.advance()
             self.split.send(registers, self.split.place(workspace, turn, cta, own), cta.part, own, TOGETHER + served)
             if const_expr(self.pingpong):
-                read = _after(read, cta.k_tiles)
-                free = _after(free, cta.k_tiles)
+                read = after(read, cta.k_tiles)
+                free = after(free, cta.k_tiles)
             turn += stride
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
@@ -651,13 +652,6 @@ class Sm90Gemm:
                 pipe.consumer_release(free)
                 free.advance()
         return read, free
-
-
-def _after(state, steps):
-    """A pipeline's state some steps later; its own `advance` takes one step in CuTe DSL 4.7."""
-    at = state.index + steps
-    phase = state.phase ^ (at // state.stages % 2)
-    return pipeline.PipelineState(state.stages, state.count + steps, at % state.stages, phase)
 
 
 def _load_atom(tensor, layout, box, readers):

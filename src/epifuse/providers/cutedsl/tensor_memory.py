@@ -1,0 +1,60 @@
+"""The kernel for tcgen05.mma, as planning knows it: where it is taken, and what it has no way for. Imports no cutlass.
+
+It is for GPUs with tensor memory. None was there to run it: it is compiled, and taken where that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from epifuse.base.config import CONFIG
+from epifuse.base.dtypes import short
+from epifuse.plan import Reason
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.request.problem import Problem
+
+_RATES: Mapping[tuple[int, int], float] = {(128, 256): 1.0, (128, 128): 0.9, (128, 64): 0.6}
+_ALONE = 0.9
+"""Rates beside the best, by tile, and of a CTA that multiplies alone. Assumed: none of these has run."""
+_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def is_considered(problem: Problem) -> bool:
+    """Whether it may be taken at all: where it is not, `refused` says why."""
+    return CONFIG.untested
+
+
+def refused(problem: Problem) -> str | None:
+    """Why A and B, filled, are not multiplied by tcgen05.mma, or None."""
+    a, b = problem.a.dtype, problem.b.dtype
+    for name, dtype in (("A", a), ("B", b)):
+        if dtype not in _DTYPES:
+            return f"it multiplies float16, bfloat16, and floats of 8 bits, and {name} is {dtype}"
+    if problem.accumulator != torch.float32:
+        return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}"
+    if problem.scales:
+        return "it applies no block scales"
+    return None if CONFIG.untested else f"it has never run on a GPU of {problem.target.name}: EPIFUSE_UNTESTED=1 takes it"
+
+
+def of_graph(work: Lowered, problem: Problem) -> str | None:
+    """Why it does not carry an epilogue that Hopper's kernel may carry, or None."""
+    if not work.order:
+        return None
+    graph = work.walked
+    node = next(node for node in graph.nodes if node.op == "accum" and node.attr is not None)
+    return Reason("it takes no parts of a row from different tiles of B: store D, and combine them later", graph.loc(node))
+
+
+def rate(design: Design) -> float:
+    """Beside the best of Hopper's tiles."""
+    return _RATES[design.tile] * (1.0 if design.in_pairs else _ALONE)
+
+
+def notes(design: Design, problem: Problem) -> list[str]:
+    """For people."""
+    sharing = "two CTAs multiply together" if design.in_pairs else "each CTA multiplies alone"
+    return [f"tcgen05.mma, sums in tensor memory; {sharing}", f"compiled, never run on a GPU of {problem.target.name}"]
