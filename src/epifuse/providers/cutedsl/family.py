@@ -302,6 +302,7 @@ class Family:
         else:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))
         spills = spills or (design.by_warps and multistage.spills(design, work, problem))
+        spills = spills or (design.in_tensor_memory and tensor_memory.spills(design, work))
         return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
     def given(self, design: Design) -> Design:

@@ -49,6 +49,11 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
     return Reason("it takes no parts of a row from different tiles of B: store D, and combine them later", graph.loc(node))
 
 
+def spills(design: Design, work: Lowered) -> bool:
+    """Whether registers spill in the widest tile where each subtile has code of its own: 4 to 440 bytes."""
+    return design.tile == (128, 256) and bool(work.reduces or work.span or len(work.walks) > 1)
+
+
 def rate(design: Design) -> float:
     """Beside the best of Hopper's tiles."""
     return _RATES[design.tile] * (1.0 if design.in_pairs else _ALONE)

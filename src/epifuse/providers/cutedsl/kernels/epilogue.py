@@ -159,6 +159,22 @@ class Epilogue:
         for each in self.stores:
             each.store_rows(nodes, places, tile, team)
 
+    @property
+    def is_even(self):
+        """Whether all subtiles are computed alike: none has anything of another's, nor a place that is known."""
+        accesses = [*self.scene.loads, *self.program.stores]
+        return len(self.walks) == 1 and not (
+            self.partials.reductions or self.picked or any(any(access.inner) for access in accesses)
+        )
+
+    def any_subtile(self, at, values, tile, team):
+        """A subtile whose place among all may be known at run time only, where they are `is_even`."""
+        spot = self._spot(at, tile.place, team)
+        found = self._compute(0, spot, values, {}, tile, team)
+        results = [self._stored(i, found) for i in range(len(self.program.stores))]
+        for each in self.stores:
+            each.store(results, spot, tile, team)
+
     def subtile(self, s, values, arrived, tile, team):
         """Subtile `s` of the last walk: compute it, and store what leaves directly. Returns all outputs, converted."""
         spot, place = self._spot(self.scene.walked(s), tile.place, team), tile.place
@@ -194,6 +210,10 @@ class Epilogue:
 
     def _spot(self, at, place, team):
         """Of the subtile so far down and right."""
+        if self.design.in_tensor_memory and isinstance(at[1], int):
+            # As another place for each subtile, lest the addresses of all are computed at once, and kept.
+            number = at[0] * self.division.across + at[1]
+            place = place._replace(m=dm.disguised(place.m, number), n=dm.disguised(place.n, number))
         rows = [self.division.row(at[0], row, place) for row in team.rows]
         columns = [self.division.column(at[1], column, place) for column in team.columns]
         return Spot(at[0], at[1], spread(rows, self.fragment.by_row), spread(columns, self.fragment.by_column))

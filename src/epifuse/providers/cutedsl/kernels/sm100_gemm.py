@@ -297,7 +297,10 @@ class Sm100Gemm:
                 self.epilogue.deposit(held, shared, served, own)
                 cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
             tile = self.epilogue.tile(at, held)
-            self.subtiles(sums, tile, threads)
+            if const_expr(self.epilogue.is_even):
+                self.even_subtiles(sums, tile, threads)
+            else:
+                self.subtiles(sums, tile, threads)
             done.consumer_release(ready)
             self.epilogue.leave(tile, carried, threads)
             ready = after(ready, BUFFERS)
@@ -307,6 +310,13 @@ class Sm100Gemm:
             self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(served, own // 32), given)
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
+    def even_subtiles(self, sums: Any, tile: Any, threads: Any):
+        """The epilogue of a tile where one subtile is as the other: the code of one row of them."""
+        for right in cutlass.range(self.epilogue.division.across, unroll=1):
+            for down in cutlass.range_constexpr(self.epilogue.division.down):
+                self.epilogue.any_subtile((down, right), sums, tile, threads)
 
     def subtiles(self, sums: Sums, tile: Any, threads: Any) -> None:
         """The epilogue of a tile, subtile by subtile."""
