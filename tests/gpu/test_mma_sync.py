@@ -13,7 +13,7 @@ from gpu.harness import Machine, check, check_the_same_bits, run
 
 import epifuse as ef
 from epifuse.base.cache import forget
-from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, multistage
+from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, untested
 from epifuse.providers.cutedsl.design import MULTISTAGE
 
 pytestmark = pytest.mark.usefixtures("never_run")
@@ -49,13 +49,13 @@ PARTS = {
 @contextmanager
 def taken() -> Iterator[None]:
     """As with EPIFUSE_UNTESTED=1."""
-    config = multistage.CONFIG
-    multistage.CONFIG = replace(config, untested=True)
+    config = untested.CONFIG
+    untested.CONFIG = replace(config, untested=True)
     forget()
     try:
         yield
     finally:
-        multistage.CONFIG = config
+        untested.CONFIG = config
         forget()
 
 

@@ -1,4 +1,7 @@
-"""The CuTe DSL provider: kernels for Hopper, for every GPU, and for tensor memory. Planning imports no cutlass; compiling does."""
+"""The CuTe DSL provider: kernels for Hopper, for every GPU, and for those with tensor memory.
+
+Planning imports no cutlass; compiling does.
+"""
 
 from __future__ import annotations
 

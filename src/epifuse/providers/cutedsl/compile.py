@@ -15,9 +15,9 @@ from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, WGMMA
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 from epifuse.providers.cutedsl.kernel_text import KernelSource, read
-from epifuse.providers.cutedsl.kernels.sm100_gemm import Sm100Gemm
 from epifuse.providers.cutedsl.kernels.sm80_gemm import Sm80Gemm
 from epifuse.providers.cutedsl.kernels.sm90_gemm import Sm90Gemm
+from epifuse.providers.cutedsl.kernels.sm100_gemm import Sm100Gemm
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.ways import Access
 

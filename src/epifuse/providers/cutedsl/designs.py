@@ -82,8 +82,8 @@ TENSOR_MEMORY_DESIGNS = tuple(
     for tile in ((128, 256), (128, 128), (128, 64))
     for cluster in ((2, 1), (1, 1))
 )
-"""Candidates of the kernel for tcgen05.mma. A tile is what one CTA has of it: its 128 rows are the lanes of tensor memory,
-of which two tiles take all columns at most. A cluster is a pair of CTAs that multiply together."""
+"""Candidates of the kernel for tcgen05.mma. A tile is one CTA's: its 128 rows are the lanes of tensor memory, of which
+two tiles take all columns at most. A cluster is a pair of CTAs that multiply together."""
 
 
 _ANY = (80, 86, 89, 90, 120)

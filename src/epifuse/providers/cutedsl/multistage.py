@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import short
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import inputs
+from epifuse.providers.cutedsl import inputs, untested
 from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem, TensorInfo
@@ -40,7 +39,7 @@ _LEAST = 4  # bytes of a copy that does not go through registers
 
 def is_considered(problem: Problem) -> bool:
     """Whether it may be taken at all: where it is not, `refused` says why, which takes longer to find."""
-    return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else CONFIG.untested
+    return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else untested.are_taken()
 
 
 def refused(problem: Problem) -> str | None:
@@ -58,7 +57,7 @@ def refused(problem: Problem) -> str | None:
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
         return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
-    return None if CONFIG.untested else f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
+    return untested.refused(target)
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:
@@ -144,5 +143,5 @@ def notes(design: Design, problem: Problem) -> list[str]:
         + ("" if _is_asynchronous(count, size) else ", through registers")
         for name, count in zip("AB", design.copied, strict=True)
     ]
-    never = [] if problem.target.has_wgmma else [f"compiled, never run on a GPU of {problem.target.name}"]
+    never = [] if problem.target.has_wgmma else [untested.note(problem.target)]
     return [f"mma.sync; {'; '.join(each)}", *never]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
-from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import short
 from epifuse.plan import Reason
+from epifuse.providers.cutedsl import untested
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem
@@ -24,7 +24,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 def is_considered(problem: Problem) -> bool:
     """Whether it may be taken at all: where it is not, `refused` says why."""
-    return CONFIG.untested
+    return untested.are_taken()
 
 
 def refused(problem: Problem) -> str | None:
@@ -37,7 +37,7 @@ def refused(problem: Problem) -> str | None:
         return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}"
     if problem.scales:
         return "it applies no block scales"
-    return None if CONFIG.untested else f"it has never run on a GPU of {problem.target.name}: EPIFUSE_UNTESTED=1 takes it"
+    return untested.refused(problem.target)
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:
@@ -46,7 +46,7 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
         return None
     graph = work.walked
     node = next(node for node in graph.nodes if node.op == "accum" and node.attr is not None)
-    return Reason("it takes no parts of a row from different tiles of B: store D, and combine them later", graph.loc(node))
+    return Reason("it takes no parts of a row that lie apart: store D, and combine them later", graph.loc(node))
 
 
 def spills(design: Design, work: Lowered) -> bool:
@@ -62,4 +62,4 @@ def rate(design: Design) -> float:
 def notes(design: Design, problem: Problem) -> list[str]:
     """For people."""
     sharing = "two CTAs multiply together" if design.in_pairs else "each CTA multiplies alone"
-    return [f"tcgen05.mma, sums in tensor memory; {sharing}", f"compiled, never run on a GPU of {problem.target.name}"]
+    return [f"tcgen05.mma, sums in tensor memory; {sharing}", untested.note(problem.target)]

@@ -1,8 +1,8 @@
 """GEMM by tcgen05.mma, with the graph's epilogue on sums in tensor memory: for sm_100 and sm_103. Compiled, never run.
 
 One warp loads A and B by TMA, one thread of another multiplies, for its CTA or for a pair of them, and two warp groups
-run the epilogue, of tiles in turn. Tensor memory holds the sums of two tiles, one for each of them: epilogues run beside
-the main loop of the tiles that follow. A warp group reads its tile subtile by subtile, by `kernels/tensor_memory.py`, and
+run the epilogue, of tiles in turn. Tensor memory holds the sums of two tiles, one for each of them: epilogues run
+beside the main loop of the tiles that follow. A warp group reads its tile subtile by subtile (`tensor_memory.py`), and
 operands and outputs go direct. CTAs, or pairs, have tiles in turn, as many as there are at once.
 """
 
@@ -36,14 +36,14 @@ MULTIPLYING = MATH_GROUPS * WARPS  # warps that run no epilogue
 LOADING = MULTIPLYING + 1
 THREADS = WARP_GROUP * (MATH_GROUPS + 1)
 REGISTERS = 64, 224  # of a thread that loads or multiplies, and of one in an epilogue: 65,536 of 128 threads each
-TOGETHER = 1  # named barriers: the threads of each warp group (two ids), those that know where tensor memory begins, and
-BEGIN = 3  # those that no longer read it
-END = 4
+TOGETHER = 1  # named barriers: the threads of each warp group (two ids),
+BEGIN = 3  # those that learn where tensor memory begins,
+END = 4  # and those that have read it
 
 
 class Cta(NamedTuple):
-    """What all roles of a CTA know: the order of tiles, its place in its pair, its first tile, how far it is to the next,
-    and blocks of K."""
+    """What all roles of a CTA know: the order of tiles, its place in its pair, its first tile, how far it is to the
+    next, and blocks of K."""
 
     order: Any
     place: Any
@@ -104,9 +104,7 @@ class Sm100Gemm:
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
         order = raster(shape, (self.tile[0], self.design.columns * self.cluster[1]), band)
         loads = (tma_a, tensor_a), (tma_b, tensor_b)
-        self.kernel(
-            loads, tensors, numbers, outputs, workspaces, mma, smem_a, smem_b, sharing, shape, order
-        ).launch(
+        self.kernel(loads, tensors, numbers, outputs, workspaces, mma, smem_a, smem_b, sharing, shape, order).launch(
             grid=(*self.cluster, clusters),
             block=(THREADS, 1, 1),
             cluster=(*self.cluster, 1),
@@ -181,8 +179,9 @@ class Sm100Gemm:
         if const_expr(self.ctas > 1):
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         own = mma.get_slice(rank)
-        tiles_a = own.partition_A(cute.local_tile(tensor_a, cute.slice_(self.tile, (None, 0, None)), (None, None, None)))
-        tiles_b = own.partition_B(cute.local_tile(tensor_b, cute.slice_(self.tile, (0, None, None)), (None, None, None)))
+        (bm, bn, bk), every = self.tile, (None, None, None)
+        tiles_a = own.partition_A(cute.local_tile(tensor_a, (bm, bk), every))
+        tiles_b = own.partition_B(cute.local_tile(tensor_b, (bn, bk), every))
         factors = mma.make_fragment_A(buffers[0]), mma.make_fragment_B(buffers[1])
         layout = mma.make_fragment_C(cute.append(mma.partition_shape_C(self.tile[:2]), BUFFERS)).layout
         _, _, first = cute.arch.block_idx()
@@ -335,7 +334,7 @@ def _threads(count: int) -> pipeline.CooperativeGroup:
     return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
 
 
-def _partition(atom: cute.CopyAtom, buffer: cute.Tensor, tiles: cute.Tensor) -> tuple:
+def _partition(atom: cute.CopyAtom, buffer: cute.Tensor, tiles: cute.Tensor) -> Any:
     """Where the blocks of a CTA go, and come from: a mode for all of a block, then those that tell blocks apart."""
     alone = cute.make_layout(1)
     return cpasync.tma_partition(atom, 0, alone, cute.group_modes(buffer, 0, 3), cute.group_modes(tiles, 0, 3))
