@@ -2,7 +2,6 @@
 values lie, what it compiles to for each architecture, and what its text and its epilogue compute on the CPU."""
 
 import itertools
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +13,13 @@ from emulated import Emulated
 from emulated import emulated as emulated  # a fixture
 from gpu.test_mma_sync import BF16, EPILOGUES, F32, PARTS, PLAIN, SHAPES
 from gpu.test_mma_sync import never_run as never_run  # a fixture
+from machine_code import compiled as compiled  # a fixture
+from machine_code import faults, instructions
 
 import epifuse as ef
+from epifuse.base.dtypes import short
 from epifuse.base.target import TARGETS
-from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, budget, launch, load
+from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, budget, launch
 from epifuse.providers.cutedsl.design import MULTISTAGE
 from epifuse.providers.cutedsl.kernel_text import read
 
@@ -25,6 +27,7 @@ ARCHITECTURES = (80, 86, 89, 120)
 """Those that have no other kernel."""
 BIAS_GELU = EPILOGUES["bias gelu"]
 TF32 = ef.Constraints(precision="tf32")
+BF16_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 
 
 def matrices(m=500, n=504, k=256, dtype=BF16):
@@ -235,23 +238,8 @@ def test_a_thread_has_the_values_of_its_places(design):
         assert [found[thread][i] for i in range(found["count"])] == wanted
 
 
-@pytest.fixture
-def compiled(tmp_path, capfd):
-    """PTX of a kernel, and what each of its functions spills in bytes."""
-    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
-
-    def compile_(kernel):
-        options = f"{load.OPTIONS} remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}"
-        function = compile_text(kernel.plan.allocation.program.text, options)
-        report = " ".join(capfd.readouterr().err.split())
-        return function.__ptx__, [int(count) for count in re.findall(r"(\d+) bytes spill stores", report)]
-
-    return compile_
-
-
-def instructions(ptx, name):
-    return [line.strip() for line in ptx.splitlines() if re.match(rf"\s*(@!?%p\d+ )?{re.escape(name)}", line)]
+def room(cc):
+    return TARGETS[cc].shared_memory
 
 
 ALIGNED = {
@@ -273,10 +261,11 @@ def test_every_tile_is_the_machine_code_it_is_meant_to_be(cc, size, compiled, ne
     assert len(kernels) >= 4
     for kernel in kernels:
         found = kernel.plan.allocation.program
-        ptx, spilled = compiled(kernel)
+        made = compiled(kernel)
+        ptx = made.ptx
         assert f".target sm_{cc}" in ptx
         products = instructions(ptx, "mma.sync")
-        assert {line.split()[0] for line in products} == {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
+        assert faults(made, BF16_PRODUCT, room(cc), may_spill=found.spills) == []
         m, n = found.design.tile
         assert len(products) == m // 128 * n // 8 * found.design.k_bytes // 32
         copies = instructions(ptx, instruction)
@@ -287,7 +276,6 @@ def test_every_tile_is_the_machine_code_it_is_meant_to_be(cc, size, compiled, ne
         assert {line.split()[0].split(".x4")[0] for line in instructions(ptx, "ldmatrix")} == {
             "ldmatrix.sync.aligned.m8n8"
         }
-        assert all(count == 0 for count in spilled) or found.spills
         assert "griddepcontrol" not in ptx
         assert ("st.global.v4" in ptx) == (size == 16), "whole sectors leave where lines are aligned"
 
@@ -296,12 +284,10 @@ def test_tf32_is_rounded_before_it_is_multiplied(compiled, never_run):
     asked = ef.Constraints(precision="tf32")
     for a, b in (matrices(dtype=F32), (torch.empty(512, 500).t(), torch.empty(512, 501))):
         for kernel in ef.get_kernels(arguments(a, b, asked=asked), cc=86):
-            ptx, spilled = compiled(kernel)
-            assert {line.split()[0] for line in instructions(ptx, "mma.sync")} == {
-                "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
-            }
-            assert instructions(ptx, "cvt.rna.tf32.f32")
-            assert set(spilled) == {0} or kernel.plan.allocation.program.spills
+            made, may_spill = compiled(kernel), kernel.plan.allocation.program.spills
+            product = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+            assert faults(made, product, room(86), may_spill=may_spill) == []
+            assert instructions(made.ptx, "cvt.rna.tf32.f32")
 
 
 LAYOUTS = {
@@ -315,9 +301,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_compiles(name, compiled, never_run):
     a, b = LAYOUTS[name]()
-    ptx, spilled = compiled(ef.get_kernels(arguments(a, b), cc=80)[0])
-    assert set(spilled) == {0}
-    assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in ptx) == (name not in ("float16",))
+    made = compiled(ef.get_kernels(arguments(a, b), cc=80)[0])
+    assert faults(made, BF16_PRODUCT.replace("bf16", short(a.dtype)), room(80)) == []
+    assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in made.ptx) == (name not in ("float16",))
 
 
 @pytest.mark.parametrize("cc", ARCHITECTURES)
@@ -327,17 +313,17 @@ def test_every_kind_of_epilogue_compiles(name, cc, compiled, never_run):
     made = {"C": torch.empty(m, n), "bias": torch.empty(n), "column": torch.empty(m, 1)}
     given = {key: value for key, value in made.items() if key in EPILOGUES[name].partition(":")[0]}
     kernel = ef.get_kernels(arguments(*matrices(m, n), EPILOGUES[name], **given), cc=cc)[0]
-    ptx, spilled = compiled(kernel)
-    assert set(spilled) == {0} or kernel.plan.allocation.program.spills
-    assert "griddepcontrol" not in ptx
+    made = compiled(kernel)
+    assert faults(made, BF16_PRODUCT, room(cc), may_spill=kernel.plan.allocation.program.spills) == []
+    assert "griddepcontrol" not in made.ptx
 
 
 @pytest.mark.parametrize("k", [256, 130, 77])
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_rows_compile(name, k, compiled, never_run):
     for kernel in ef.get_kernels(arguments(*matrices(k=k, n=512), PARTS[name]), cc=80):
-        _, spilled = compiled(kernel)
-        assert set(spilled) == {0} or kernel.plan.allocation.program.spills
+        may_spill = kernel.plan.allocation.program.spills
+        assert faults(compiled(kernel), BF16_PRODUCT, room(80), may_spill=may_spill) == []
 
 
 @pytest.mark.parametrize("order", ["stacked", "interleaved"])

@@ -114,9 +114,8 @@ class Last(NamedTuple):
 class Team:
     """A thread of a warp group at a tile, and the places of its values in a subtile.
 
-    `mma` is what says which values a thread has: a tiled multiplication, or what stands in its place. `group` is the
-    warp group's number, `executed` counts its tiles before this one. `own` has what each access made of
-    it for itself.
+    `mma` says which values a thread has: a tiled multiplication, or what stands in its place. `group` is the warp
+    group's number, `executed` counts its tiles before this one. `own` has what each access made of it for itself.
     """
 
     def __init__(

@@ -1,0 +1,66 @@
+"""A kernel compiled for a GPU that is not there, and what its machine code must not have: faults, each by name."""
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from epifuse.providers.cutedsl import load
+
+
+class Compiled(NamedTuple):
+    """PTX of a kernel and of those behind it, the bytes that each of them spills, and the shared memory of the largest
+    launch."""
+
+    ptx: str
+    spilled: list[int]
+    shared: int
+
+
+@pytest.fixture
+def compiled(tmp_path, capfd):
+    """What compiles a kernel, or another text."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    from epifuse.providers.cutedsl.compile import compile_text
+
+    def compile_(kernel, text=None):
+        options = f"{load.OPTIONS} remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}"
+        function = compile_text(text or kernel.plan.allocation.program.text, options)
+        return Compiled(function.__ptx__, spills(capfd.readouterr().err), shared_memory(str(function.ir_module)))
+
+    return compile_
+
+
+def spills(report):
+    """Bytes that each kernel of the compiler's report spills; it wraps its lines anywhere."""
+    return [int(count) for count in re.findall(r"(\d+) bytes spill stores", " ".join(report.split()))]
+
+
+def shared_memory(host):
+    """Bytes of shared memory of the largest launch, as the host's code says: behind its grid and its block."""
+    config = r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\].*struct<\(array<3 x i32>, array<3 x i32>, i64,"
+    found = [0]
+    for function in host.split("llvm.func "):
+        constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", function))
+        stored = {place: value for value, place in re.findall(r"llvm\.store (%\w+), (%\w+) : i64", function)}
+        found += [int(constants[stored[place]]) for place in re.findall(config, function)]
+    return max(found)
+
+
+def instructions(ptx, name):
+    """Lines of an instruction, without what they are predicated on."""
+    return re.findall(rf"^\s*(?:@!?%p\d+ )?({re.escape(name)}.*)$", ptx, re.MULTILINE)
+
+
+def faults(made, product, room, *, may_spill=False):
+    """Registers that spill, products by another instruction than `product`, shared memory beyond `room` bytes."""
+    family = ".".join(product.split(".")[:2])
+    products = {line.split()[0] for line in instructions(made.ptx, family)}
+    found = []
+    if not made.spilled or (any(made.spilled) and not may_spill):
+        found.append(f"spilled: {made.spilled} bytes")
+    if products != {product}:
+        found.append(f"products: {sorted(products)}")
+    if not 0 < made.shared <= room:
+        found.append(f"shared memory: {made.shared} of {room} bytes")
+    return found
