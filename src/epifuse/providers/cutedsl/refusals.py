@@ -129,10 +129,16 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
         *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
         *(["A and B are copied first, to where TMA can address them"] if design.rewritten == 1 else []),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
-        *(["so many operands and outputs spill registers beside this tile's accumulator"] if spills else []),
+        *([_SPILLS[design.in_tensor_memory]] if spills else []),
         *_summed(design, problem),
         *_looser(design, problem),
     )
+
+
+_SPILLS = {
+    False: "so many operands and outputs spill registers beside this tile's accumulator",
+    True: "registers may spill: in so wide a tile each subtile has code of its own",
+}
 
 
 def _summed(design: Design, problem: Problem) -> list[str]:

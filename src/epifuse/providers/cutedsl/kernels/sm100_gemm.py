@@ -157,12 +157,12 @@ class Sm100Gemm:
             cta_layout_vmnk=sharing,
             defer_sync=True,
         )
-        # One of the two buffers is read by a warp group of each CTA.
+        # Each of the two buffers is read by a warp group of each CTA, whose warps say when they have.
         done = pipeline.PipelineUmmaAsync.create(
             barrier_storage=summed,
             num_stages=BUFFERS,
             producer_group=_threads(1),
-            consumer_group=_threads(WARP_GROUP * self.ctas),
+            consumer_group=_threads(WARPS * self.ctas),
             cta_layout_vmnk=sharing,
             defer_sync=True,
         )
@@ -300,7 +300,8 @@ class Sm100Gemm:
                 self.even_subtiles(sums, tile, threads)
             else:
                 self.subtiles(sums, tile, threads)
-            done.consumer_release(ready)
+            with cute.arch.elect_one():
+                done.consumer_release(ready)
             self.epilogue.leave(tile, carried, threads)
             ready = after(ready, BUFFERS)
             executed += 1
