@@ -215,6 +215,24 @@ def test_every_kind_of_epilogue_compiles(name, compiled, never_run):
     assert max(made.spilled) <= 64, "of whole rows, which no smaller tile holds"
 
 
+FURTHER: dict[str, Any] = {
+    "a number in memory": (
+        "def epi(accum, s, t): D = accum * s + t; return D\n",
+        BF16,
+        {"s": torch.empty(1), "t": 2.0},
+    ),
+    "dropout": ("def epi(accum, seed): D = dropout(accum, 0.1, seed); return D\n", E4M3, {"seed": 1234}),
+    "by columns": ("def epi(accum, C): D = accum > C; return D\n", None, {"C": torch.empty(504, 500).t()}),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_other_operands_and_outputs_compile(name, compiled, never_run):
+    source, out, operands = FURTHER[name]
+    kernel = ef.get_kernels(arguments(*matrices(), source, out, **operands), cc=100)[0]
+    check_code(kernel, compiled(kernel))
+
+
 def test_values_that_later_walks_need_stay_in_tensor_memory(compiled, never_run):
     kernel = ef.get_kernels(with_operands(EPILOGUES["norm of rows"], 500, 256), cc=100)[0]
     assert instructions(compiled(kernel).ptx, "tcgen05.st.sync.aligned.16x256b")
