@@ -161,11 +161,10 @@ class Epilogue:
 
     @property
     def is_even(self):
-        """Whether all subtiles are computed alike: none has anything of another's, nor a place that is known."""
-        accesses = [*self.scene.loads, *self.program.stores]
-        return len(self.walks) == 1 and not (
-            self.partials.reductions or self.picked or any(any(access.inner) for access in accesses)
-        )
+        """Whether all subtiles are computed alike: none has to do with others, nor a place that must be known."""
+        last, accesses = self.walks[-1], [*self.scene.loads, *self.program.stores]
+        apart = last.reductions or last.lines or self.partials.reductions or self.picked
+        return len(self.walks) == 1 and not (apart or any(any(access.inner) for access in accesses))
 
     def any_subtile(self, at, values, tile, team):
         """A subtile whose place among all may be known at run time only, where they are `is_even`."""
