@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     ),
     "print": (
         lambda a, b: ef.gemm(a, b, epilogue='def epi(accum): debug_print("{}", accum); D = accum; return D'),
-        "debug_print in an epilogue whose inputs require grad",
+        "debug_print is not supported where an input requires grad",
     ),
     "save": (lambda a, b: ef.gemm(a, b, save="nothing"), "save must be 'auto' or 'recompute' or 'preactivation'"),
     "wrong operand": (lambda a, b: ef.gemm(a, b, epilogue=softmax, bias=torch.ones(N + 1)), "bias"),
