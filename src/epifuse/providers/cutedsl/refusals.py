@@ -148,7 +148,7 @@ def _summed(design: Design, problem: Problem) -> list[str]:
     if problem.a.dtype.itemsize != 1:
         return []
     if design.in_tensor_memory:
-        return ["the tensor cores add up all products in float32"]
+        return ["the tensor cores add up all products, in float32 as is assumed"]
     if problem.accumulator == torch.int32:
         return [_reached(problem)]
     if any(design.scaled):
@@ -174,9 +174,7 @@ def _looser(design: Design, problem: Problem) -> list[str]:
     """What was allowed that makes results less exact, and how float32 is multiplied in full."""
     found = []
     if problem.a.dtype == torch.float32:
-        found = [
-            _FULL if design.rewritten == inputs.PARTS else "A and B are multiplied as tf32, with 10 bits of fraction"
-        ]
+        found = [_FULL if design.rewritten == inputs.PARTS else _TF32]
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
 
 
