@@ -28,6 +28,14 @@ def test_import_is_silent_and_lazy(tmp_path: Path) -> None:
     assert run(PROBE, tmp_path) == ""
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_kernels_are_imported_on_every_gpu(arch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kernel for one GPU is imported with those for others: no other GPU's operation may be made then."""
+    pytest.importorskip("cutlass")
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)  # in place of the machine's GPU
+    assert run("import epifuse.providers.cutedsl.compile", tmp_path) == ""
+
+
 IN_AN_EPILOGUE = """
 import torch
 def identity(accum):

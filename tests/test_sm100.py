@@ -258,7 +258,7 @@ def test_a_thread_has_the_values_of_its_places(columns):
     def collect():
         start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
         subtiles = tensor_memory._subtiles(start, columns)
-        copy = tensor_memory._copied(tensor_memory._LOAD, subtiles)
+        copy = tensor_memory._copied(tensor_memory._loading(), subtiles)
         places = cute.flat_divide(cute.make_identity_tensor((128, columns)), (128, 32))
         found["fragment"] = tensor_memory.Slabs().fragment()
         for thread in range(128):

@@ -24,7 +24,6 @@ _OF_WARP = LANES // WARPS
 _TAKEN = SUBTILE[0] // WARPS  # of a warp's lanes in a subtile
 _WIDTH = SUBTILE[1]
 _REPEATED = tcgen05.Repetition(_WIDTH // 8)  # of 256 bits of each lane
-_LOAD, _STORE = tcgen05.Ld16x256bOp(_REPEATED), tcgen05.St16x256bOp(_REPEATED)
 
 
 class Slabs:
@@ -47,7 +46,8 @@ class Slab:
     """A thread's values in a subtile."""
 
     def __init__(self, thread: Any) -> None:
-        copy = _copied(_LOAD, _subtiles(cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16), _WIDTH))
+        start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
+        copy = _copied(_loading(), _subtiles(start, _WIDTH))
         self.places = [_in_subtile(*place) for place in listed(_of_thread(copy, thread))]
 
     def partition_C(self, _: Any) -> list[tuple[Any, Any]]:  # noqa: N802
@@ -60,7 +60,7 @@ class Sums:
 
     def __init__(self, start: Any, design: Design, thread: Any) -> None:
         subtiles = _subtiles(start, design.columns)
-        self.loading, self.storing = (_copied(operation, subtiles) for operation in (_LOAD, _STORE))
+        self.loading, self.storing = (_copied(operation, subtiles) for operation in (_loading(), _storing()))
         self.source = self.loading.get_slice(thread).partition_S(subtiles)
         self.target = self.storing.get_slice(thread).partition_D(subtiles)
         self.shape = _of_thread(self.loading, thread).shape
@@ -85,6 +85,16 @@ def _subtiles(start: Any, columns: int) -> Any:
     """All lanes of a tile by subtiles' columns."""
     memory = cute.make_tensor(start, cute.make_layout((LANES, columns), stride=(_LANE, 1)))
     return cute.flat_divide(memory, (LANES, _WIDTH))
+
+
+# Made while tracing, never at import: CuTe DSL refuses an operation that the architecture compiled for lacks, and at
+# import that is the GPU of the machine.
+def _loading() -> Any:
+    return tcgen05.Ld16x256bOp(_REPEATED)
+
+
+def _storing() -> Any:
+    return tcgen05.St16x256bOp(_REPEATED)
 
 
 def _copied(operation: Any, subtiles: Any) -> Any:
