@@ -15,6 +15,7 @@ from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
+from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
@@ -36,9 +37,8 @@ MULTIPLYING = MATH_GROUPS * WARPS  # warps that run no epilogue
 LOADING = MULTIPLYING + 1
 THREADS = WARP_GROUP * (MATH_GROUPS + 1)
 REGISTERS = 64, 224  # of a thread that loads or multiplies, and of one in an epilogue: 65,536 of 128 threads each
-TOGETHER = 1  # named barriers: the threads of each warp group (two ids),
-BEGIN = 3  # those that learn where tensor memory begins,
-END = 4  # and those that have read it
+BEGIN = direct.TOGETHER + MATH_GROUPS  # named barriers: those that learn where tensor memory begins,
+END = BEGIN + 1  # and those that have read it
 
 
 class Cta(NamedTuple):
@@ -291,15 +291,11 @@ class Sm100Gemm:
             held = self.epilogue.fetch(at, own, given)
             done.consumer_wait(ready)
             threads = self.epilogue.team(Slabs(), own, served, executed, shared, given, Last(False, within, {}))
-            if const_expr(self.epilogue.deposits):
-                cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-                self.epilogue.deposit(held, shared, served, own)
-                cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-            tile = self.epilogue.tile(at, held)
+            tile = direct.begin(self.epilogue, at, held, threads)
             if const_expr(self.epilogue.is_even):
                 self.even_subtiles(sums, tile, threads)
             else:
-                self.subtiles(sums, tile, threads)
+                direct.subtiles(self.epilogue, sums, tile, threads)
             with cute.arch.elect_one():
                 done.consumer_release(ready)
             self.epilogue.leave(tile, carried, threads)
@@ -317,18 +313,6 @@ class Sm100Gemm:
         for right in cutlass.range(self.epilogue.division.across, unroll=1):
             for down in cutlass.range_constexpr(self.epilogue.division.down):
                 self.epilogue.any_subtile((down, right), sums, tile, threads)
-
-    def subtiles(self, sums: Sums, tile: Any, threads: Any) -> None:
-        """The epilogue of a tile, subtile by subtile."""
-        last, count, scene = len(self.epilogue.walks) - 1, self.epilogue.division.subtiles, self.epilogue.scene
-        coming: dict = {}
-        for s in range(count):
-            arrived = coming
-            if scene.begins(s):
-                self.epilogue.reduce_rows(s, sums, tile, threads)
-                arrived = self.epilogue.arrive(last, s, threads)
-            coming = {} if scene.begins(s + 1) else self.epilogue.arrive(last, s + 1, threads)
-            self.epilogue.subtile(s, sums, arrived, tile, threads)
 
 
 def _threads(count: int) -> pipeline.CooperativeGroup:

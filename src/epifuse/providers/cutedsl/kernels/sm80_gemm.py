@@ -16,6 +16,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
+from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
 from epifuse.providers.cutedsl.kernels.copies import Copies
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
@@ -32,7 +33,6 @@ try:
 except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
-TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
 THREADS = MATH_GROUPS * WARP_GROUP
 _ROWS = 16  # of a warp's fragments
 _BLOCK = 32  # bytes of K that one multiplication takes
@@ -166,29 +166,13 @@ class Sm80Gemm:
             registers.fill(self.accumulator(0))
             self.product(blocks, (a, b), sources, buffers, mma, sums, thread)
             threads = self.epilogue.team(atom, own, group, executed, shared, given, Last(False, group, {}))
-            if const_expr(self.epilogue.deposits):
-                cute.arch.barrier(barrier_id=TOGETHER + group, number_of_threads=WARP_GROUP)
-                self.epilogue.deposit(held, shared, group, own)
-                cute.arch.barrier(barrier_id=TOGETHER + group, number_of_threads=WARP_GROUP)
-            tile = self.epilogue.tile(at, held)
-            self.subtiles(registers, tile, threads)
+            tile = direct.begin(self.epilogue, at, held, threads)
+            direct.subtiles(self.epilogue, registers, tile, threads)
             self.epilogue.leave(tile, carried, threads)
             executed += 1
             turn += step
         if const_expr(len(carried) > 0):
             self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(group, own // 32), given)
-
-    def subtiles(self, values: cute.Tensor, tile: Any, threads: Any) -> None:
-        """The epilogue of a tile, subtile by subtile."""
-        last, count, scene = len(self.epilogue.walks) - 1, self.epilogue.division.subtiles, self.epilogue.scene
-        coming: dict = {}
-        for s in range(count):
-            arrived = coming
-            if scene.begins(s):
-                self.epilogue.reduce_rows(s, values, tile, threads)
-                arrived = self.epilogue.arrive(last, s, threads)
-            coming = {} if scene.begins(s + 1) else self.epilogue.arrive(last, s + 1, threads)
-            self.epilogue.subtile(s, values, arrived, tile, threads)
 
     def accumulators(self, mma: cute.TiledMma) -> Any:
         """A thread's registers of a tile, subtile by subtile, and the same as what multiplications add to."""

@@ -1,0 +1,30 @@
+"""The epilogue of a tile from which no result leaves by TMA: the same steps, whichever kernel multiplied."""
+
+import cutlass.cute as cute
+
+from epifuse.providers.cutedsl.design import WARP_GROUP
+
+TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
+
+
+def begin(epilogue, at, held, threads):
+    """The tile at a place. Behind it every thread of the warp group reads the vectors that were fetched: `held`."""
+    if epilogue.deposits:
+        together = {"barrier_id": TOGETHER + threads.group, "number_of_threads": WARP_GROUP}
+        cute.arch.barrier(**together)
+        epilogue.deposit(held, threads.shared, threads.group, threads.thread)
+        cute.arch.barrier(**together)
+    return epilogue.tile(at, held)
+
+
+def subtiles(epilogue, values, tile, threads):
+    """Its subtiles one after the other, each beside what the next one reads ahead."""
+    last, count, scene = len(epilogue.walks) - 1, epilogue.division.subtiles, epilogue.scene
+    coming: dict = {}
+    for s in range(count):
+        arrived = coming
+        if scene.begins(s):
+            epilogue.reduce_rows(s, values, tile, threads)
+            arrived = epilogue.arrive(last, s, threads)
+        coming = {} if scene.begins(s + 1) else epilogue.arrive(last, s + 1, threads)
+        epilogue.subtile(s, values, arrived, tile, threads)
