@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, NamedTuple
 
 from torch.fx import Node as FxNode
 
+from epifuse.base.target import Target
 from epifuse.pytorch.cone import (
     PRODUCTS,
     Cone,
     bytes_of,
     dims_of,
+    elements_of,
     is_cast,
     is_part,
     is_reduction,
@@ -37,7 +40,8 @@ def has_loop(node: FxNode) -> bool:
 
 class Moved(NamedTuple):
     """Bytes around a product: what it is itself, what the epilogue reads and writes, and what loops move beside the
-    product and beside the fused kernel; `kernels` are those of Inductor that are gone when it is fused."""
+    product and beside the fused kernel. When it is fused, `kernels` of Inductor are gone, `instructions` of its loops,
+    which a GPU executes while they move theirs, and the bytes that its kernels for `sums` read behind them."""
 
     product: int
     operands: int
@@ -45,42 +49,74 @@ class Moved(NamedTuple):
     loops_apart: int
     loops_fused: int
     kernels: int
+    sums: int = 0
+    instructions: int = 0
 
     @property
     def saved(self) -> int:
         """Bytes that do not travel when the cone is one kernel."""
-        return self.product + self.loops_apart - (self.operands + self.outputs + self.loops_fused)
+        return self.product + self.loops_apart + self.sums - (self.operands + self.outputs + self.loops_fused)
 
 
-def moved(cone: Cone) -> Moved:
+def moved(cone: Cone, target: Target) -> Moved:
     """What moves where `cone` is one kernel, and where it is not.
 
     Apart, the product is written, and read again by the loop around it; what only other loops read is computed within
-    them. Reductions along M are a kernel of their own. Fused, every output is written, and read by those loops.
-    Operands are read either way, and written where a loop would else compute them on its way.
+    them. Sums along M that Inductor splits are kernels of their own. Fused, every output is written, and read by those
+    loops. Operands are read either way, and written where a loop would else compute them on its way.
     """
     product, outputs = bytes_of(cone.product), cone.outputs
     operands = sum(map(bytes_of, cone.operands))
     sums = [node for node in cone.inside if is_own_kernel(node)]
+    most = _WHOLE * target.processor.multiprocessors if target.device == "cuda" else inf
+    split = [node for node in sums if elements_of(node) < most]
     written = [node for node in outputs if node is not cone.product and not _is_of(node, sums, cone)]
     stored = {node for node in written if not all(map(has_loop, cone.readers(node)))}
     is_met = any(has_loop(reader) for node in outputs for reader in cone.readers(node))
-    apart = sum(map(bytes_of, stored))
-    if written:
+    has_own = bool(written) or len(split) < len(sums)  # a loop around the product
+    apart, again = sum(map(bytes_of, stored)), 0
+    if has_own:
         apart += product + operands
-    if sums:
-        bases = dict.fromkeys(_base(node.all_input_nodes[0], cone) for node in sums)
+    if split:
+        bases = dict.fromkeys(_base(node.all_input_nodes[0], cone) for node in split)
         anew = [] if all(base in stored for base in bases) else [product + operands]
-        apart += sum([*anew, *(bytes_of(base) for base in bases if base in stored)])
+        again = sum([*anew, *(bytes_of(base) for base in bases if base in stored)])
+    # A sum of everything is added up by the loop, which takes as long as if it read all twice.
+    behind = again if has_own and any(map(sums_columns, split)) else 0
     fused = sum(bytes_of(each) for each in dict.fromkeys(map(_source, cone.operands)) if _is_only_ours(each, cone))
     fused += sum(bytes_of(node) for node in outputs if any(map(has_loop, cone.readers(node))))
     # The loop around the product is there in any case where it computes something else as well.
-    kernels = (bool(written) and not is_met) + _KERNELS_OF_SUMS * bool(sums)
-    return Moved(product, operands, sum(map(bytes_of, outputs)), apart, fused, kernels)
+    kernels = (has_own and not is_met) + _KERNELS_OF_SUMS * bool(split)
+    apart += again - behind
+    stores = sum(map(bytes_of, outputs))
+    return Moved(product, operands, stores, apart, fused, kernels, behind, _instructions(cone))
 
 
+_WHOLE = 64
+"""Sums for each multiprocessor from which on Inductor does not split them (`Reduction.num_splits`): the loop that
+stores what is summed adds it up on its way."""
 _KERNELS_OF_SUMS = 2
-"""Inductor splits long reductions: one kernel for the parts, one for the parts' sum."""
+"""Where it does: one kernel for the parts, one for the parts' sum."""
+
+_IN_LOOPS = {
+    **dict.fromkeys(("div", "reciprocal", "exp"), 9),
+    "sigmoid": 12,
+    "tanh": 21,
+    **dict.fromkeys(("expm1", "log", "log2", "log10"), 25),
+    **dict.fromkeys(("erf", "log1p"), 28),
+}
+"""Instructions for a value, of what takes more than one in the machine code of Inductor's loops
+(loop_instructions.json)."""
+_AROUND = 6
+"""Of a loop around them, for each value: addresses, loads, conversions and stores (a cast, in the same file)."""
+
+
+def _instructions(cone: Cone) -> int:
+    total = _AROUND * elements_of(cone.product)
+    for node in cone.body:
+        if node is not cone.product and is_work(node):
+            total += _IN_LOOPS.get(name_of(node), 1) * max(map(elements_of, [node, *node.all_input_nodes]))
+    return total
 
 
 def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:
@@ -94,6 +130,11 @@ def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:
 def is_own_kernel(node: FxNode) -> bool:
     """Whether Inductor reduces in a kernel that computes nothing else: along M."""
     return is_reduction(node) and not _along_last(node)
+
+
+def sums_columns(node: FxNode) -> bool:
+    """Whether it reduces along M, and has a result for each column."""
+    return is_own_kernel(node) and elements_of(node) > 1
 
 
 def _source(node: FxNode) -> FxNode:

@@ -1,16 +1,17 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
-On a GPU a fused kernel overlaps the product, memory and arithmetic, but for the arithmetic of the last tiles; where a
-row is spread over the CTAs of a cluster, which wait for each other, the product overlaps with nothing. cuBLAS overlaps
-the product and memory. Inductor's loops take as long as their bytes.
+On a GPU a fused kernel overlaps the product, memory and arithmetic, but for what the epilogue of the last tiles reads
+and computes. Where a row is spread over the CTAs of a cluster, which wait for each other, nothing overlaps. cuBLAS
+overlaps the product and memory, but not the end of a tile with the next one. Inductor's loops take as long as their
+bytes or as their instructions, whichever is longer.
 
-The constants are fitted to 240 drawn sites on two H200 (benchmarks/results/sites.json and sites_second.json). docs/
+Four constants are fitted to 240 drawn sites on two H200 (benchmarks/results/sites.json and sites_second.json). docs/
 pytorch.md tells how well they do on sites that they were not fitted to.
 """
 
 from __future__ import annotations
 
-from math import ceil, hypot, prod
+from math import ceil, prod, sqrt
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
@@ -22,7 +23,7 @@ from epifuse.plan import Plan
 from epifuse.providers.cutedsl import costs, tuned
 from epifuse.providers.cutedsl.inputs import PARTS, is_full, time_of_one
 from epifuse.pytorch.cone import Cone, tensors_of
-from epifuse.pytorch.payoff import Moved, moved
+from epifuse.pytorch.payoff import Moved, moved, sums_columns
 
 
 class Extents(NamedTuple):
@@ -49,7 +50,7 @@ class Site(NamedTuple):
 
     `target` is the device, `factors` are the bytes of A and B, `work` instructions of the epilogue, and `cost`
     that of the plan: multiply-adds of 16-bit values on one multiprocessor. With `waits`, values need whole rows, and a
-    row is in several tiles. With `full`, float32 is multiplied in full.
+    row is in several tiles. With `full`, float32 is multiplied in full, and with `columns`, columns are reduced.
     """
 
     target: Target
@@ -60,6 +61,7 @@ class Site(NamedTuple):
     cost: float
     waits: bool = False
     full: bool = False
+    columns: bool = False
 
 
 class Prediction(NamedTuple):
@@ -86,7 +88,8 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
     # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes.
     cost = allocation.cost if allocation.estimate is None else allocation.estimate().without_memory
-    return Site(plan.problem.target, extents, factors, moved(cone), _work(plan), cost, waits, full)
+    moves, columns = moved(cone, plan.problem.target), any(map(sums_columns, cone.inside))
+    return Site(plan.problem.target, extents, factors, moves, _work(plan), cost, waits, full, columns)
 
 
 def predicted(site: Site) -> Prediction:
@@ -113,45 +116,45 @@ def _on_cpu(site: Site, rates: Processor) -> Prediction:
 def _bytes(site: Site) -> tuple[int, int]:
     """All that moves apart, and fused."""
     parts = site.moved
-    apart = site.factors + parts.product + parts.loops_apart
+    apart = site.factors + parts.product + parts.loops_apart + parts.sums
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
-_KERNEL = 2e-6
-"""Seconds from one kernel to the next."""
-_REACHED = 0.85
-"""Of the memory's rate, by a fused kernel. Loops reach all of it, as the L2 cache still has some of what they read."""
-_LIBRARY_REACHED = 0.74
-"""Of the memory's rate, by cuBLAS. With it the time of half of the 240 products is within 4 % of the one measured."""
+_KERNEL = 2.4e-6
+"""Seconds from one kernel to the next. The two files alone give 2.4 and 2.5."""
 _BY_LANES = 0.84
 """Of the multiply-adds of all lanes, by cuBLAS's float32 products: 48 to 49 TFLOP/s (full_float32_h100.json)."""
-_OVERLAP = 1.65
-"""The exponent of the norm that three overlapping times have together: 1 where they follow each other, 2 a hypotenuse.
-The two files alone give 1.6 and 1.8."""
-_EXPOSED = 0.7
-"""Of what the last tile computes, what no product hides. The two files alone give 0.4 and 1.0."""
-_PLANNED = 0.95
-"""Of the time that the plan's cost gives at the rate of large products."""
-_IDLE = 0.38
-"""How much idle multiprocessors speed the others up, as all share the power limit and the L2 cache: the weight of the
-product's own time in a geometric mean with the plan's. It is 0 where idle ones help nothing, and 1 where they cost
-nothing. The two files alone give 0.37 and 0.36."""
+_OVERLAP = 1.5
+"""The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse. The
+two files alone give 1.45 and 1.50."""
+_IN_THE_WAY = 0.2
+"""Of the time in which operands come from memory, what the product waits for. The files alone give 0.21 and 0.18."""
+_COLUMNS = 0.7e-6
+"""Seconds for each wave of tiles in which columns are reduced, between warps that wait for each other, and for the
+kernel that merges the tiles' results. The two files alone give 0.8 and 0.6."""
 
 
 def _on_gpu(site: Site, rates: Processor) -> Prediction:
-    parts, extents, memory = site.moved, site.extents, _REACHED * rates.bytes_a_second
+    parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
     by_lanes = extents.operations / (2 * PARTS * 2 * _BY_LANES * rates.instructions_a_second)
-    library = by_lanes if site.full else max(product, _SPLIT * _of_tiles(extents, rates))
-    alone = hypot(library, (site.factors + parts.product) / (_LIBRARY_REACHED * rates.bytes_a_second))
-    apart = alone + parts.loops_apart / rates.bytes_a_second + parts.kernels * _KERNEL
+    # As if the main loop were longer by what nothing hides of the end of a tile. Ours hides it: plain products with a K
+    # of 512 take 0.81 of cuBLAS's time, and 0.98 of it with 4096 (gemm_epilogue.json).
+    library = by_lanes if site.full else product * (1 + tuned.EPILOGUE_K.value / extents.k)
+    alone = _norm(library, (site.factors + parts.product) / memory)
+    loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second)
+    apart = alone + loops + parts.sums / memory + parts.kernels * _KERNEL
     planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
-    multiplying = _PLANNED * planned ** (1 - _IDLE) * product**_IDLE
-    moving = (site.factors + _AGAIN * _read_again(extents, rates) + parts.operands + parts.outputs) / memory
-    computing = site.work / rates.instructions_a_second
-    own = multiplying + _norm(moving, computing) if site.waits else _norm(multiplying, moving, computing)
-    last = computing / max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
-    return Prediction(own + _EXPOSED * last + parts.loops_fused / rates.bytes_a_second, apart)
+    moving = (site.factors + _read_again(extents, rates) + parts.operands + parts.outputs) / memory
+    computing, operands = site.work / rates.instructions_a_second, parts.operands / memory
+    if site.waits:
+        own = planned + moving + computing
+    else:
+        waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
+        shown = (computing + operands) / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
+        # Idle multiprocessors leave power and L2 to the others: a mean of the plan's time and of what all would take.
+        own = _norm(sqrt(planned * product), moving, computing) + shown
+    return Prediction(own + parts.loops_fused / memory, apart)
 
 
 def _norm(*seconds: float) -> float:
@@ -160,8 +163,6 @@ def _norm(*seconds: float) -> float:
 
 _KEPT = 0.572
 """Of the L2 cache, that operands have: some of it holds things twice."""
-_AGAIN = 1.4
-"""How much what is read again weighs beside what is read once. The two files alone give 1.4 and 1.6."""
 _BAND = 16
 """Tiles along M that are worked on side by side: eight clusters of two."""
 
@@ -182,31 +183,6 @@ def _read_again(extents: Extents, rates: Processor) -> float:
     wave = rates.multiprocessors * high * wide
     columns = min(n, wave / rows)
     return max(0.0, max(1.0, m * n / wave) * 2 * (rows + columns) * k - 2 * (m + n) * k)
-
-
-_SPLIT = 0.7
-"""Of the time that whole waves of tiles take by the rate of large products. The two files alone give 0.72 and 0.66."""
-_RATES = {tile: rate for (tile, _), rate in tuned.RATES.value.items()}
-"""Of tiles that cuBLAS may choose, beside the best: those of our own kernels."""
-_SPLITS = (1, 2, 3, 4, 5, 6, 8)
-_SHORTEST = 512
-"""Elements of a part of K."""
-
-
-def _of_tiles(extents: Extents, rates: Processor) -> float:
-    """Seconds of cuBLAS's product in whole waves of the best tiles, with K split where there are few of them; the parts
-    are written and read in float32."""
-    each, k = rates.operations_a_second / rates.multiprocessors, extents.k
-    best = float("inf")
-    for tile, rate in _RATES.items():
-        tiles = extents.tiles(tile)
-        for split in _SPLITS:
-            if split > 1 and (k < split * _SHORTEST or split * tiles > rates.multiprocessors):
-                break
-            waves = ceil(split * tiles / rates.multiprocessors)
-            merged = 8 * split * extents.batches * extents.m * extents.n if split > 1 else 0
-            best = min(best, waves * 2 * prod(tile) * k / (split * rate * each) + merged / rates.bytes_a_second)
-    return best
 
 
 def _work(plan: Plan) -> float:
