@@ -1,9 +1,13 @@
 """Gradients of whole models through `ef.compile`, beside eager's and torch.compile's, against float64.
 
-    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp] [--sites all] [--save out.json]
+    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp] [--draws 8] [--save out.json]
 
 The transformers models come from configurations, with random weights: nothing is downloaded. For each tensor the error
 is ||g - g64|| / max(||g64||, 1e-3 x the median norm of the parameters' gradients). Each model is one graph.
+
+Errors are sums of roundings, and so are random: those of a tensor of few values, and of the loss, differ by 10 % and
+more from one draw of weights and batch to the next, in either direction. With --draws an error is the root of the mean
+square over so many of them.
 """
 
 from __future__ import annotations
@@ -168,15 +172,20 @@ def compared(model: nn.Module, batch: Batch, steps: dict[str, Any], amp: bool) -
     return {kind: errors(gradients(model, step, batch, amp), exact) for kind, step in steps.items()}
 
 
-def measured(name: str, amp: bool, sites: str, device: str) -> dict[str, Any]:
+def measured(name: str, amp: bool, sites: str, device: str, draws: int = 1) -> dict[str, Any]:
     """Errors of one model, and what was fused."""
-    torch.manual_seed(0)
     torch.compiler.reset()
-    model, batch = MODELS[name]()
-    model, batch = model.to(device).train(), {key: value.to(device) for key, value in batch.items()}
+    model = MODELS[name]()[0].to(device).train()
     ours = ef.compile(model, fullgraph=True, dynamic=False, sites=sites)
     inductor = torch.compile(model, fullgraph=True, dynamic=False)
-    found = compared(model, batch, {"epifuse": ours, "torch.compile": inductor, "eager": model}, amp)
+    steps = {"epifuse": ours, "torch.compile": inductor, "eager": model}
+    each_draw = []
+    for seed in range(draws):
+        torch.manual_seed(seed)
+        drawn, batch = MODELS[name]()
+        model.load_state_dict(drawn.state_dict())
+        each_draw.append(compared(model, {key: value.to(device) for key, value in batch.items()}, steps, amp))
+    found = {kind: _root_mean_squares([one[kind] for one in each_draw]) for kind in steps}
     others = {each: max(found["eager"][each], found["torch.compile"][each]) for each in found["eager"]}
     ratios = {each: found["epifuse"][each] / max(others[each], 1e-12) for each in others}
     rows = ef.report(ours).rows
@@ -193,12 +202,17 @@ def measured(name: str, amp: bool, sites: str, device: str) -> dict[str, Any]:
     }
 
 
+def _root_mean_squares(draws: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(one[name] ** 2 for one in draws) ** 0.5 for name in draws[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model")
     parser.add_argument("--amp", action="store_true", help="under autocast in bfloat16")
     parser.add_argument("--sites", default="all", choices=["all", "predicted"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--draws", type=int, default=1, help="of weights and batches")
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
     # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
@@ -207,7 +221,7 @@ def main() -> None:
     results = []
     print(f"{'model':8} {'fused':>14}  {'worst: ours':>11} {'compile':>8} {'eager':>8}   {'median':>8} {'':8} {'':8}")
     for name in given.models:
-        one = measured(name, given.amp, given.sites, given.device)
+        one = measured(name, given.amp, given.sites, given.device, given.draws)
         results.append(one)
         fused = f"{one['fused']['forward']}+{one['fused']['backward']} of {one['products']}"
         worst, median = (" ".join(f"{each:8.2e}" for each in one[key].values()) for key in ("worst", "median"))
@@ -215,7 +229,14 @@ def main() -> None:
         print(f"{name:8} {fused:>14}     {worst}   {median}   {above}", flush=True)
     if given.save:
         versions = {"torch": torch.__version__, "epifuse": ef.__version__, "python": platform.python_version()}
-        said = {**versions, "device": given.device, "amp": given.amp, "sites": given.sites, "models": results}
+        said = {
+            **versions,
+            "device": given.device,
+            "amp": given.amp,
+            "sites": given.sites,
+            "draws": given.draws,
+            "models": results,
+        }
         given.save.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
