@@ -178,13 +178,14 @@ def _shown(value: Any) -> Any:
     """What a parse sees of an operand: what is decided while parsing as it is, of all else what it is."""
     if value is None or isinstance(value, str):
         return value
-    for kind in (torch.Tensor, bool, int, float):
-        if isinstance(value, kind):
-            return _STAND_INS[kind]
-    return ...
-
-
-_STAND_INS: dict[type, Any] = {torch.Tensor: [], bool: True, int: 1, float: 1.0}
+    # Literals: under dynamic=True Dynamo makes a symbol of a float that it finds in a container.
+    if isinstance(value, torch.Tensor):
+        return []
+    if isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        return 1
+    return 1.0 if isinstance(value, float) else ...
 
 
 def _break(why: str) -> Any:
