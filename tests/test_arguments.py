@@ -387,8 +387,9 @@ def test_hints_with_and_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_reshape_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epifuse.providers.NAMES", ())
     heads = "def epi(accum): D = permute(reshape(accum, (4, 2, 3)), (1, 0, 2)); return D"
-    with pytest.warns(UserWarning, match="PyTorch runs it unfused"):
+    with pytest.warns(UserWarning, match="PyTorch runs it unfused") as told:
         got = ef.gemm(A, B, epilogue=heads, fallback="torch")
+    assert [warning.filename for warning in told] == [__file__]  # the line that calls
     assert torch.equal(got, ACCUM.reshape(4, 2, 3).permute(1, 0, 2))
 
 
