@@ -194,6 +194,27 @@ def test_gradients_of_every_sample() -> None:
     torch.testing.assert_close(*(function(x, weight, bias, scale) for function in per_sample))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("save", SAVES)
+def test_many_gradients_at_once_are_those_of_the_operations(save: str) -> None:
+    """As for a Jacobian, by autograd's own batches and by vmap; later backwards are fused as before."""
+    inputs, several = leaves(), leaf(5, M, N).detach()
+    y, want = fused(*inputs, save=save), plain(*inputs)
+
+    def batched(y: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, inputs, several, retain_graph=True, is_grads_batched=True)
+
+    def mapped(y: Tensor) -> tuple[Tensor, ...]:
+        return torch.vmap(lambda one: torch.autograd.grad(y, inputs, one, retain_graph=True))(several)  # type: ignore[no-any-return]  # untyped
+
+    for many in (batched, mapped, batched):
+        torch.testing.assert_close(many(y), many(want))
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sum(), inputs, retain_graph=True),
+            torch.autograd.grad(want.sum(), inputs, retain_graph=True),
+        )
+
+
 def test_second_derivatives_of_transforms_match_the_operations() -> None:
     inputs = tuple(value.detach() for value in leaves())
     twice = [

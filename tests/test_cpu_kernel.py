@@ -148,6 +148,28 @@ def test_extents_of_zero_and_one(extents: tuple[int, ...], batch: int | None) ->
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("M", [3, 700])
+def test_without_a_batch_what_does_not_vary_along_batches_is_computed(M: int) -> None:
+    """In memory that is filled with NaN before, where PyTorch is asked to be deterministic."""
+    K, N = 5, 70
+    a, b, C = torch.ones(0, M, K), torch.ones(K, N), small((M, N), torch.float32)
+    source = """def epi(accum, C):
+        D = accum * C
+        s = accum.sum(0) + C
+        e = accum.logsumexp(0, keepdim=True) * 2.0
+        q = C.sum()
+        r = C.sum(dim=-1)
+        return D, s, e, q, r"""
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = ef.gemm(a, b, epilogue=source, C=C)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for got, want in zip(found, meaning(source)(a @ b, C), strict=True):
+        assert got.shape == want.shape
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize(("a_batch", "b_batch"), list(itertools.product([(), (1,), (3,)], repeat=2)))
 def test_batches_broadcast(a_batch: tuple[int, ...], b_batch: tuple[int, ...]) -> None:
     a, b = small((*a_batch, 9, 4), torch.float32), small((*b_batch, 4, 5), torch.float32)

@@ -121,6 +121,16 @@ def test_sizes_may_change() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("numbers", [(2.5, 3.5, -1.0), (2, 3, 7), (True, False)])
+def test_numbers_where_all_may_change(numbers: tuple[Any, ...]) -> None:
+    def step(a: Any, by: Any) -> Any:
+        return ef.gemm(a, B, epilogue="lambda accum, by: accum * by", by=by)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+    for number in numbers:
+        torch.testing.assert_close(compiled(A, number), A @ B * number)
+
+
 def test_destinations_are_written() -> None:
     out = torch.zeros(M, N)
 

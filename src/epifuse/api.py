@@ -22,9 +22,9 @@ from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.biased import with_bias
 from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
-from epifuse.plan.ranks import fold_gemm, fold_linear
+from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
-from epifuse.pytorch.again import again, run, written
+from epifuse.pytorch.again import Tensors, Written, again, run, written
 from epifuse.pytorch.distributed import is_distributed
 from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
@@ -294,15 +294,9 @@ def gemm(
     elsewhere = type(a) not in PLAIN and is_distributed(a, b)
     if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
         request, fold = fold_gemm(request)
-    try:
-        outputs = computed(request, "gemm") if elsewhere else run(request, call, fold)
-    except EpifuseError:
-        if elsewhere:
-            raise
-        outputs = recorded(request)
-    if fold is not None:
-        outputs = fold.restored(outputs, given)
-    return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
+    if elsewhere:
+        return _returned(computed(request, "gemm"))
+    return _returned(_outputs(request, call, fold, given))
 
 
 @outside_graph
@@ -375,14 +369,21 @@ def linear(
     request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"))), None
     if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
+    if elsewhere:
+        return _returned(computed(request, "linear"))
+    return _returned(_outputs(request, call, fold, given))
+
+
+def _outputs(request: Request, call: Written | None, fold: Fold | None, given: Mapping[str, Any]) -> Tensors:
+    """The outputs by name, in eager's shapes; the nodes of a trace where one is under way."""
     try:
-        outputs = computed(request, "linear") if elsewhere else run(request, call, fold)
+        outputs = run(request, call, fold)
     except EpifuseError:
-        if elsewhere:
-            raise
         outputs = recorded(request)
-    if fold is not None:
-        outputs = fold.restored(outputs, given)
+    return outputs if fold is None else fold.restored(outputs, given)
+
+
+def _returned(outputs: Tensors) -> Any:
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 

@@ -180,6 +180,18 @@ def test_a_join_by_another_name() -> None:
     torch.testing.assert_close(ef.gemm(a, b, epilogue=exchanged), exchanged(a @ b))
 
 
+def test_a_join_without_columns() -> None:
+    def function(accum: Any) -> Any:
+        x, y = accum.chunk(2, -1)
+        return accum + torch.cat([(y > 0).to(torch.int32), x], -1)
+
+    for n in (8, 0, 8):
+        a, b = torch.randn(M, K), torch.randn(K, n)
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
+    with pytest.raises(ef.errors.EpilogueTypeError, match="do not fit side by side into the 0 columns of accum"):
+        ef.gemm(a, b[:, :0], epilogue="def epi(accum): D = torch.stack([accum, -accum]); return D")
+
+
 def test_hopper_refuses_reductions_of_parts_by_name() -> None:
     """Of columns that are no neighbours: the same one of each head."""
     a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, 8)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from epifuse.fusion import host
 from epifuse.ir import Dims, Node
-from epifuse.ir.types import promote, shape_of
+from epifuse.ir.types import dim_size, promote, shape_of
 from epifuse.passes.alignment import Alignment, Typed, narrow_of
 from epifuse.passes.dims import (
     DimsError,
@@ -130,9 +130,11 @@ class Layout(Alignment):
         if len(args) == 1:
             return replace(args[0], dims=(*dims[:at], (), *dims[at:])) if stacks else args[0]
         own = () if stacks else dims[at]
+        kind = promote([arg.kind for arg in args])
+        if not (stacks or dim_size(own, self.extents)):  # parts without a column, as their row
+            return next(arg for arg in args if arg.kind == kind)
         factor = free(dims, len(args), own, self.extents)
         result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])
-        kind = promote([arg.kind for arg in args])
         place = self.emit("index", attr=(factor,), kind="int32", dims=((factor,),))
         found = args[-1].node
         for number, arg in reversed(list(enumerate(args[:-1]))):

@@ -121,7 +121,7 @@ def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> 
     taken = [(f.stride, f.size(extents)) for dim in dims for f in dim if f.axis == axis and f.size(extents) > 1]
     ends = sorted({1, size, *(stride for stride, _ in taken), *(stride * extent for stride, extent in taken)})
     held = {stride for stride, _ in taken}
-    gaps = [(low, high // low) for low, high in pairwise(ends) if low not in held]
+    gaps = [(low, high // low) for low, high in pairwise(ends) if low and low not in held]
     above = max((f.stride * f.size(extents) for f in beside if f.axis == axis), default=1)
     fitting = [low for low, room in sorted(gaps, key=lambda gap: gap[0] != above) if room % count == 0]
     if not fitting:

@@ -23,7 +23,14 @@ from typing import Any
 import torch
 from torch._C import _is_any_autocast_enabled
 
-from epifuse.base.errors import ArgumentError, EpifuseError, EpilogueTypeError, UnsupportedError, fail
+from epifuse.base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    EpifuseError,
+    EpilogueTypeError,
+    UnsupportedError,
+    fail,
+)
 from epifuse.frontend import Parsed
 from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.frontend.names import NOTHING
@@ -299,6 +306,9 @@ class Recorded:
         if saved[0] is None and self.refused is None and backward.fused is not None:
             try:
                 return backward.gradients(saved, numbers, arriving, fused=True)
+            except ArgumentTypeError as error:
+                if error.key != "transformed":  # as for a Jacobian: this once PyTorch batches the derivative
+                    raise
             except (UnsupportedError, EpilogueTypeError, ArgumentError) as error:
                 self._refuse(_without_hint(error))
         return backward.gradients(saved, numbers, arriving, fused=False)

@@ -97,8 +97,9 @@ def _layout(tensor: torch.Tensor) -> dict[str, str]:
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
-    """True inside vmap and other functorch transforms."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    """True inside vmap and other functorch transforms, and where a backward takes many gradients at once."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def check_names(parsed: Parsed, given: Iterable[str]) -> None:

@@ -199,4 +199,4 @@ def _warn_of(plan: Plan, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         if (why := outcome.result()) is not None:
             text = f"{plan.spec.name} was not compiled in the background, so this call compiles it: {why}"
-            warnings.warn(text, stacklevel=7)  # the caller of `gemm`
+            warnings.warn(text, stacklevel=8)  # the caller of `gemm`

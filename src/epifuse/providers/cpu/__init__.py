@@ -173,5 +173,5 @@ def _panel_shape(program: Panels, problem: Problem) -> tuple[int, int]:
     inner, whole_rows = program.space.inner, program.whole_rows
     columns = n if whole_rows else min(n, _COLUMNS)
     wanted = max(elements // columns, 1) if whole_rows else max(elements // columns, _ROWS)
-    wanted = min(wanted, max(problem.extents["l"] * problem.extents["m"], 1))
+    wanted = min(wanted, max(problem.extents["l"], 1) * max(problem.extents["m"], 1))
     return max(wanted // inner["m"], 1) * inner["m"], columns

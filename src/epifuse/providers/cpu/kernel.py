@@ -177,11 +177,11 @@ class _Launch:
         for (dtype, factors, number), _, nodes in sweep.buffers:
             shape = self.space.shape(factors, tile)
             tensors.update(dict.fromkeys(nodes, _reused(memory, (dtype, factors, number), shape)))
-        if sweep.product is not None:
+        if sweep.product is not None and not tile.is_empty:
             yield from self._product(tile, tensors[sweep.product], sweep.home)
         yield from _calls(sweep.instructions, tensors)
         for instruction, once in sweep.merges:
-            if not any(getattr(tile, axis)[0] for axis in once):
+            if not any(getattr(tile, axis)[0] for axis in once) and ("l" in once or not tile.is_empty):
                 yield from _calls((instruction,), tensors)
         yield from _calls(sweep.stores, tensors)
 

@@ -22,6 +22,11 @@ class Tile(NamedTuple):
     m: tuple[int, int]
     n: tuple[int, int]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no batch."""
+        return self.l[0] == self.l[1]
+
 
 Mask = tuple[bool, ...]
 """For each dimension of a space, whether a value varies along it; of no length for a number, which has no dims."""
@@ -216,13 +221,16 @@ def is_one_tile(space: Space, rows: int, columns: int) -> bool:
 
 
 def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
-    """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small."""
+    """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small.
+
+    Where there is no batch the tiles are empty: values that do not vary along batches are computed in them.
+    """
     l, m, n = (space.extents[axis] for axis in AXES)
-    if 0 in (l, m, n):
+    if 0 in (m, n):
         return
     batches = _batches(space, rows)
     for n0 in range(0, n, columns):
-        for l0 in range(0, l, batches):
+        for l0 in range(0, max(l, 1), batches):
             for m0 in range(0, m, min(rows, m)):
                 yield Tile((l0, min(l0 + batches, l)), (m0, min(m0 + rows, m)), (n0, min(n0 + columns, n)))
 
