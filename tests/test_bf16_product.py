@@ -22,7 +22,7 @@ LAYOUTS = {
 def way(request, monkeypatch):
     if request.param == "upcast":
         monkeypatch.setattr(mkl, "bfloat16_product", lambda: None)
-    forget()  # a call that was prepared keeps the product that it was prepared with
+    forget()  # a call that was prepared the other way
     yield request.param
     forget()
 

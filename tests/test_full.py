@@ -12,9 +12,9 @@ import torch
 from emulated import Emulated
 from emulated import emulated as emulated  # a fixture
 from gpu.test_full import in_full as in_full  # a fixture
+from machine_code import reported
 
 import epifuse as ef
-from epifuse.providers.cutedsl import load
 from epifuse.providers.cutedsl.inputs import PARTS, PROMOTED_PARTS
 from epifuse.providers.cutedsl.kernel_text import read
 
@@ -167,10 +167,7 @@ def test_batches_and_epilogues_are_handed_over(emulated: Emulated, in_full):
 
 def compiled(kernel, folder, capfd):
     """PTX of a kernel, which spills nothing and whose multiplications overlap."""
-    from epifuse.providers.cutedsl.compile import compile_text
-
-    options = load.OPTIONS + f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    function = compile_text(kernel.plan.allocation.program.text, options)
+    function = reported(kernel.plan.allocation.program.text, folder)
     report = " ".join(capfd.readouterr().err.split())
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", report)]
     assert len(spilled) >= 2, "one kernel writes the parts, one multiplies them"
@@ -213,7 +210,8 @@ def test_every_tile_multiplies_tf32_and_spills_nothing(name, capfd, tmp_path, in
 def parts(monkeypatch):
     """The kernel's own function, on numpy's numbers: low, high where it is finite, and high."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from simulated import CUTLASS, Float32, Int32, T
+    import simulated
+    from simulated import CUTLASS, Float32, Int32
 
     from epifuse.providers.cutedsl.kernels import rewrite
 
@@ -223,10 +221,9 @@ def parts(monkeypatch):
         monkeypatch.setattr(kind, "bitcast", lambda self, to: to(self.v.view(to.dtype)), raising=False)
 
     def split(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = np.pad(x, (0, -len(x) % T)).reshape(-1, T)
+        monkeypatch.setattr(simulated, "T", len(x))  # a thread for each number
         with np.errstate(all="ignore"):
-            found = [[one.v for one in rewrite.split(Float32(row))] for row in rows]
-        return tuple(np.concatenate(one)[: len(x)] for one in zip(*found, strict=True))
+            return tuple(one.v for one in rewrite.split(Float32(x)))
 
     return split
 
