@@ -1,7 +1,8 @@
 """A kernel compiled for a GPU that is not there, and what its machine code must not have: faults, each by name."""
 
 import re
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,15 +18,34 @@ class Compiled(NamedTuple):
     shared: int
 
 
+REMARKS = " remarks{ptx}"
+"""The option that makes the compiler say on stderr how many bytes each kernel spills."""
+
+
+def no_locations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With remarks CuTe DSL also looks for the line of Python of each operation. That is two fifths of the time that
+    a kernel takes to compile, and no test reads it. Where CuTe DSL has another name for it, the tests are slower."""
+    from cutlass.base_dsl import dsl
+
+    monkeypatch.setattr(dsl, "_set_enable_frame_filtering", lambda enable: None, raising=False)
+
+
+def reported(text: str, folder: Path) -> Any:
+    """The function that a kernel's text compiles to, with its PTX. The compiler's report is on stderr."""
+    from epifuse.providers.cutedsl.compile import compile_text
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        no_locations(monkeypatch)
+        return compile_text(text, f"{load.OPTIONS}{REMARKS} --keep-ptx --dump-dir={folder}")
+
+
 @pytest.fixture
 def compiled(tmp_path, capfd):
     """What compiles a kernel, or another text."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
 
     def compile_(kernel, text=None):
-        options = f"{load.OPTIONS} remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}"
-        function = compile_text(text or kernel.plan.allocation.program.text, options)
+        function = reported(text or kernel.plan.allocation.program.text, tmp_path)
         return Compiled(function.__ptx__, spills(capfd.readouterr().err), shared_memory(str(function.ir_module)))
 
     return compile_

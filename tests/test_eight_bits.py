@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 from hopper import reasons
+from machine_code import reported
 
 import epifuse as ef
 from epifuse.base.errors import ArgumentError
-from epifuse.providers.cutedsl import DESIGNS, load
+from epifuse.providers.cutedsl import DESIGNS
 from epifuse.tools.testing import FP8_FAST_SUM_EPS, bounded, compare_bounded, gpu_room
 
 E4M3, E5M2, INT8, UINT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
@@ -236,12 +237,8 @@ def test_the_option_travels_with_a_compiled_call():
 def compiled(args, design, folder, capfd):
     """PTX of a design's kernel, which spills nothing and whose multiplications overlap."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
-
     plan = next(k.plan for k in ef.get_kernels(args, cc=90) if k.spec.design == design)
-    function = compile_text(
-        plan.allocation.program.text, load.OPTIONS + f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    )
+    function = reported(plan.allocation.program.text, folder)
     report = " ".join(capfd.readouterr().err.split())
     assert {int(count) for count in re.findall(r"(\d+) bytes spill stores", report)} == {0}
     assert "serialized" not in report

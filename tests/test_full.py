@@ -12,9 +12,9 @@ import torch
 from emulated import Emulated
 from emulated import emulated as emulated  # a fixture
 from gpu.test_full import in_full as in_full  # a fixture
+from machine_code import reported
 
 import epifuse as ef
-from epifuse.providers.cutedsl import load
 from epifuse.providers.cutedsl.inputs import PARTS, PROMOTED_PARTS
 from epifuse.providers.cutedsl.kernel_text import read
 
@@ -167,10 +167,7 @@ def test_batches_and_epilogues_are_handed_over(emulated: Emulated, in_full):
 
 def compiled(kernel, folder, capfd):
     """PTX of a kernel, which spills nothing and whose multiplications overlap."""
-    from epifuse.providers.cutedsl.compile import compile_text
-
-    options = load.OPTIONS + f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    function = compile_text(kernel.plan.allocation.program.text, options)
+    function = reported(kernel.plan.allocation.program.text, folder)
     report = " ".join(capfd.readouterr().err.split())
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", report)]
     assert len(spilled) >= 2, "one kernel writes the parts, one multiplies them"

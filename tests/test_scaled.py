@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from hopper import reasons
+from machine_code import reported
 
 import epifuse as ef
 from epifuse.base.config import CONFIG
 from epifuse.base.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from epifuse.plan.settle import Settled
-from epifuse.providers.cutedsl import load
 from epifuse.request.scaled import BLOCK, blocks
 from epifuse.runtime.reference import unfused
 
@@ -325,12 +325,9 @@ MEANT = {
 @pytest.mark.parametrize("name", MEANT)
 def test_every_design_compiles_and_nothing_spills(name, capfd, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
-
     plans = [kernel.plan for kernel in ef.get_kernels(MEANT[name], cc=90)]
     for plan in {(p.spec.design.tile, p.spec.design.split > 1): p for p in plans}.values():
-        options = load.OPTIONS + f" remarks{{ptx}} --keep-ptx --dump-dir={tmp_path}"
-        ptx = compile_text(plan.allocation.program.text, options).__ptx__
+        ptx = reported(plan.allocation.program.text, tmp_path).__ptx__
         report = " ".join(capfd.readouterr().err.split())
         assert {int(count) for count in re.findall(r"(\d+) bytes spill stores", report)} == {0}, plan.spec.name
         assert "serialized" not in report

@@ -17,6 +17,7 @@ from hopper import (
     layer_norm,
     many,
 )
+from machine_code import REMARKS, no_locations, reported, spills
 
 import epifuse as ef
 from epifuse.base import store
@@ -28,20 +29,12 @@ from epifuse.request.problem import Constraints
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
 
-def spills(report):
-    """Bytes that each kernel of the compiler's report spills; it wraps its lines anywhere."""
-    return [int(count) for count in re.findall(r"(\d+) bytes spill stores", " ".join(report.split()))]
-
-
 def built(args, folder, design=None):
     """Program, design with its stages, and compiled function of one design's kernel, or of the best; with a report."""
-    from epifuse.providers.cutedsl.compile import compile_text
-
     plans = [kernel.plan for kernel in ef.get_kernels(args, cc=90)]
     plan = next(plan for plan in plans if design in (None, plan.spec.design))
     found = plan.allocation.program
-    options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    return found.program, found.design, compile_text(found.text, load.OPTIONS + options)
+    return found.program, found.design, reported(found.text, folder)
 
 
 SPILL_CASES = [("plain", tile) for tile in SCHEDULES] + [
@@ -100,7 +93,8 @@ def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tm
 def reporting(monkeypatch, tmp_path, capfd):
     """Kernels are compiled anew, and the compiler reports on them; `capfd` has what it said."""
     monkeypatch.setattr(store, "CONFIG", replace(store.CONFIG, cache_dir=tmp_path))
-    monkeypatch.setattr(load, "OPTIONS", load.OPTIONS + " remarks{ptx}")
+    monkeypatch.setattr(load, "OPTIONS", load.OPTIONS + REMARKS)
+    no_locations(monkeypatch)
     forget()
     return capfd
 

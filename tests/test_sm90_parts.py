@@ -8,7 +8,8 @@ from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_parts as on_gpu
 from gpu.harness import LAYOUTS
 from hopper import BF16, SCHEDULES, arguments, reasons
-from test_sm90_compile import built, spills
+from machine_code import spills
+from test_sm90_compile import built
 
 import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS

@@ -5,7 +5,8 @@ import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_regions as on_gpu
 from hopper import BF16, SCHEDULES, arguments, reasons
-from test_sm90_compile import built, spills
+from machine_code import spills
+from test_sm90_compile import built
 
 import epifuse as ef
 

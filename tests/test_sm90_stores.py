@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from hopper import PLACED, hopper_kernel, storing
+from machine_code import reported, spills
 
 import epifuse as ef
 from epifuse.base.dtypes import short
-from epifuse.providers.cutedsl import load
-from tests.test_sm90_compile import spills
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
@@ -37,11 +36,7 @@ CASES = {
 def compiled(args: ef.GemmArguments, tile: tuple[int, int], folder: Path) -> str:
     """PTX of the kernel in this tile."""
     kernel = next(k for k in ef.get_kernels(args, cc=90) if k.metadata.tile_shape == tile)
-    from epifuse.providers.cutedsl.compile import compile_text
-
-    plan = kernel.plan
-    options = f" remarks{{ptx}} --keep-ptx --dump-dir={folder}"
-    ptx: str = compile_text(plan.allocation.program.text, load.OPTIONS + options).__ptx__
+    ptx: str = reported(kernel.plan.allocation.program.text, folder).__ptx__
     return ptx
 
 

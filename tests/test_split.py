@@ -12,7 +12,8 @@ import epifuse as ef
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
 from hopper import BF16, arguments
-from test_sm90_compile import built, softmax, spills
+from machine_code import spills
+from test_sm90_compile import built, softmax
 
 from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import SPLIT_DESIGNS, SPLIT_ROW_DESIGNS, SWAPPED_DESIGNS, budget, tuned

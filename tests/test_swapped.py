@@ -8,8 +8,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_swapped as on_gpu
 from hopper import BF16, arguments, bias_gelu
+from machine_code import spills
 from simulated import registers, simulated  # noqa: F401  # fixtures
-from test_sm90_compile import built, spills
+from test_sm90_compile import built
 
 import epifuse as ef
 from epifuse.providers.cutedsl import SWAPPED_DESIGNS
