@@ -210,7 +210,8 @@ def test_every_tile_multiplies_tf32_and_spills_nothing(name, capfd, tmp_path, in
 def parts(monkeypatch):
     """The kernel's own function, on numpy's numbers: low, high where it is finite, and high."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from simulated import CUTLASS, Float32, Int32, T
+    import simulated
+    from simulated import CUTLASS, Float32, Int32
 
     from epifuse.providers.cutedsl.kernels import rewrite
 
@@ -220,10 +221,9 @@ def parts(monkeypatch):
         monkeypatch.setattr(kind, "bitcast", lambda self, to: to(self.v.view(to.dtype)), raising=False)
 
     def split(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = np.pad(x, (0, -len(x) % T)).reshape(-1, T)
+        monkeypatch.setattr(simulated, "T", len(x))  # a thread for each number
         with np.errstate(all="ignore"):
-            found = [[one.v for one in rewrite.split(Float32(row))] for row in rows]
-        return tuple(np.concatenate(one)[: len(x)] for one in zip(*found, strict=True))
+            return tuple(one.v for one in rewrite.split(Float32(x)))
 
     return split
 
