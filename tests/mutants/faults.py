@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzzing.case import Case
 
 from epifuse import passes
 from epifuse.base import cache
@@ -207,6 +208,21 @@ FAULTS: dict[str, Patch] = {
     ),
     "a shared operand is forgotten": _attribute(settle, "check_overlaps", lambda _: lambda *args: ()),
 }
+
+
+def _has(name: str) -> Callable[[Case], bool]:
+    return lambda case: name in case.source()
+
+
+SHOWN_BY: dict[str, Callable[[Case], bool]] = {
+    "gelu is its approximation": _has("gelu"),
+    "fp8 turns NaN into zero": lambda case: any(output.dtype in store._FP8_MAX for output in case.outputs),
+    "a row lies along columns": lambda case: case.sizes["m"] == case.sizes["n"],
+    "reshape counts the inner piece first": _has("reshape"),
+    "integers are added in float32": lambda case: not case.dtypes[0].is_floating_point,
+    "squares of integers wrap": _has("sum_of_squares"),
+}
+"""Which cases can show a fault, for those that few cases show: the others need not run."""
 
 
 IDENTITY_FAULTS: dict[str, Patch] = {
