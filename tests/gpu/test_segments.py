@@ -11,7 +11,7 @@ import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
 from epifuse.request.problem import Constraints
 
-M, N, K = 200, 1344, 72
+M, N, K = 200, 576, 72
 """Rows that end within a tile; columns that do for every tile but the one of 192, in whole segments of 64 and of 96."""
 
 OPERANDS: dict[str, tuple[int, ...]] = {
@@ -171,28 +171,30 @@ IN_DESIGNS = [
 @pytest.mark.parametrize("name", IN_DESIGNS)
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_in_every_design(design: Any, name: str, hopper: Machine) -> None:
-    """Of many tiles, so that a CTA has several."""
     if not holds(design, name):
         return
-    a, b, operands, options = in_a_design(hopper, name, design)
-    check(hopper, source(CASES[name]), a, b, operands, layouts=["rows"], **options)
+    check(hopper, source(CASES[name]), *of_many_tiles(hopper, name), layouts=["rows"], **in_a_design(design))
 
 
-def in_a_design(machine: Machine, name: str, design: Any) -> tuple[Any, ...]:
-    """A, B, operands and options of a case in a design."""
+def of_many_tiles(machine: Machine, name: str) -> tuple[Any, ...]:
+    """A, B and operands of a case, so large that a CTA has several tiles."""
     a, b = product_of(machine, 4096 + 72, 4096 + 512)
     shapes = {"C": (a.shape[0], b.shape[1]), "row": (b.shape[1],)}
-    operands = {key: machine.whole(*shape) for key, shape in shapes.items() if key in CASES[name]}
+    return a, b, {key: machine.whole(*shape) for key, shape in shapes.items() if key in CASES[name]}
+
+
+def in_a_design(design: Any) -> dict[str, Any]:
     asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
-    return a, b, operands, {"out_dtypes": torch.float32, "constraints": asked}
+    return {"out_dtypes": torch.float32, "constraints": asked}
 
 
 @pytest.mark.parametrize("name", IN_DESIGNS)
 def test_a_design_takes_what_it_holds(name: str) -> None:
     function = function_of(source(CASES[name]), {})
+    a, b, operands = of_many_tiles(Machine("cpu"), name)
     for design in DESIGNS:
-        a, b, operands, options = in_a_design(Machine("cpu"), name, design)
-        args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands), **options)
+        epilogue = ef.EpilogueArguments.partial(function, operands)
+        args = ef.GemmArguments(a, b, epilogue=epilogue, **in_a_design(design))
         assert bool(ef.get_kernels(args, cc=90, providers=["cutedsl"])) == holds(design, name), design
 
 
