@@ -198,7 +198,8 @@ def test_stages_fit_in_the_shared_memory_of_each_gpu(never_run):
 
 @pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
 def test_a_thread_has_the_values_of_its_places(design):
-    """Each register of each thread, by the partition of the tile that is multiplied."""
+    """Each register of a thread, by the partition of the tile that is multiplied: of all lanes of the first warp, and
+    of one of each other warp. Where the warps lie and where their lanes do are independent of each other."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     from cutlass import BFloat16, Float32, Int32, cute
 
@@ -206,6 +207,7 @@ def test_a_thread_has_the_values_of_its_places(design):
     from epifuse.providers.cutedsl.kernels.place import Division, Place
     from epifuse.providers.cutedsl.kernels.sm80_gemm import THREADS, Sm80Gemm
 
+    threads = (*range(32), *range(32, THREADS, 32))
     kernel = object.__new__(Sm80Gemm)
     kernel.dtype, kernel.accumulator, kernel.is_tf32, kernel.design = BFloat16, Float32, False, design
     found: dict[str, Any] = {}
@@ -220,14 +222,14 @@ def test_a_thread_has_the_values_of_its_places(design):
 
     def collect(layout, whole, group):
         identity, subtile = cute.make_identity_tensor(design.tile), cute.make_identity_tensor(design.subtile)
-        for thread in range(THREADS):
+        for thread in threads:
             own = listed(whole.get_slice(thread).partition_C(identity))
             found[thread] = {int(layout(i)): place for i, place in enumerate(own)}
             found["of group", thread] = listed(group.get_slice(thread % 128).partition_C(subtile))
 
     cute.compile(trace, Int32(0), options="--gpu-arch=sm_80")
     division = Division(design)
-    for thread in range(THREADS):
+    for thread in threads:
         place = Place(0, 0, 0, thread // 128)
         wanted = [
             (division.row(down, row, place), division.column(right, column, place))
