@@ -3,8 +3,6 @@
 import argparse
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_each
 
 import epifuse as ef
 from epifuse.runtime import background
@@ -230,12 +229,11 @@ def test_no_iterations_time_nothing(load: Load, capsys: pytest.CaptureFixture[st
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("example", EVERY)
-def test_as_a_program(example: str) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{example}.py"), *(SMALL_LAYER if example in LAYERS else SMALL).split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("verified") >= 1
-    assert done.stderr == ""
+def test_as_programs() -> None:
+    sizes = {example: SMALL_LAYER if example in LAYERS else SMALL for example in EVERY}
+    printed = run_each([[str(EXAMPLES / f"{example}.py"), *size.split()] for example, size in sizes.items()])
+    assert [program for program, text in printed.items() if "verified" not in text] == []
+    assert len(printed) == len(EVERY)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from processes import run_each
 
 PROBE = """
 import epifuse, sys, torch
@@ -34,19 +34,23 @@ def identity(accum):
     return ef.evt.functional.identity(accum)
 print(int(ef.gemm(torch.ones(2, 3), torch.ones(3, 2), epilogue=identity)[0, 0]))
 """
+PROGRAMS = {
+    "print(ef.DenseGemm.__name__)": "DenseGemm",
+    "print(ef.evt.EVT.__name__)": "EVT",
+    "from epifuse import Gemm; print(Gemm.__name__)": "Gemm",
+    "import epifuse.thread; print(ef.thread.__name__)": "epifuse.forms.thread",
+    "try: ef.densegemm\nexcept AttributeError as error: print(error)": "write epifuse.DenseGemm",
+    IN_AN_EPILOGUE: "3",
+}
+"""What each prints."""
 
 
-@pytest.mark.parametrize(
-    ("program", "printed"),
-    [
-        ("print(ef.DenseGemm.__name__)", "DenseGemm"),
-        ("print(ef.evt.EVT.__name__)", "EVT"),
-        ("from epifuse import Gemm; print(Gemm.__name__)", "Gemm"),
-        ("import epifuse.thread; print(ef.thread.__name__)", "epifuse.forms.thread"),
-        ("try: ef.densegemm\nexcept AttributeError as error: print(error)", "write epifuse.DenseGemm"),
-        (IN_AN_EPILOGUE, "3"),
-    ],
-)
-def test_a_form_is_imported_when_it_is_asked_for(program: str, printed: str, tmp_path: Path) -> None:
+def test_a_form_is_imported_when_it_is_asked_for(tmp_path: Path) -> None:
     before = "import sys, epifuse as ef\nassert not [name for name in sys.modules if 'epifuse.forms' in name]\n"
-    assert printed in run(before + program, tmp_path)
+    files = {tmp_path / f"{i}.py": program for i, program in enumerate(PROGRAMS)}
+    for file, program in files.items():
+        file.write_text(before + program)
+    printed = run_each([[str(file)] for file in files])
+    assert len(printed) == len(PROGRAMS)
+    for file, program in files.items():
+        assert PROGRAMS[program] in printed[str(file)]
