@@ -318,7 +318,6 @@ MEANT = {
     "bias and gelu": arguments(biased, bias=torch.empty(512), out_dtypes=E4M3),
     "whole rows": arguments(softmax, out_dtypes=BF16),
     "reductions": arguments(totals, out_dtypes=BF16),
-    "short": arguments(k=640, out_dtypes=BF16),
 }
 
 

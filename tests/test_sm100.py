@@ -240,7 +240,8 @@ def test_values_that_later_walks_need_stay_in_tensor_memory(compiled, never_run)
 
 @pytest.mark.parametrize("columns", sorted({design.columns for design in TENSOR_MEMORY_DESIGNS}))
 def test_a_thread_has_the_values_of_its_places(columns):
-    """Lane and column of each register of each thread, by the load's own partition; a warp has 32 lanes of its own."""
+    """Lane and column of each register of a thread, by the load's own partition; a warp has 32 lanes of its own. Of all
+    threads of the first warp and of one of each other: which lanes a warp has is independent of its threads."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     from cutlass import Float32, Int32, cute
 
@@ -249,6 +250,7 @@ def test_a_thread_has_the_values_of_its_places(columns):
     from epifuse.providers.cutedsl.kernels.place import Division, Place
 
     design = next(one for one in TENSOR_MEMORY_DESIGNS if one.columns == columns)
+    threads = (*range(32), *range(32, 128, 32))
     found: dict[Any, Any] = {}
 
     @cute.jit
@@ -261,7 +263,7 @@ def test_a_thread_has_the_values_of_its_places(columns):
         copy = tensor_memory._copied(tensor_memory._loading(), subtiles)
         places = cute.flat_divide(cute.make_identity_tensor((128, columns)), (128, 32))
         found["fragment"] = tensor_memory.Slabs().fragment()
-        for thread in range(128):
+        for thread in threads:
             found[thread] = copy.get_slice(thread).partition_D(places)
             found[thread] = {
                 (down, right): listed(found[thread][None, down, None, 0, right])
@@ -273,7 +275,7 @@ def test_a_thread_has_the_values_of_its_places(columns):
     cute.compile(trace, Int32(0), options="--gpu-arch=sm_100a")
     division, seen = Division(design), set()
     assert (division.down, division.across) == (2, columns // 32)
-    for thread in range(128):
+    for thread in threads:
         for (down, right), lanes in found[thread].items():
             at = Place(0, 0, 0, 0)
             own = [
@@ -283,7 +285,7 @@ def test_a_thread_has_the_values_of_its_places(columns):
             assert own == lanes
             assert {lane // 32 for lane, _ in lanes} == {thread // 32}
             seen.update(lanes)
-    assert len(seen) == 128 * columns
+    assert len(seen) == len(threads) * columns
     assert found["fragment"].registers == tuple(found["own", 0])
     assert found["fragment"].along_row == (1, 2), "four threads that write whole sectors together"
 
