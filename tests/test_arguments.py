@@ -260,8 +260,11 @@ def test_an_output_that_does_not_fit(epilogue: Any, out: Any, match: str) -> Non
 
 
 def test_an_output_is_a_tensor() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"output 'D' must be a torch\.Tensor, not a list"):
-        add(C, out=[1.0])
+    with pytest.raises(ArgumentTypeError, match=r"output 'D' must be a torch\.Tensor, not a float"):
+        add(C, out=1.0)
+    for out in ([C], (C,)):
+        with pytest.raises(ArgumentTypeError, match="out must be a tensor or a mapping, not a"):
+            add(C, out=out)
 
 
 def test_out_dtypes() -> None:

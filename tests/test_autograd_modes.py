@@ -196,7 +196,7 @@ def test_gradients_of_every_sample() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("save", SAVES)
-def test_many_gradients_at_once_are_those_of_the_operations(save: str) -> None:
+def test_many_gradients_at_once(save: str) -> None:
     """As for a Jacobian, by autograd's own batches and by vmap; later backwards are fused as before."""
     inputs, several = leaves(), leaf(5, M, N).detach()
     y, want = fused(*inputs, save=save), plain(*inputs)

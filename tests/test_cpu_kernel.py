@@ -149,7 +149,7 @@ def test_extents_of_zero_and_one(extents: tuple[int, ...], batch: int | None) ->
 
 
 @pytest.mark.parametrize("M", [3, 700])
-def test_without_a_batch_what_does_not_vary_along_batches_is_computed(M: int) -> None:
+def test_without_a_batch_other_values_are_computed(M: int) -> None:
     """In memory that is filled with NaN before, where PyTorch is asked to be deterministic."""
     K, N = 5, 70
     a, b, C = torch.ones(0, M, K), torch.ones(K, N), small((M, N), torch.float32)

@@ -86,6 +86,19 @@ def test_fake_tensors_of_a_gpu_this_machine_may_lack() -> None:
     assert any("runs on the CPU, and the target is sm_90a" in str(r) for r in ef.explain(args, cc=90).refusals)
 
 
+@pytest.mark.parametrize("name", ["A", "C"])
+def test_memory_that_was_given_back_is_refused(name: str) -> None:
+    given = {"A": torch.randn(4, 4), "C": torch.randn(4, 4)}
+    bound = ef.EpilogueArguments("lambda accum, C: accum + C", C=given["C"], D=torch.empty(4, 4))
+    arguments = ef.GemmArguments(given["A"], torch.randn(4, 4), epilogue=bound)
+    kernel = ef.get_kernels(arguments)[0]
+    kernel.run(arguments)
+    given[name].untyped_storage().resize_(0)
+    for launch in (kernel.run, kernel.bind):
+        with pytest.raises(ef.errors.ArgumentError, match=f"{name} has no data"):
+            launch(arguments)
+
+
 def test_fake_and_real_mixed_is_refused_where_it_runs() -> None:
     args = arguments(A, B, fakes()[2])
     with pytest.raises(ef.errors.ArgumentError, match="C has no data"):

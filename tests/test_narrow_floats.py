@@ -23,3 +23,10 @@ def test_each_operation_rounds_where_torch_rounds(name, cast):
     want = eval(EXPRESSIONS[name], {"accum": accum, "h": getattr(accum, cast)(), "multiply_add": ef.multiply_add})
     source = f"def epi(accum): h = accum.{cast}(); D = {EXPRESSIONS[name]}; return D"
     assert torch.equal(ef.gemm(a, b, epilogue=source, out_dtypes=want.dtype), want)
+
+
+def test_float32_beside_float64_is_not_computed_with() -> None:
+    a = torch.randn(4, 4, dtype=torch.float64)
+    with pytest.raises(ef.errors.EpilogueTypeError, match=r"(?s)f32 can be stored or cast.*write \.double\(\) first"):
+        ef.gemm(a, a, epilogue="lambda accum: accum.float() * 2")
+    assert ef.gemm(a, a, epilogue="lambda accum: accum.float()").dtype == torch.float32

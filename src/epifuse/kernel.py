@@ -13,6 +13,7 @@ from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import fail, kind_of
 from epifuse.base.target import target_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
+from epifuse.request.signature import Call
 from epifuse.runtime.arguments import GemmArguments, check_arguments
 from epifuse.runtime.launch import Prepared, require_data, require_unrecorded
 
@@ -151,7 +152,7 @@ class Kernel:
     def bind(self, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
         """Everything decided: each call of the result only launches, onto the same memory and numbers."""
         prepared = self._artifact(args, None).prepared
-        require_data(args.call)
+        _require_memory(args.call)
         require_unrecorded(args.call)
         outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
@@ -165,7 +166,7 @@ class Kernel:
 
     def _bound(self, args: GemmArguments, given: CompiledArtifact | None) -> _Bound:
         artifact = self._artifact(args, given)
-        require_data(args.call)
+        _require_memory(args.call)
         require_unrecorded(args.call)
         tensors = (args.A, args.B, *args.call.tensors.values())
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -214,6 +215,15 @@ class _Bound(NamedTuple):
         """Whether nothing has changed since."""
         same = self.kernel is kernel and self.given is given
         return same and self.addresses == [tensor.data_ptr() for tensor in self.tensors]
+
+
+def _require_memory(call: Call) -> None:
+    """Raise `ArgumentError` for a tensor without data, or whose memory was given back since it was described."""
+    require_data(call)
+    tensors = (call.request.a, call.request.b, *call.tensors.values())
+    for name, tensor in zip((*call.request.names, *call.tensors), tensors, strict=True):
+        if not tensor.data_ptr() and tensor.numel():
+            raise fail("no_data", None, name=name)
 
 
 def _launcher(

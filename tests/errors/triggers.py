@@ -427,6 +427,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "traced": lambda: make_fx(lambda a: ef.GemmArguments(a, torch.ones(K, N)))(torch.ones(M, K)),
     "symbolic_size": _symbolic_size,
     "inference_output": _inference_output,
+    "out_type": lambda: gemm("lambda accum: accum", out=[torch.ones(M, N)]),
     "out_single": lambda: gemm("def epi(accum): E = accum; G = accum; return E, G", out=torch.ones(M, N)),
     "unknown_result": lambda: gemm("def epi(accum): D = accum; E = accum; return D, E")["F"],
     "unknown_output": lambda: gemm("lambda accum: accum", out_dtypes={"X": torch.float16}),

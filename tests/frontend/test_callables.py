@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -64,9 +64,23 @@ class Scaled:
         return accum * self.scale + C
 
 
+class Settings(NamedTuple):
+    """Numbers in the fields of a named tuple."""
+
+    scale: float
+
+
 def linear(accum: Any, C: Any, alpha: Any = 1.0, act: Any = None) -> Any:
     y = accum * alpha + C
     return y if act is None else act(y)
+
+
+def test_fields_of_a_named_tuple_are_read_at_each_call() -> None:
+    def scaled(accum: Any) -> Any:
+        return accum * settings.scale
+
+    for settings in (Settings(2.0), Settings(5.0), Settings(3)):
+        assert torch.equal(ef.gemm(A, B, epilogue=scaled), A @ B * settings.scale)
 
 
 def test_methods_and_objects_read_numbers_at_each_call(typed: list[Any]) -> None:

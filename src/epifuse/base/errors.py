@@ -159,7 +159,7 @@ CATALOGUE: dict[str, Sentence] = {
         "give it a size that is known, or call with real tensors",
     ),
     "inference_output": Sentence(
-        _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass name.clone()"
+        _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass x.clone()"
     ),
     "tensor_layout": Sentence(_A, "{name} is not a plain dense tensor: it is {what}", "{hint}"),
     "host_number": Sentence(
@@ -242,6 +242,7 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
     ),
     "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
+    "out_type": Sentence(_AT, "out must be a tensor or a mapping, not {type}", "pass out={{'name': tensor}}"),
     "out_single": Sentence(_A, "out is one tensor, but the epilogue returns {outputs}", "pass out={{'name': tensor}}"),
     "unknown_result": Sentence(_A, "there is no output '{name}'; the outputs are {outputs}"),
     "unknown_output": Sentence(_A, "{option} names '{name}', but the outputs are {outputs}"),

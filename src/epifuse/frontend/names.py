@@ -8,6 +8,7 @@ import math
 import sys
 import types
 import weakref
+from collections import namedtuple
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -314,10 +315,14 @@ def _named(module: Any, name: str) -> Any:
     return getattr(module, name, _MISSING) if found is _MISSING and module is sys.modules.get("epifuse") else found
 
 
+_PLACES = (types.MemberDescriptorType, type(vars(namedtuple("_One", ("field",)))["field"]))
+"""What classes hold for attributes in __slots__, and for the fields of named tuples."""
+
+
 def _member(holder: Any, name: str) -> Any:
     """What `holder.name` is, read without running a property or a `__getattr__`."""
     found = _found_statically(holder, name)
-    if isinstance(found, types.MemberDescriptorType):  # an attribute in __slots__, which reading does not run
+    if isinstance(found, _PLACES):  # reading it runs nothing
         try:
             return found.__get__(holder)
         except AttributeError:

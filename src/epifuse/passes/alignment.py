@@ -135,13 +135,18 @@ class Alignment:
         node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
         return Typed(node, value.kind, dims)
 
+    def computable(self, value: Typed) -> None:
+        """Raise for a value of a dtype that is stored alone: fp8, or float32 where all is computed in float64."""
+        if value.narrow is not None and value.narrow not in NARROW:
+            cast = "double" if self.problem.float_dtype is torch.float64 else "float"
+            raise self.fail("storage_only", dtype=short(value.narrow), cast=cast)
+
     def result(
         self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None, *, exact: bool = False
     ) -> Typed:
         """An elementwise operation: aligned, and rounded to a narrow float where PyTorch would have computed in one."""
         for value in values:
-            if value.narrow is not None and value.narrow not in NARROW:
-                raise self.fail("storage_only", dtype=short(value.narrow))
+            self.computable(value)
         nodes, dims = self.aligned(values)
         wide = exact or any(value.kind == "float" and not value.host for value in values)
         wide = wide or any(value.kind == "int64" and not value.host for value in values)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from epifuse.base.dtypes import BY_TORCH, short
+from epifuse.base.dtypes import BY_TORCH
 from epifuse.fusion import host
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
@@ -21,7 +21,7 @@ from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
-from epifuse.passes.alignment import NARROW, Typed, narrow_of
+from epifuse.passes.alignment import Typed, narrow_of
 from epifuse.passes.dims import (
     DimsError,
     broadcast,
@@ -214,8 +214,7 @@ class _Inference(Sizes):
         return self.reduction(name, tile, self.dims_of_axes(axes), keepdim=False)
 
     def reduction(self, name: str, x: Typed, dim: tuple[int, ...] | None, *, keepdim: bool) -> Typed:
-        if x.narrow is not None and x.narrow not in NARROW:
-            raise self.fail("storage_only", dtype=short(x.narrow))
+        self.computable(x)
         kind = kinds.reduction_kind(name, x.kind)
         shape = shape_of(x.dims, self.extents)
         chosen = [normalise(d, len(shape)) for d in (range(len(shape)) if dim is None else dim)]

@@ -143,6 +143,8 @@ def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
             if name not in names:
                 raise fail("unknown_output", None, option="out", name=name, outputs=", ".join(names))
         return dict(out)
+    if isinstance(out, (list, tuple)):
+        raise fail("out_type", None, type=kind_of(out))
     if "D" in names:
         return {"D": out}
     if len(names) > 1:
