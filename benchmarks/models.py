@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import machine, save
 from torch import Tensor, nn
 
 import epifuse as ef
@@ -228,16 +227,8 @@ def main() -> None:
         above = f"{len(one['tensors_above_1.1'])} of {one['tensors']} tensors above 1.1 x the others"
         print(f"{name:8} {fused:>14}     {worst}   {median}   {above}", flush=True)
     if given.save:
-        versions = {"torch": torch.__version__, "epifuse": ef.__version__, "python": platform.python_version()}
-        said = {
-            **versions,
-            "device": given.device,
-            "amp": given.amp,
-            "sites": given.sites,
-            "draws": given.draws,
-            "models": results,
-        }
-        given.save.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        said = {"amp": given.amp, "sites": given.sites, "draws": given.draws, "models": results}
+        save(given.save, {**machine(given.device), **said})
 
 
 if __name__ == "__main__":
