@@ -90,10 +90,11 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
     problem = args.problem if cc is None else args.problem._replace(target=_target(cc, args.problem.target))
     if isinstance(names, str) or not isinstance(names, (Iterable, type(None))):
         raise fail("option", None, name="providers", want="a list of names", value=names)
-    wanted = providers.NAMES if names is None else tuple(names)
+    known = providers.names()
+    wanted = known if names is None else tuple(names)
     for name in wanted:
-        if name not in providers.NAMES:
-            raise fail("option", None, name="providers", want=f"among {', '.join(providers.NAMES)}", value=name)
+        if name not in known:
+            raise fail("option", None, name="providers", want=f"among {', '.join(known)}", value=name)
     return tuning.known(select(args.structure, problem, providers.candidates(wanted)))
 
 

@@ -147,7 +147,7 @@ class _Family:
 
 
 def _families(gpus: list[Gpu]) -> Iterator[_Family]:
-    for provider_name in providers.NAMES:
+    for provider_name in providers.names():
         provider = providers.load(provider_name)
         groups: dict[tuple[str, tuple[int, ...]], list[KernelSpec]] = {}
         for spec in provider.specs():
