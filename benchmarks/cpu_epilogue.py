@@ -40,7 +40,7 @@ def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> di
     a, b = torch.randn(M, K, dtype=dtype), torch.randn(K, N, dtype=dtype)
     c, e = torch.randn(M, N, dtype=dtype), torch.randn(M, N, dtype=dtype)
     function = ef.reference(epilogue)
-    compiled = torch.compile(lambda a, b, c, e: function(a @ b, c, e))
+    compiled = torch.compile(lambda a, b, c, e: function(a @ b, c, e), dynamic=False)
     variants: dict[str, Callable[[], Any]] = {
         "eager": lambda: function(a @ b, c, e),
         "torch.compile": lambda: compiled(a, b, c, e),

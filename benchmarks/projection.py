@@ -136,7 +136,7 @@ def peers(functions: Any, a: torch.Tensor, b: torch.Tensor, given: Any) -> dict[
         def unfused(a, b, function=function, own=own):
             return [x.contiguous() for x in function(a @ b, **own)]
 
-        compiled = torch.compile(unfused)
+        compiled = torch.compile(unfused, dynamic=False)
         found[f"torch.compile, {name}"] = lambda compiled=compiled: compiled(a, b)
     return found
 

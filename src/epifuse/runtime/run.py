@@ -114,9 +114,8 @@ def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | 
     listed = "\n".join(f"  {reason}" for reason in reasons)
     if options.fallback is None:
         raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
-    warnings.warn(
-        f"no kernel can run this, so PyTorch runs it unfused:\n{listed}", stacklevel=7
-    )  # the caller of `gemm`
+    text = f"no kernel can run this, so PyTorch runs it unfused:\n{listed}"
+    warnings.warn(text, stacklevel=7)  # the caller of `gemm`
     require_data(call)
     outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call.tensors)
     unfused(call, settled, outputs)
