@@ -1,5 +1,6 @@
 """A provider of another package: examples/own_kernel, found by its entry point, and what cannot be used of others."""
 
+import argparse
 import importlib
 import re
 import sys
@@ -15,6 +16,7 @@ import epifuse as ef
 from epifuse import providers
 from epifuse.base.cache import forget
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.tools import doctor
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_kernel"
 A, B, C = torch.randn(6, 4), torch.randn(4, 5), torch.randn(6, 5)
@@ -138,6 +140,19 @@ def test_batches_and_an_output_in_the_place_of_an_operand(own: ModuleType) -> No
     args = ef.GemmArguments(a, b, epilogue=bound)
     ef.get_kernels(args, providers=["numpy"])[0].run(args)
     torch.testing.assert_close(c, want)
+
+
+def test_it_runs_forward_and_backward(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "COST", 0.1)
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    got = torch.autograd.grad(ef.gemm(a, b, epilogue="lambda accum: tanh(accum) * 2").sum(), (a, b))
+    want = torch.autograd.grad((torch.tanh(a @ b) * 2).sum(), (a, b))
+    torch.testing.assert_close(got, want)
+
+
+def test_the_doctor_lists_it(own: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(argparse.Namespace())
+    assert own.KERNEL.name in capsys.readouterr().out
 
 
 def test_the_example_runs(own: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

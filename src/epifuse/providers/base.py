@@ -27,7 +27,7 @@ operands of these names, which allocates the outputs, launches and returns them;
 
 @runtime_checkable
 class Provider(Protocol):
-    """A family of kernels. What a subclass does not define is that of kernels that nothing has to compile."""
+    """A family of kernels. The methods that have a default suit kernels that need no compiling."""
 
     name: str
 

@@ -39,9 +39,12 @@ def has_loop(node: FxNode) -> bool:
 
 
 class Moved(NamedTuple):
-    """Bytes around a product: what it is itself, what the epilogue reads and writes, and what loops move beside the
-    product and beside the fused kernel. When it is fused, `kernels` of Inductor are gone, `instructions` of its loops,
-    which a GPU executes while they move theirs, and the bytes that its kernels for `sums` read behind them."""
+    """Bytes around a product: what it is itself, what the epilogue reads and writes, and what Inductor's loops move
+    where the product is apart and where it is fused.
+
+    Fusing removes three things of Inductor's: so many `kernels`; the `instructions` of the loop around the product,
+    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns.
+    """
 
     product: int
     operands: int

@@ -128,7 +128,8 @@ _OVERLAP = 1.5
 """The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse. The
 two files alone give 1.45 and 1.50."""
 _IN_THE_WAY = 0.2
-"""Of the time in which operands come from memory, what the product waits for. The files alone give 0.21 and 0.18."""
+"""The part of the time of loading the epilogue's operands that the main loop does not hide. The two files alone give
+0.21 and 0.18."""
 _COLUMNS = 0.7e-6
 """Seconds for each wave of tiles in which columns are reduced, between warps that wait for each other, and for the
 kernel that merges the tiles' results. The two files alone give 0.8 and 0.6."""
@@ -138,8 +139,9 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
     by_lanes = extents.operations / (2 * PARTS * 2 * _BY_LANES * rates.instructions_a_second)
-    # As if the main loop were longer by what nothing hides of the end of a tile. Ours hides it: plain products with a K
-    # of 512 take 0.81 of cuBLAS's time, and 0.98 of it with 4096 (gemm_epilogue.json).
+    # cuBLAS's epilogue of a tile is exposed: it takes as long as EPILOGUE_K more elements along K. Ours hides behind the
+    # other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
+    # (gemm_epilogue.json).
     library = by_lanes if site.full else product * (1 + tuned.EPILOGUE_K.value / extents.k)
     alone = _norm(library, (site.factors + parts.product) / memory)
     loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second)

@@ -8,7 +8,7 @@ TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
 
 
 def begin(epilogue, at, held, threads):
-    """The tile at a place. Behind it every thread of the warp group reads the vectors that were fetched: `held`."""
+    """The tile at a place. Afterwards every thread of the warp group may read `held`, the vectors that were fetched."""
     if epilogue.deposits:
         together = {"barrier_id": TOGETHER + threads.group, "number_of_threads": WARP_GROUP}
         cute.arch.barrier(**together)
@@ -18,7 +18,7 @@ def begin(epilogue, at, held, threads):
 
 
 def subtiles(epilogue, values, tile, threads):
-    """Its subtiles one after the other, each beside what the next one reads ahead."""
+    """Run the epilogue on each subtile in order. The next subtile's operands are loaded before this one is computed."""
     last, count, scene = len(epilogue.walks) - 1, epilogue.division.subtiles, epilogue.scene
     coming: dict = {}
     for s in range(count):
