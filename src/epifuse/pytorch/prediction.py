@@ -139,8 +139,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
     by_lanes = extents.operations / (2 * PARTS * 2 * _BY_LANES * rates.instructions_a_second)
-    # cuBLAS's epilogue of a tile is exposed: it takes as long as EPILOGUE_K more elements along K. Ours hides behind the
-    # other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
+    # cuBLAS's epilogue of a tile is exposed: it takes as long as EPILOGUE_K more elements along K. Ours hides behind
+    # the other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
     # (gemm_epilogue.json).
     library = by_lanes if site.full else product * (1 + tuned.EPILOGUE_K.value / extents.k)
     alone = _norm(library, (site.factors + parts.product) / memory)
