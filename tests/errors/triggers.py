@@ -411,6 +411,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "batch_extent": lambda: gemm("lambda accum: accum", torch.ones(2, M, K), torch.ones(3, K, N)),
     "gemm_dtype": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.int64)),
     "gemm_dtypes": lambda: gemm("lambda accum: accum", torch.ones(M, K, dtype=torch.float16)),
+    "gemm_narrow_a": lambda: gemm(
+        "lambda accum: accum", torch.ones(M, K, dtype=torch.int8), torch.ones(K, N, dtype=torch.bfloat16)
+    ),
     "scaled_batches": lambda: _by_blocks(torch.ones(2, M, K), torch.ones(2, M, 1)),
     "scaled_dtype": lambda: gemm("lambda accum: accum", ef.Scaled(torch.ones(M, K), torch.ones(M, 1))),
     "scales_dtype": lambda: _by_blocks(torch.ones(M, K), torch.ones(M, 1, dtype=torch.float16)),

@@ -73,7 +73,23 @@ ACCUMULATORS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int8: (torch.int32,),
     torch.uint8: (torch.int32,),
 }
-"""Which accumulators each input dtype may have (reference/001 and DESIGN section 4). Both inputs must allow it."""
+"""Which accumulators each input dtype may have (reference/001 and DESIGN section 4). Both inputs must allow it, as they
+are multiplied."""
+
+
+def multiplied_as(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
+    """The dtype that B is converted to where A has this one, its own where it needs no conversion; None for a pair that
+    is not multiplied. A weight of 8 bits is exact in 16, so its product is that of the converted matrix."""
+    narrow = b.itemsize == 1
+    if a == b or (narrow and a.itemsize == 1 and a.is_floating_point == b.is_floating_point):
+        return b
+    return a if narrow and a.itemsize == 2 else None
+
+
+def accumulators(a: torch.dtype, b: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What products of such a pair may be added up in."""
+    allowed = ACCUMULATORS[multiplied_as(a, b) or b]
+    return tuple(dtype for dtype in ACCUMULATORS[a] if dtype in allowed)
 
 
 def largest_product(a: torch.dtype, b: torch.dtype) -> int | None:

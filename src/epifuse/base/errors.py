@@ -212,8 +212,9 @@ CATALOGUE: dict[str, Sentence] = {
     "gemm_dtypes": Sentence(
         _A,
         "{first} is {a} and {second} is {b}: the two dtypes must agree",
-        "cast one of them with .to(dtype); only the two fp8 dtypes may be mixed, and int8 with uint8",
+        "cast one with .to(dtype); what may be mixed is the fp8 dtypes, int8 with uint8, 16 bits with 8 of {second}",
     ),
+    "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "(A @ B).mT is B.mT @ A.mT"),
     "scaled_batches": Sentence(
         _A, "{name} of shape {shape} has block scales, and is no matrix", "call once for each matrix"
     ),

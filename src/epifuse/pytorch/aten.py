@@ -109,6 +109,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torc
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
     if a.dtype.itemsize == 1:
         return torch.matmul(a.to(torch.float32), b.to(torch.float32))
+    b = b if b.dtype == a.dtype else b.to(a.dtype)
     return torch.matmul(a, b).to(torch.float64 if accumulator == torch.float64 else torch.float32)
 
 

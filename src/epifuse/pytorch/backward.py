@@ -173,15 +173,20 @@ class Backward(NamedTuple):
 
 
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match."""
+    """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match. A B of fewer bits
+    than A is converted, as it is multiplied."""
 
     def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b = b if b.dtype is above.dtype else b.to(above.dtype)
         if upright:
             return (b.t() if turned else b).mm(above.t()).t()
         return above.mm(b if turned else b.t())
 
+    def of_batches(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _times(above, b.mT.to(above.dtype), problem.a.shape)
+
     upright = _is_upright(problem.a)
-    return (lambda above, b: _times(above, b.mT, problem.a.shape)) if problem.batched else of_a
+    return of_batches if problem.batched else of_a
 
 
 def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

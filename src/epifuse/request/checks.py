@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from epifuse.base.dtypes import ACCUMULATORS, BY_TORCH
+from epifuse.base.dtypes import ACCUMULATORS, BY_TORCH, accumulators, multiplied_as
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend import Parsed
 from epifuse.frontend.hints import argument_hint
@@ -130,15 +130,14 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
     for name, info in zip(names, (a, b), strict=True):
         if info.dtype not in ACCUMULATORS:
             raise fail("gemm_dtype", None, name=name, dtype=info.dtype)
-    if a.dtype != b.dtype and not (
-        a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype.is_floating_point == b.dtype.is_floating_point
-    ):
-        raise fail("gemm_dtypes", None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
+    if multiplied_as(a.dtype, b.dtype) is None:
+        key = "gemm_dtypes" if multiplied_as(b.dtype, a.dtype) is None else "gemm_narrow_a"
+        raise fail(key, None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
     if accumulator is None:
         return
     if not isinstance(accumulator, torch.dtype):
         raise fail("option", None, name="accumulator_type", want="a torch dtype", value=accumulator)
-    allowed = [dtype for dtype in ACCUMULATORS[a.dtype] if dtype in ACCUMULATORS[b.dtype]]
+    allowed = accumulators(a.dtype, b.dtype)
     if accumulator not in allowed:
         raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
 

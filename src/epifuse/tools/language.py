@@ -307,6 +307,9 @@ def _dtypes() -> Iterator[str]:
         for row in BY_TORCH.values()
     )
     yield from _table(("dtype", "as A and B: accumulators", "as an operand: loads as", "as an output"), rows)
+    yield ""
+    yield "A and B have one dtype, with three exceptions: 8-bit floats may be mixed, so may 8-bit integers, and a B of"
+    yield "8 bits may stand beside an A of 16. It is converted to A's dtype then, which is exact."
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from epifuse.base.dtypes import multiplied_as
 from epifuse.providers.cpu import mkl
 from epifuse.request.scaled import dequantised
 
@@ -19,8 +20,8 @@ product of bfloat16 matrices is so fast that the way through memory costs more."
 
 def operand_dtype(a: torch.dtype, b: torch.dtype, accumulator: torch.dtype) -> torch.dtype:
     """The dtype that B must have for the product of such matrices; A is converted by panels."""
-    if a == b == torch.bfloat16 and mkl.bfloat16_product() is not None:
-        return b
+    if multiplied_as(a, b) == a == torch.bfloat16 and mkl.bfloat16_product() is not None:
+        return a
     return torch.float64 if accumulator == torch.float64 else torch.float32
 
 
