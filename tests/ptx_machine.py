@@ -1,16 +1,17 @@
 """Executes the PTX of a kernel on the CPU, one block after the other: what a GPU would do to memory.
 
-It knows what kernels without tensor cores are made of: integers, float32 additions, branches, barriers, and loads and
-stores of global and shared memory. A load or store outside of memory, or at an address that is no multiple of its size,
-fails; so does an instruction that is not known.
+It knows what kernels without tensor cores are made of: integers, float32 additions, conversions of 8 bits, branches,
+barriers, and loads and stores of global and shared memory. A load or store outside of memory, or at an address that is
+no multiple of its size, fails; so does an instruction that is not known.
 """
 
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 _SHARED = 1 << 16
 
@@ -120,7 +121,11 @@ class Block:
         return _number(found, kind)
 
     def put(self, target: str, values: np.ndarray, those: np.ndarray) -> None:
-        """Write a register."""
+        """Write a register, or halves of 16 bits to several."""
+        if target.startswith("{"):
+            for i, half in enumerate(target.strip("{}").split(",")):
+                self.put(half.strip(), values >> 16 * i & 0xFFFF, those)
+            return
         before = self.registers.get(target, np.zeros(len(self.at), np.int64))
         self.registers[target] = np.where(those, values, before)
 
@@ -155,7 +160,12 @@ class Block:
 
 
 def _bits(kind: str) -> int:
+    if kind in _PAIRS:
+        return 16 if kind in ("e4m3x2", "e5m2x2") else 32
     return 1 if kind == "pred" else int(kind[1:])
+
+
+_PAIRS = ("bf16x2", "f16x2", "e4m3x2", "e5m2x2")
 
 
 def _number(bits: np.ndarray, kind: str) -> np.ndarray:
@@ -196,9 +206,57 @@ _WHOLE = {
 }
 
 
+def _apart(first: np.ndarray, second: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """prmt: four of the eight bytes of two words."""
+    whole = (first & 0xFFFFFFFF) | (second & 0xFFFFFFFF) << 32
+    return sum((whole >> 8 * (int(which[0]) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
+
+
+def _floats(bits: np.ndarray, dtype: torch.dtype, count: int) -> torch.Tensor:
+    """So many floats of a dtype, that lie side by side in each."""
+    size = 8 * dtype.itemsize
+    apart = np.stack([bits >> size * i & (1 << size) - 1 for i in range(count)])
+    whole = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
+    return torch.from_numpy(apart.astype(whole)).view(dtype)
+
+
+def _bits_of(floats: torch.Tensor) -> np.ndarray:
+    """And back."""
+    whole = {2: torch.int16, 4: torch.int32}[floats.itemsize]
+    size = 8 * floats.itemsize
+    apart = floats.view(whole).numpy().astype(np.int64) & (1 << size) - 1
+    return sum(each << size * i for i, each in enumerate(apart))
+
+
+def _between(source: torch.dtype, count: int, to: torch.dtype) -> Callable[..., np.ndarray]:
+    """A conversion of the floats of one operand."""
+    return lambda x: _bits_of(_floats(x, source, count).to(to))
+
+
+def _less(dtype: torch.dtype) -> Callable[..., np.ndarray]:
+    """A subtraction of pairs."""
+    return lambda x, y: _bits_of(_floats(x, dtype, 2) - _floats(y, dtype, 2))
+
+
+_CONVERSIONS: Mapping[str, Callable[..., np.ndarray]] = {
+    "prmt.b32": _apart,
+    "sub.rn.bf16x2": _less(torch.bfloat16),
+    "sub.rn.f16x2": _less(torch.float16),
+    "cvt.rn.f16x2.e4m3x2": _between(torch.float8_e4m3fn, 2, torch.float16),
+    "cvt.rn.f16x2.e5m2x2": _between(torch.float8_e5m2, 2, torch.float16),
+    "cvt.f32.f16": _between(torch.float16, 1, torch.float32),
+    "cvt.rn.bf16x2.f32": lambda high, low: _bits_of(
+        torch.stack([_floats(x, torch.float32, 1)[0] for x in (low, high)]).to(torch.bfloat16)
+    ),
+}
+"""By their whole names."""
+
+
 def _result(name: str, kind: str, sources: Sequence[np.ndarray], chosen: np.ndarray | None) -> np.ndarray:
     """What an instruction makes of its operands."""
     operation, *further = name.split(".")
+    if name in _CONVERSIONS:
+        return _CONVERSIONS[name](*sources)
     if chosen is not None:
         return np.where(chosen, sources[0], sources[1])
     if operation == "setp":

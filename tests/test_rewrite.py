@@ -12,6 +12,7 @@ from ptx_machine import Kernel, execute
 
 import epifuse as ef
 from epifuse.providers.cutedsl import inputs, load
+from epifuse.providers.cutedsl.design import Rewriting
 
 POISON = 0xEE
 THREADS = 256
@@ -99,7 +100,7 @@ def _extents(own: Kind, k: int) -> tuple[int, int]:
     """Elements of a part along K, and bytes from row to row, as planning knows them."""
     a, b = torch.empty(8, k, dtype=own.dtype), torch.empty(k, 8, dtype=own.dtype)
     problem = ef.GemmArguments(a, b, constraints=ef.Constraints(**own.asked)).problem
-    multiplied = inputs.multiplied(problem, own.parts)
+    multiplied = inputs.multiplied(problem, Rewriting(own.parts))
     return multiplied.a.shape[-1] // own.parts, multiplied.a.strides[-2] * own.dtype.itemsize
 
 
@@ -129,3 +130,43 @@ def _parts(own: Kind, x: np.ndarray, is_b: bool) -> list[np.ndarray]:
 def _nearest(bits: np.ndarray) -> np.ndarray:
     """Of tf32."""
     return (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+
+
+PAIRS = [
+    (wide, narrow)
+    for wide in (torch.bfloat16, torch.float16)
+    for narrow in (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+]
+
+
+@pytest.mark.parametrize(("wide", "narrow"), PAIRS, ids=str)
+def test_a_weight_of_8_bits_is_written_in_16(wide: torch.dtype, narrow: torch.dtype, tmp_path: Path) -> None:
+    """B alone, all of whose values keep their bits: NaN, infinities and zeros of either sign too."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    from epifuse.providers.cutedsl.compile import compile_text
+
+    args = ef.GemmArguments(torch.empty(300, 256, dtype=wide), torch.empty(300, 256, dtype=narrow).t())
+    plan = ef.get_kernels(args, cc=90, limit=1)[0].plan
+    function = compile_text(plan.allocation.program.text, f"{load.OPTIONS} --keep-ptx --dump-dir={tmp_path}")
+    kernel = Kernel.of(function.__ptx__, "Rewrite")
+    for layout, rows, k in (("along K", 70, 131), ("along rows", 3, 1), ("neither", 65, 130)):
+        values = (np.arange(rows * k) * 7 % 256).astype(np.uint8).reshape(1, rows, k)
+        x = LAYOUTS[layout](values)
+        source = x.base if x.base is not None else x
+        depth = -(-k // 8) * 8
+        row = -(-2 * depth // 128) * 128
+        start = -(-source.nbytes // 256) * 256
+        memory = np.full(start + rows * row, POISON, np.uint8)
+        memory[: source.nbytes] = source.reshape(-1).view(np.uint8)
+        parameters = [
+            _read(0, x, 1),
+            struct.pack("<qiiiiqqq", start, rows, depth // 2, 1, 0, row // 4, depth // 2, rows * row // 4),
+        ]
+        blocks = -(-rows // 64) * -(-depth // 64)
+        assert execute(kernel, parameters, memory, range(blocks), THREADS) == rows * depth // 2, "each pair once"
+        found = memory[start:].view(np.uint16).reshape(rows, -1)[:, :depth]
+        want = torch.from_numpy(np.pad(values[0], ((0, 0), (0, depth - k)))).view(narrow).to(wide)
+        got = torch.from_numpy(found.copy()).view(wide)
+        is_nan = want.isnan()
+        assert torch.equal(got.isnan(), is_nan)
+        assert torch.equal(got.view(torch.int16)[~is_nan], want.view(torch.int16)[~is_nan])

@@ -203,7 +203,10 @@ def _swapped(
     if isinstance(other, str):
         return _none(specs, other)
     transposed = swap.problem_of(problem)
-    return _answers(specs, family_of(other, transposed), transposed, others)
+    family = family_of(other, transposed)
+    if family.key.refused is not None:  # of a weight that registers are to convert, while a first kernel may
+        return _none(specs, family.key.refused)
+    return _answers(specs, family, transposed, others)
 
 
 def _answers(

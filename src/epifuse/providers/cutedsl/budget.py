@@ -22,10 +22,10 @@ def ahead(design: Design, program: Program) -> int:
     """Blocks of K whose multiplications are under way while the stage of the one before is given back.
 
     One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
-    next is not always issued within them. Two take a stage from the loads. None where sums are promoted: they are
-    waited for.
+    next is not always issued within them. Two take a stage from the loads. None where sums are promoted, or A is
+    converted in registers: they are waited for.
     """
-    if design.promoted:
+    if design.promoted or design.converts:
         return 0
     short = design.tile[0] * design.tile[1] * design.spans <= 128 * 128
     takes_long = _column_reductions(program.graph) > 0 or (bool(_reductions(program.graph)) and is_heavy(program.graph))
@@ -193,7 +193,7 @@ def least_stages(design: Design) -> int:
 def stage_bytes(design: Design) -> tuple[int, int]:
     """Bytes of A and of B in a stage."""
     m, n = design.tile
-    return m * design.k_bytes, n * design.k_bytes // (design.ctas if design.in_pairs else 1)
+    return m * design.k_bytes // (1 + design.converts), n * design.k_bytes // (design.ctas if design.in_pairs else 1)
 
 
 def spare(design: Design, program: Program, *, short: bool) -> int:

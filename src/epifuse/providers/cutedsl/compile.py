@@ -75,11 +75,14 @@ def _compile(source: KernelSource, options: str) -> Any:
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
-    swapped, majors, dtypes = source.design.swapped, source.by_rows, source.dtypes
+    swapped, majors, dtypes, at_once = source.design.swapped, source.by_rows, source.dtypes, _at_once(source)
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
     if swapped:  # as they are handed over
-        shapes, majors, dtypes = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0]), dtypes[::-1]
-    sides = zip(dtypes, majors, shapes, _at_once(source), strict=True)
+        shapes, majors = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0])
+        dtypes, at_once = dtypes[::-1], at_once[::-1]
+    if (how := source.design.rewritten) is not None and how.narrow is not None:
+        dtypes = dtypes[0], how.narrow
+    sides = zip(dtypes, majors, shapes, at_once, strict=True)
     a, b = (_matrix(dtype, by_rows, (*shape, *batches), elements) for dtype, by_rows, shape, elements in sides)
     modes = len(a.shape)
     tensors, numbers, outputs = (), (), ()
@@ -128,11 +131,11 @@ _BYTES = 16  # TMA's rule for strides, and where tensors start
 
 
 def _at_once(source: KernelSource) -> tuple[int, int]:
-    """Of A and B how many elements are brought at once: a multiple of them starts each line. Those that are
-    rewritten may lie in any way."""
-    if source.design.rewritten:
-        return 0, 0
+    """Of A and B how many elements are brought at once: a multiple of them starts each line. What is rewritten may lie
+    in any way."""
     first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)
+    if (how := source.design.rewritten) is not None:
+        return 0 if how.of_a else first, 0
     return source.design.copied if source.design.by_warps else (first, second)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
 
 SUBTILE = (64, 32)
 """What one warp group's epilogue works on at most: 16 values a thread. Taller would break the registers' order."""
@@ -20,6 +23,18 @@ MULTISTAGE = "multistage"
 """The schedule of the kernel for mma.sync."""
 
 
+class Rewriting(NamedTuple):
+    """What a kernel of its own writes before A and B are multiplied.
+
+    In how many `parts`: 3 of float32 in full, 1 where TMA cannot address them, or where B is of a `narrow` dtype beside
+    A, in whose dtype it is written. A stays where it lies in the latter case, if TMA can address it: `of_a` says no.
+    """
+
+    parts: int
+    of_a: bool = True
+    narrow: torch.dtype | None = None
+
+
 @dataclass(frozen=True)
 class Design:
     """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters along M in a raster band.
@@ -31,10 +46,10 @@ class Design:
     thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
     whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
     parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
-    `promoted`, that is added up in float32: 0 where they add up all of K themselves; in how many parts A and B are
-    `rewritten` before by a kernel of its own: 3 of float32 in full, 1 where TMA cannot address them, 0 where they stay;
-    whether A and B are `scaled` by blocks along K; which `instruction` multiplies; with mma.sync all threads copy A and
-    B, of either so many elements at once as `copied` says; `span`: bytes of K in a span.
+    `promoted`, that is added up in float32: 0 where they add up all of K themselves; how A and B are `rewritten` before
+    by a kernel of its own, if they are; whether it `converts` A, of 8 bits beside B of 16, in registers; whether A and
+    B are `scaled` by blocks along K; which `instruction` multiplies; with mma.sync all threads copy A and B, of either
+    so many elements at once as `copied` says; `span`: bytes of K in a span.
     """
 
     tile: tuple[int, int]
@@ -52,7 +67,8 @@ class Design:
     swapped: bool = False
     split: int = 1
     promoted: int = 0
-    rewritten: int = 0
+    rewritten: Rewriting | None = None
+    converts: bool = False
     scaled: tuple[bool, bool] = (False, False)
     instruction: str = WGMMA
     copied: tuple[int, int] = (0, 0)

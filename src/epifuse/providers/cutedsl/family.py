@@ -29,7 +29,7 @@ from epifuse.providers.cutedsl import (
     weave,
 )
 from epifuse.providers.cutedsl.accesses import Layout, Sides, carried, layouts, sides
-from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design
+from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design, Rewriting
 from epifuse.providers.cutedsl.designs import (
     MULTISTAGE_SPECS,
     PLAIN_DESIGNS,
@@ -96,8 +96,8 @@ class Key(NamedTuple):
     `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
     long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
     where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`, A and B for what is
-    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them. In how many
-    parts they are `rewritten`, a design says too.
+    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them. How they
+    are `rewritten`, a design says too.
     """
 
     work: Lowered
@@ -112,7 +112,7 @@ class Key(NamedTuple):
     refused: str | None
     instruction: str
     copied: tuple[int, int] | None
-    rewritten: int
+    rewritten: Rewriting | None
 
 
 class Placed(NamedTuple):
@@ -171,7 +171,7 @@ def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
 
 
 def _family(work: Lowered, problem: Problem, instruction: str) -> Family:
-    rewritten = inputs.rewritten(problem) if instruction == WGMMA else 0
+    rewritten = inputs.rewritten(problem) if instruction == WGMMA else None
     problem, is_copied = inputs.multiplied(problem, rewritten), instruction == MMA_SYNC
     refused = (None if is_copied else inputs.refused(problem)) or weave.refused(work.order, problem)
     copied = multistage.copied(problem) if is_copied else None
@@ -317,6 +317,7 @@ class Family:
             parts=parts,
             promoted=inputs.promoted(problem),
             rewritten=self.key.rewritten,
+            converts=inputs.converts(problem),
             scaled=inputs.scaled(problem),
         )
 

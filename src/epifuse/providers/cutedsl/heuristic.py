@@ -10,7 +10,7 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.inputs import LINE
+from epifuse.providers.cutedsl.inputs import LINE, itemsize
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -30,6 +30,23 @@ class Parts(NamedTuple):
         return Parts(design.split, sums)
 
 
+class Rewritten(NamedTuple):
+    """What the model knows of what is rewritten: bytes that A and B take for 16 bits of K, and in how many parts."""
+
+    of_a: int
+    of_b: int
+    parts: int
+
+    @staticmethod
+    def of(design: Design) -> Rewritten | None:
+        """None where A and B stay where they are."""
+        how = design.rewritten
+        if how is None:
+            return None
+        written = 2 * how.parts
+        return Rewritten((2 + written) * how.of_a, (2 if how.narrow is None else 1) + written, how.parts)
+
+
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
@@ -37,7 +54,7 @@ class Rated(NamedTuple):
     take all of memory's bandwidth; the times of a byte of it and of L2; what an exposed epilogue adds to K; the area of
     a tile, and the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how
     many rows of tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what
-    parts of K take; and in how many parts A and B are rewritten first.
+    parts of K take; and what rewriting A and B first does.
     """
 
     rows: int
@@ -59,7 +76,7 @@ class Rated(NamedTuple):
     tail: int
     swapped: bool
     parts: Parts | None
-    rewritten: int
+    rewritten: Rewritten | None
 
     @staticmethod
     def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
@@ -88,7 +105,7 @@ class Rated(NamedTuple):
             exposed * m * n if pingpong else 0,
             design.swapped,
             Parts.of(design),
-            design.rewritten,
+            Rewritten.of(design),
         )
 
 
@@ -152,19 +169,20 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
     extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
     whole, (of_a, of_b), overlap = _wide_k(problem), _copies(problem), tuned.OVERLAP.value
-    as_they_lie = _lines(problem.a), _lines(problem.b)
+    as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
     for (
         rows, columns, down, across, ctas, resident, filling, byte, byte_of_l2, exposed, area, rate,
         pair, exchange, spilling, (several, one, few), ending, swapped, parts, rewritten,
     ) in designs:  # fmt: skip
-        k, number, splitting, sums, (a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
-        if rewritten:
-            splitting = (2 + 2 * rewritten) * k * (of_a * height + of_b * width) * byte  # read, and written
-            k, a_lines, b_lines = rewritten * k, 1.0, 1.0
+        k, number, splitting, sums, (a_share, b_share, a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
+        if rewritten is not None:
+            for_a, for_b, written = rewritten
+            splitting = k * (for_a * of_a * height + for_b * of_b * width) * byte  # read, and written
+            k, a_share, b_share, a_lines, b_lines = written * k, 1.0, 1.0, 1.0 if for_a else a_lines, 1.0
         clusters = batches * -(-height // down) * -(-width // across)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)
-        of_l2 = 2 * k * clusters * (down * a_lines + across * b_lines) * byte_of_l2
+        of_l2 = 2 * k * clusters * (down * a_share * a_lines + across * b_share * b_lines) * byte_of_l2
         if parts is not None:
             number, a_tile = parts
             sums = waves * a_tile
@@ -173,7 +191,7 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
         multiplying = waves * work * (pair if waves == 2 else 1.0) * exchange * cluster
         # Where A and B are exchanged, each tile along N reads the long operand again.
         long = height * -(-width // across) if swapped else height
-        reading = 2 * k * (of_a * long + of_b * width) * byte
+        reading = 2 * k * (of_a * a_share * long + of_b * b_share * width) * byte
         with_rows = batches * -(-height // rows) * -(-width // columns) * number or 1
         if with_rows < filling:
             reading *= filling / with_rows
@@ -192,6 +210,12 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
     (found,) = (Terms(*fields) for fields in terms((rated,), problem))
     return Estimate(found.told(problem.target.processor), found.without_memory)
+
+
+def _shares(problem: Problem) -> tuple[float, float]:
+    """The bytes of numbers of A and of B as they lie, beside those that are multiplied."""
+    wide = itemsize(problem)
+    return problem.a.dtype.itemsize / wide, problem.b.dtype.itemsize / wide
 
 
 def _lines(info: TensorInfo) -> float:
@@ -234,4 +258,4 @@ def _wide_k(problem: Problem) -> float:
 
 
 def _k_bytes(problem: Problem) -> int:
-    return problem.extents["k"] * problem.a.dtype.itemsize
+    return problem.extents["k"] * itemsize(problem)

@@ -6,6 +6,7 @@ import torch
 
 from epifuse.base.dtypes import largest, short
 from epifuse.providers.cutedsl import swap
+from epifuse.providers.cutedsl.design import Rewriting
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.request.scaled import BLOCK, SCALES
 
@@ -53,17 +54,34 @@ def filled(problem: Problem) -> Problem:
     )
 
 
-def multiplied(problem: Problem, parts: int) -> Problem:
-    """The filled problem as it is multiplied: A and B `rewritten` in so many parts, one behind the other along K."""
+def multiplied(problem: Problem, how: Rewriting | None) -> Problem:
+    """The filled problem as it is multiplied: A and B `rewritten` so, their parts one behind the other along K."""
     problem = filled(problem)
-    if not parts:
+    if how is None:
         return problem
-    (*of_a, m, _), (*of_b, _, n), depth = problem.a.shape, problem.b.shape, _depth(problem, parts)
-    row = row_bytes(problem, parts) // problem.a.dtype.itemsize
-    return problem._replace(
-        a=problem.a._replace(shape=(*of_a, m, depth), strides=(m * row, row, 1)[-2 - len(of_a) :], aligned=True),
-        b=problem.b._replace(shape=(*of_b, depth, n), strides=(n * row, 1, row)[-2 - len(of_b) :], aligned=True),
-    )
+    a, b = problem.a, problem.b
+    (*of_a, m, k), (*of_b, _, n) = a.shape, b.shape
+    depth, row = _depth(problem, how.parts) if how.of_a else k, row_bytes(problem, how.parts) // a.dtype.itemsize
+    if how.of_a:
+        a = a._replace(shape=(*of_a, m, depth), strides=(m * row, row, 1)[-2 - len(of_a) :], aligned=True)
+    strides = (n * row, 1, row)[-2 - len(of_b) :]
+    b = b._replace(shape=(*of_b, depth, n), strides=strides, dtype=a.dtype, aligned=True)
+    return problem._replace(a=a, b=b)
+
+
+def is_weight_only(problem: Problem) -> bool:
+    """Whether A and B have 16 and 8 bits: the narrow one is converted, and 16 bits are multiplied."""
+    return problem.a.dtype.itemsize != problem.b.dtype.itemsize
+
+
+def converts(problem: Problem) -> bool:
+    """Whether registers convert A, which is the narrow one where A and B are exchanged."""
+    return problem.a.dtype.itemsize < problem.b.dtype.itemsize
+
+
+def itemsize(problem: Problem) -> int:
+    """Bytes of a number as it is multiplied."""
+    return max(problem.a.dtype.itemsize, problem.b.dtype.itemsize)
 
 
 def is_full(problem: Problem) -> bool:
@@ -71,12 +89,18 @@ def is_full(problem: Problem) -> bool:
     return problem.a.dtype == torch.float32 and problem.constraints.precision != "tf32"
 
 
-def rewritten(problem: Problem) -> int:
-    """In how many parts a kernel of its own writes A and B before they are multiplied: three of float32 in full, and
-    one, a copy, of 16 bits and of tf32 that TMA cannot address. 0 where they stay where they are."""
+def rewritten(problem: Problem) -> Rewriting | None:
+    """How a kernel of its own writes A and B before they are multiplied: in three parts of float32 in full, and in one,
+    a copy, of 16 bits and of tf32 that TMA cannot address. A B of 8 bits beside 16 is converted on the way, alone if
+    TMA can address A. None where they stay where they are."""
     if is_full(problem):
-        return PARTS
-    return int(problem.a.dtype.itemsize > 1 and unaddressable(filled(problem)) is not None)
+        return Rewriting(PARTS)
+    if converts(problem):
+        return None
+    if is_weight_only(problem):
+        return Rewriting(1, _unaddressable("A", filled(problem).a) is not None, problem.b.dtype)
+    copied = problem.a.dtype.itemsize > 1 and unaddressable(filled(problem)) is not None
+    return Rewriting(1) if copied else None
 
 
 def time_of_one(problem: Problem) -> float:
@@ -95,12 +119,12 @@ def row_bytes(problem: Problem, parts: int) -> int:
     return -(-_depth(problem, parts) * problem.a.dtype.itemsize // LINE) * LINE
 
 
-def rewritten_bytes(problem: Problem, parts: int) -> int:
+def rewritten_bytes(problem: Problem, how: Rewriting | None) -> int:
     """Bytes of workspace that A and B take; matrices that are the same for every batch have one copy."""
-    if not parts:
+    if how is None:
         return 0
-    extents, row = problem.extents, row_bytes(problem, parts)
-    sides = (problem.a, extents["m"]), (problem.b, extents["n"])
+    extents, row = problem.extents, row_bytes(problem, how.parts)
+    sides = ((problem.a, extents["m"]), (problem.b, extents["n"]))[not how.of_a :]
     return row * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
 
 
@@ -123,7 +147,7 @@ _STEP = 1024  # more than the clusters at once: so far beyond the last tile a co
 
 def uncounted(problem: Problem) -> str | None:
     """Why so many rows, columns or tiles cannot be counted, or None."""
-    e = multiplied(problem, PARTS).extents if is_full(problem) else problem.extents
+    e = multiplied(problem, Rewriting(PARTS)).extents if is_full(problem) else problem.extents
     rows = _LEAST_ROWS if e["m"] <= swap.MOST_ROWS else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
@@ -136,8 +160,11 @@ def refused(problem: Problem) -> str | None:
     a = problem.a
     if a.dtype not in ACCUMULATORS:
         return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}"
-    if problem.accumulator not in ACCUMULATORS[a.dtype]:
-        first = ACCUMULATORS[a.dtype][0]
+    if problem.scales and itemsize(problem) > 1:
+        return "it applies block scales where both A and B have 8 bits"
+    accumulators = ACCUMULATORS[problem.b.dtype if converts(problem) else a.dtype]
+    if problem.accumulator not in accumulators:
+        first = accumulators[0]
         return f"it adds up products of {a.dtype} in {short(first)}, not {problem.accumulator}"
     for name, info in problem.scales:
         if sum((extent - 1) * stride for extent, stride in zip(info.shape, info.strides, strict=True)) > _MOST:
@@ -150,8 +177,11 @@ def unaddressable(problem: Problem) -> str | None:
     if 0 in problem.extents.values():
         return None
     a, b = problem.a, problem.b
-    layout = _not_along_k(problem) if _needs_k(a.dtype) else None
-    return layout or _unaddressable("A", a) or _unaddressable("B", b)
+    if converts(problem) and a.strides[-1] != 1:
+        return "it converts a weight in registers where K is contiguous: store it as (N, K), and pass weight.T"
+    layout = _not_along_k(problem) if _needs_k(a.dtype) and _needs_k(b.dtype) else None
+    first, second = "BA" if converts(problem) else "AB"  # of the result
+    return layout or _unaddressable(first, a) or _unaddressable(second, b)
 
 
 def _needs_k(dtype: torch.dtype) -> bool:
@@ -171,7 +201,7 @@ def _not_along_k(problem: Problem) -> str | None:
 
 def promoted(problem: Problem) -> int:
     """After how many products sums are added up in float32; 0 where the tensor cores add up all of K."""
-    dtype = problem.a.dtype
+    dtype = problem.b.dtype
     if is_full(problem):
         return PROMOTED_PARTS
     if problem.scales:

@@ -17,7 +17,7 @@ import torch
 from epifuse.base.errors import fail
 from epifuse.ir import Factor, Graph, Load, Node, Output, Type
 from epifuse.passes.assign_stages import Stage
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import Design, Rewriting
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem
@@ -133,7 +133,7 @@ def _nameless(access: Access) -> Access:
     return replace(access, name="", why="", pairs=access.pairs and access.travels.in_place)
 
 
-_RECORDS: Mapping[str, type] = {record.__name__: record for record in (Access, Design, Factor, Stage, Type)}
+_RECORDS: Mapping[str, type] = {record.__name__: record for record in (Access, Design, Factor, Rewriting, Stage, Type)}
 
 
 def _tuple(value: Any) -> object:

@@ -155,7 +155,7 @@ class GpuKernel:
         if workspaces is None:
             workspaces = [torch.empty_strided((self.workspace_bytes // 4,), (1,), dtype=torch.float32, device=a.device)]
         if self.zeros:
-            a, b = self._nothing(a)
+            a, b = self._nothing(a, b)
         clusters = self.clusters or self._count_clusters()
         # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
         # CUDA is initialised, which torch.cuda.current_device() would ask.
@@ -165,10 +165,10 @@ class GpuKernel:
             with torch.cuda.device(self.index):
                 self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept)
 
-    def _nothing(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
-        zeros = torch.zeros(self.zeros, dtype=like.dtype, device=like.device)
-        return self.a.of(zeros), self.b.of(zeros)
+        of_a, of_b = (torch.zeros(self.zeros, dtype=like.dtype, device=like.device) for like in (a, b))
+        return self.a.of(of_a), self.b.of(of_b)
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -266,12 +266,16 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
             if output.name in names:
                 printed.append((output.name, place.shape, access.dtype))
     operands += [(name, None) for name, _ in given.scales]
-    if design.rewritten or design.by_warps:
-        held = filled(given)
-        a, b = (_any_matrix(own, one, extents["l"], batched) for own, one in ((given.a, held.a), (given.b, held.b)))
-    else:
-        pairs = (given.a, first), (given.b, second)
-        a, b = (_matrix(own, one, extents["l"], batched=batched, swapped=swapped) for own, one in pairs)
+    held, how = filled(given), design.rewritten
+    in_any_way = design.by_warps or (how is not None and how.of_a), design.by_warps or how is not None
+    a, b = (
+        _any_matrix(own, as_it_lies, extents["l"], batched)
+        if in_any
+        else _matrix(own, one, extents["l"], batched=batched, swapped=swapped)
+        for own, as_it_lies, one, in_any in zip(
+            (given.a, given.b), (held.a, held.b), (first, second), in_any_way, strict=True
+        )
+    )
     return a, b, operands, outputs, printed
 
 

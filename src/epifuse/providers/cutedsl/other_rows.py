@@ -41,7 +41,8 @@ def _wanted(
     of_parts = weave.problem_of(work.order, problem, work.typed)
     transposed = swap.problem_of(problem)
     few = work.swapped if swapped else ""
-    exchanged = None if isinstance(few, str) else family_of(few, transposed).answers(swapped)
+    family = None if isinstance(few, str) else family_of(few, transposed)
+    exchanged = None if family is None or family.key.refused is not None else family.answers(swapped)
     for rows in _ROWS if carried.arranged else ():
         costs = estimates(carried.rates, of_parts, m=rows)
         best, order = min(costs), bits(carried.arranged[costs.index(min(costs))].design, problem)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from epifuse.base.dtypes import largest
+from epifuse.base.dtypes import largest, short
 from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory
@@ -127,7 +127,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
             else []
         ),
         *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
-        *(["A and B are copied first, to where TMA can address them"] if design.rewritten == 1 else []),
+        *_rewritten(design, problem),
         *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
         *([_SPILLS[design.in_tensor_memory]] if spills else []),
         *_summed(design, problem),
@@ -141,11 +141,29 @@ _SPILLS = {
 }
 
 
+def _rewritten(design: Design, problem: Problem) -> list[str]:
+    """What a first kernel of the launch writes, but parts of float32, and what registers convert."""
+    if design.converts:
+        return [f"registers convert B from {short(problem.a.dtype)} to {short(problem.b.dtype)} as it is multiplied"]
+    how = design.rewritten
+    if how is None or how.parts > 1:
+        return []
+    if how.narrow is None:
+        return ["A and B are copied first, to where TMA can address them"]
+    copied = ", and A is copied to where TMA can address it" if how.of_a else ""
+    return [f"B is converted first, from {short(how.narrow)} to {short(problem.a.dtype)}{copied}"]
+
+
+def _is_full(design: Design) -> bool:
+    """Whether float32 is multiplied in full."""
+    return design.rewritten is not None and design.rewritten.parts == inputs.PARTS
+
+
 def _summed(design: Design, problem: Problem) -> list[str]:
     """How products of 8-bit numbers, and of parts of float32, are added up."""
-    if design.rewritten == inputs.PARTS:
+    if _is_full(design):
         return [f"sums of {design.promoted} products by the tensor cores are added up in float32"]
-    if problem.a.dtype.itemsize != 1:
+    if inputs.itemsize(problem) != 1:
         return []
     if design.in_tensor_memory:
         return ["the tensor cores add up all products, in float32 as is assumed"]
@@ -174,7 +192,7 @@ def _looser(design: Design, problem: Problem) -> list[str]:
     """What was allowed that makes results less exact, and how float32 is multiplied in full."""
     found = []
     if problem.a.dtype == torch.float32:
-        found = [_FULL if design.rewritten == inputs.PARTS else _TF32]
+        found = [_FULL if _is_full(design) else _TF32]
     return found + (["fast_math: every function by approximate instructions"] if problem.constraints.fast_math else [])
 
 

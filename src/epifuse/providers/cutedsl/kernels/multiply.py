@@ -11,11 +11,14 @@ from cutlass.cute.nvgpu.warpgroup import mma as warpgroup_mma
 _TF32_K = 8  # elements of K one instruction takes: 32 bytes, as for every dtype
 
 
-def tiled_multiplication(types: tuple, majors: tuple, accumulator: Any, groups: int, columns: int) -> cute.TiledMma:
-    """64 x `columns` for each of `groups` warp groups, one below the other; float32 inputs multiply as tf32."""
-    atoms = (groups, 1, 1)
+def tiled_multiplication(
+    types: tuple, majors: tuple, accumulator: Any, groups: int, columns: int, *, registers: bool = False
+) -> cute.TiledMma:
+    """64 x `columns` for each of `groups` warp groups, one below the other; float32 inputs multiply as tf32. A comes
+    from shared memory, or from `registers`."""
+    atoms, source = (groups, 1, 1), warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
     if types[0] is not Float32:
-        return sm90.make_trivial_tiled_mma(*types, *majors, accumulator, atoms, tiler_mn=(64, columns))
+        return sm90.make_trivial_tiled_mma(*types, *majors, accumulator, atoms, (64, columns), source)
     shape = (64, columns, _TF32_K)
     op = _Tf32(TFloat32, TFloat32, accumulator, shape, warpgroup.OperandSource.SMEM, *majors)
     return cute.make_tiled_mma(cute.make_mma_atom(op), atoms)

@@ -1,5 +1,6 @@
 """A and B written anew before they are multiplied, K contiguous and padded by zeros: copies of what TMA cannot address,
-and float32 in full, each element in two parts of tf32, of which one tf32 product adds up three products.
+a B of 8 bits in the 16 of A, and float32 in full, each element in two parts of tf32, of which one tf32 product adds up
+three products.
 
 high is x to nearest tf32, low what is left of it, to nearest again: with 22 bits of x together. Along K lie
 
@@ -17,10 +18,13 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint16, Uint32
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
+from epifuse.providers.cutedsl.design import Rewriting
+from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.inputs import LINE, PARTS
 from epifuse.providers.cutedsl.kernels.modes import exchanged
+from epifuse.providers.cutedsl.kernels.widen import widened
 
 try:
     from cutlass.memory import SmemAllocator
@@ -43,14 +47,16 @@ class Source(NamedTuple):
 
 
 class Rewrite:
-    """The kernel that writes A and B, in so many parts, into the workspace."""
+    """The kernel that writes A and B, or B alone, into the workspace."""
 
-    def __init__(self, parts: int, width: int) -> None:
-        self.parts, self.bytes = parts, width // 8
+    def __init__(self, how: Rewriting, type_: Any) -> None:
+        """`type_` is that of A, and of B as it is multiplied."""
+        self.parts, self.of_a, self.type, self.bytes = how.parts, how.of_a, type_, type_.width // 8
+        self.narrow = None if how.narrow is None else DTYPES[how.narrow]
         self.side = _SIDES[self.bytes]
         self.lines = _THREADS // self.side  # of a square that are read at once
         # Bits are copied as they are.
-        self.element = Float32 if parts == PARTS else Uint32 if self.bytes == 4 else Uint16
+        self.element = Float32 if how.parts == PARTS else Uint32 if self.bytes == 4 else Uint16
         self.at_once = 4 // self.bytes
 
     def launch(self, a, b, workspace, stream):
@@ -58,32 +64,43 @@ class Rewrite:
         what is left of the workspace."""
         step = 16 // self.bytes  # TMA's rule for strides
         depth = (a.shape[1] + (step - 1)) // step * step
-        sources = self.source(a, depth), self.source(exchanged(b), depth)
+        given = (a, exchanged(b)) if self.of_a else (exchanged(b),)
+        sources = [self.source(one, depth) for one in given]
         start, left = workspace.iterator.toint(), Int64(cute.size(workspace))
         found, whole = [], []
-        for one, given in zip(sources, (a, b), strict=True):
+        for one, own in zip(sources, given, strict=True):
             found.append(_memory(start, self.written(one, depth), Float32 if self.parts == PARTS else Uint32))
-            whole.append(_memory(start, self.whole(one, depth, cute.rank(given)), given.element_type))
+            whole.append(_memory(start, self.whole(one, depth, cute.rank(own)), self.type))
             size = Int64(one.matrix.shape[0]) * one.copies * (self.pitch(depth) * self.bytes)
             start, left = start + size, left - size // (Float32.width // 8)
-        first, second = sources
-        self.kernel(first.matrix, second.matrix, *found, first.blocks).launch(
-            grid=(first.blocks + second.blocks, 1, 1), block=(_THREADS, 1, 1), stream=stream, use_pdl=True
-        )
+        matrices, counts = [one.matrix for one in sources], [one.blocks for one in sources]
+        kernel = self.kernel(*matrices, *found, counts[0]) if self.of_a else self.kernel_of_b(*matrices, *found)
+        kernel.launch(grid=(sum(counts), 1, 1), block=(_THREADS, 1, 1), stream=stream, use_pdl=True)
         rest = _memory(start, cute.make_layout((left,), stride=(1,)), Float32)
-        return whole[0], exchanged(whole[1]), (rest,)
+        return whole[0] if self.of_a else a, exchanged(whole[-1]), (rest,)
 
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, to_a: cute.Tensor, to_b: cute.Tensor, blocks_of_a: Int32):
         block, _, _ = cute.arch.block_idx()
-        square = cute.make_layout((self.side, self.side), stride=(self.side + 1, 1))
-        tile = SmemAllocator().allocate_tensor(self.element, square, 16)
+        tile = self.square()
         # A and B may be results of the kernel before, which may read the workspace.
         cute.arch.griddepcontrol_wait()
         if block < blocks_of_a:
             self.rewrite(a, to_a, tile, block, _LOW_OF_A)
         else:
             self.rewrite(b, to_b, tile, block - blocks_of_a, _LOW_OF_B)
+
+    @cute.kernel
+    def kernel_of_b(self, b: cute.Tensor, to_b: cute.Tensor):
+        block, _, _ = cute.arch.block_idx()
+        tile = self.square()
+        cute.arch.griddepcontrol_wait()
+        self.rewrite(b, to_b, tile, block, _LOW_OF_B)
+
+    def square(self):
+        """A block's shared memory."""
+        square = cute.make_layout((self.side, self.side), stride=(self.side + 1, 1))
+        return SmemAllocator().allocate_tensor(self.element, square, 16)
 
     @cute.jit
     def rewrite(self, matrix: cute.Tensor, to: cute.Tensor, tile: cute.Tensor, block: Int32, low: Int32):
@@ -106,11 +123,11 @@ class Rewrite:
             step = at_once * to.stride[0]
             for line in cutlass.range_constexpr(0, self.side, at_once):
                 if m + line < rows:
-                    self.write(to, place, tile, (row + line, column), low)
+                    self.write(to, place, tile, (row + line, column), low, _is_narrow(matrix))
                 place = place + step
 
-    def write(self, to, place, tile, own, low):
-        """32 bits: one element in its parts or as it is, or a pair."""
+    def write(self, to, place, tile, own, low, is_narrow):
+        """32 bits: one element in its parts or as it is, or a pair, which may be of 8 bits."""
         row, column = own
         if self.parts == PARTS:
             small, finite, whole = split(tile[row, column])
@@ -119,7 +136,10 @@ class Rewrite:
             parts = [(0, tile[row, column])]
         else:
             first, second = (Uint32(tile[row, self.at_once * column + i]) for i in range(self.at_once))
-            parts = [(0, first | second << Uint16.width)]
+            if is_narrow:
+                parts = [(0, widened(first & 0xFF | second << Uint8.width, self.narrow, self.type))]
+            else:
+                parts = [(0, first | second << Uint16.width)]
         for part, value in parts:
             _at(to, place + part * to.stride[2])[0] = value
 
@@ -140,7 +160,8 @@ class Rewrite:
         place += (fast[_FIRST] + column + cutlass.min(right, 0)) * fast[_STEP]
         place += (slow[_FIRST] + row + cutlass.min(below, 0)) * slow[_STEP]
         step, count = self.lines * slow[_STEP], self.side // self.lines
-        found = cute.make_rmem_tensor(count, self.element)
+        element = matrix.element_type
+        found = cute.make_rmem_tensor(count, element)
         if fast[_FIRST] + self.side <= fast[_END] and slow[_FIRST] + self.side <= slow[_END]:
             for i in cutlass.range_constexpr(count):
                 found[i] = _at(matrix, place)[0]
@@ -149,11 +170,11 @@ class Rewrite:
             for i in cutlass.range_constexpr(count):
                 value = _at(matrix, place)[0]
                 inside = right >= 0 and below >= i * self.lines
-                found[i] = cutlass.select_(inside, value, self.element(0))
+                found[i] = cutlass.select_(inside, value, element(0))
                 place = place + cutlass.select_(below >= (i + 1) * self.lines, step, Int64(0))
         within = column * fast[_WITHIN] + row * slow[_WITHIN]
         for i in cutlass.range_constexpr(count):
-            _at(tile, within)[0] = found[i]
+            _at(tile, within)[0] = self.element(found[i])
             within = within + self.lines * slow[_WITHIN]
 
     def pitch(self, depth):
@@ -167,7 +188,8 @@ class Rewrite:
 
     def source(self, matrix, depth):
         """Matrices that are all the same have one copy."""
-        start = matrix.iterator if self.parts == PARTS else cute.recast_ptr(matrix.iterator, dtype=self.element)
+        bits = Uint8 if _is_narrow(matrix) else self.element
+        start = matrix.iterator if self.parts == PARTS else cute.recast_ptr(matrix.iterator, dtype=bits)
         if cute.rank(matrix) == 2:
             shape, stride, copies = (*matrix.shape, Int32(1)), (*matrix.stride, Int64(0)), Int32(1)
         else:
@@ -210,6 +232,11 @@ def split(x: Any) -> tuple[Any, Any, Any]:
         cutlass.select_(finite, high, zero),
         cutlass.select_(finite, high, x + x),
     )
+
+
+def _is_narrow(matrix):
+    """Whether it is of 8 bits; as an argument of a kernel it would be of Int8, whatever it was."""
+    return matrix.element_type.width == Uint8.width
 
 
 def _at(tensor, place):

@@ -18,6 +18,7 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Last
 from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
+from epifuse.providers.cutedsl.kernels.converted import Converted
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
@@ -90,11 +91,12 @@ class Sm90Gemm:
     def __init__(self, design: Design, programs: tuple, types: tuple, accumulator: Any = Float32) -> None:
         """`programs` are those of the regions of N: mostly one, of all columns.
 
-        `types` are those of A and B as they are multiplied: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8.
+        `types` are those of A and B as TMA brings them: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8.
         """
         program: Program = programs[0]
         self.design = design
-        self.types = types
+        self.converted: Any = Converted(*types) if design.converts else None
+        self.types = types = (types[1], types[1]) if design.converts else types
         self.accumulator = accumulator
         self.cluster = design.cluster
         self.pingpong = design.pingpong
@@ -106,6 +108,7 @@ class Sm90Gemm:
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(program)
         self.program, self.programs = program, programs
+        self.rewrite: Any = None if design.rewritten is None else Rewrite(design.rewritten, types[0])
         self.split = Split(design, accumulator)
         self.merging = merging_kernels(design, program)
 
@@ -124,20 +127,20 @@ class Sm90Gemm:
         stream: Any,
     ):
         tensors, scales = self.scales.apart(tensors)
-        if const_expr(self.design.rewritten):
-            rewrite = Rewrite(self.design.rewritten, self.types[0].width)
-            a, b, workspaces = rewrite.launch(a, b, workspaces[0], stream)
+        if const_expr(self.rewrite is not None):
+            a, b, workspaces = self.rewrite.launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
             a, b = exchanged(b), exchanged(a)
         a, b = with_batches(a), with_batches(b)
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
         bm, bn = self.design.tile
-        bk = 8 * self.design.k_bytes // a.element_type.width
+        bk = 8 * self.design.k_bytes // self.types[0].width
         self.tile = bm, bn, bk
         layout_a, layout_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         majors = layout_a.sm90_mma_major_mode(), layout_b.sm90_mma_major_mode()
         types, self.brought = self.types, (a.element_type, b.element_type)
-        mma = tiled_multiplication(types, majors, self.accumulator, self.groups, budget.piece(self.design))
+        columns, in_registers = budget.piece(self.design), self.design.converts
+        mma = tiled_multiplication(types, majors, self.accumulator, self.groups, columns, registers=in_registers)
         # The layout of one warp group's accumulators over a subtile.
         atom = tiled_multiplication(types, majors, self.accumulator, 1, self.design.subtile[1])
         fragment = Fragment.of_accumulators(atom, self.design.subtile)
@@ -586,16 +589,25 @@ class Sm90Gemm:
     def factors(self, mma, buffers, within):
         """Registers of a warp group's accumulators; these as accumulators, and what of the stages it multiplies."""
         uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
-        fragment_a = mma.make_fragment_A(uniform.partition_A(buffers[0]))
+        if self.converted is not None:
+            fragment_a = self.converted.fragment(mma, buffers[0])
+        else:
+            fragment_a = mma.make_fragment_A(uniform.partition_A(buffers[0]))
         fragment_b = mma.make_fragment_B(uniform.partition_B(buffers[1]))
         partition = mma.partition_shape_C(self.design.tile)
         registers = accumulator_registers(cute.size(partition), self.accumulator)
         accumulators = as_accumulators(registers, partition, self.accumulator)
-        piece = (self.promotion.piece(accumulators),) if self.design.promoted else ()
-        return registers, (accumulators, fragment_a, fragment_b, *piece)
+        further: tuple = (self.promotion.piece(accumulators),) if self.design.promoted else ()
+        if self.converted is not None:
+            thread, _, _ = cute.arch.thread_idx()
+            start = self.converted.start(mma, buffers[0], within * WARP_GROUP + thread % WARP_GROUP)
+            further = (start, buffers[0], self.converted.fragment(mma, buffers[0]))
+        return registers, (accumulators, fragment_a, fragment_b, *further)
 
     def product(self, scales, *arguments):
         """The main loop over so many blocks of K."""
+        if self.converted is not None:
+            return self.converted_product(*arguments)
         return self.promoted_product(scales, *arguments) if self.design.promoted else self.whole_product(*arguments)
 
     @cute.jit
@@ -629,6 +641,31 @@ class Sm90Gemm:
                     pipe.consumer_release(free)
                 self.promotion.add(place, accumulators, piece, own[place])
             read.advance()
+            free.advance()
+        return read, free
+
+    @cute.jit
+    def converted_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
+        """A is converted in registers, a stage while the one before is multiplied. All stages are given back."""
+        accum, fragment_a, fragment_b, start, buffer, coming = factors
+        mma = new_from_mlir_values(mma, extract_mlir_values(mma))
+        mma.set(warpgroup.Field.ACCUMULATE, False)
+        pipe.consumer_wait(read)
+        self.converted.fetch(start, buffer, read.index, coming)
+        for k in cutlass.range(blocks, unroll=1):
+            fragment_a.store(coming.load())
+            warpgroup.fence()
+            for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
+                index = (None, None, block, read.index)
+                cute.gemm(mma, accum, fragment_a[None, None, block], fragment_b[index], accum)
+                mma.set(warpgroup.Field.ACCUMULATE, True)
+            warpgroup.commit_group()
+            read.advance()
+            if k + 1 < blocks:
+                pipe.consumer_wait(read)
+                self.converted.fetch(start, buffer, read.index, coming)
+            warpgroup.wait_group(0)
+            pipe.consumer_release(free)
             free.advance()
         return read, free
 

@@ -1,0 +1,54 @@
+"""A of 8 bits beside B of 16: a warp group converts its rows of a stage in registers, from which wgmma takes A.
+
+Where A and B are exchanged A is the weight, which TMA brings as it is: memory is read at a byte an element. Of 16
+numbers along K a thread multiplies two neighbours and those eight behind them, of two rows, eight apart. So it loads 16
+bits at a time, and a warp's loads are of different banks: a row's 128 bytes are one swizzle pattern, in which 16 bytes,
+as many as an instruction takes of K, lie at their own number xor the row's.
+"""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Uint16, Uint32
+
+from epifuse.providers.cutedsl.design import K_SPAN
+from epifuse.providers.cutedsl.kernels.widen import widened
+
+_BLOCK = 16  # numbers along K that one instruction multiplies, bytes in shared memory
+_PAIRS = (0, 8 * K_SPAN, 8, 8 * K_SPAN + 8)  # in bytes from a thread's first, in the order of its registers
+
+
+class Converted:
+    """How a stage of A, of 64 rows for each warp group, becomes a fragment in registers."""
+
+    def __init__(self, narrow: Any, wide: Any) -> None:
+        self.narrow, self.wide = narrow, wide
+
+    def start(self, mma: cute.TiledMma, buffer: cute.Tensor, thread: Any) -> Any:
+        """The address of a thread's first pair in the first stage."""
+        return swizzled(mma.get_slice(thread).partition_A(buffer).iterator.toint())
+
+    def fragment(self, mma: cute.TiledMma, buffer: cute.Tensor) -> cute.Tensor:
+        """Registers for what is multiplied of a stage."""
+        stage = mma.get_slice(0).partition_A(buffer)[None, None, None, 0]
+        return cute.make_rmem_tensor(mma.make_fragment_A(stage).layout, self.wide)
+
+    def fetch(self, start: Any, buffer: cute.Tensor, stage: Any, fragment: cute.Tensor) -> None:
+        """A stage of A, converted."""
+        rows, depth, _ = buffer.shape
+        place = start + stage * (cute.size(rows) * cute.size(depth))  # bytes
+        words = cute.recast_tensor(fragment, Uint32)
+        for block in range(K_SPAN // _BLOCK):
+            first = place ^ (block * _BLOCK)
+            for i, pair in enumerate(_PAIRS):
+                words[len(_PAIRS) * block + i] = widened(_loaded(first + pair), self.narrow, self.wide)
+
+
+def swizzled(address: Any) -> Any:
+    """Where what would lie at an address of rows of 128 bytes lies, if these begin at a multiple of 1024."""
+    return address ^ (address >> 3 & 0x70)
+
+
+def _loaded(address):
+    pointer = cute.make_ptr(Uint16, address, cute.AddressSpace.smem, assumed_align=2)
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
