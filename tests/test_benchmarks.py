@@ -23,6 +23,7 @@ import small_products
 import timing
 import torch
 import unaligned
+import weight_only
 from gemm_cases import CASES, Case, Operands, Peer
 
 import epifuse as ef
@@ -375,6 +376,15 @@ def test_small_products_are_timed_beside_eager(capsys: pytest.CaptureFixture[str
     assert [line.partition(" {")[0] for line in capsys.readouterr().out.splitlines()] == list(saved)
     for row in saved.values():
         assert {"eager", *row["ratio to eager"]} == set(row["microseconds"]) == {"eager", "bound", "ef.gemm"}
+
+
+def test_ways_to_multiply_a_weight_of_8_bits_mean_the_same() -> None:
+    inputs = weight_only.Inputs.of(3, 16, 32, "cpu")
+    args = weight_only.arguments(inputs, torch.int8)
+    found = ef.get_kernels(args)[0].run(args)["D"]
+    want = weight_only._mm(inputs)().float() * inputs.scale
+    torch.testing.assert_close(found.float(), want, rtol=0.02, atol=0.02)
+    assert weight_only.mean_error(inputs) < 1e-6
 
 
 def test_each_front_end_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

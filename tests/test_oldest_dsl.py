@@ -27,14 +27,15 @@ def test_each_kind_of_kernel_compiles_with_the_oldest_dsl():
     assert done.returncode == 0, done.stderr[-3000:]
     version, *schedules = done.stdout.splitlines()
     assert version == promised()
-    assert set(schedules) == {"pingpong", "cooperative"}
-    assert len(schedules) == 9
+    assert set(schedules) == {"pingpong", "cooperative", "swapped"}
+    assert len(schedules) == 11
 
 
 def compile_all():
     """Prints its version and the schedules; each must hold machine code of a warp group's multiplication."""
     import test_eight_bits as eight
     import test_sm90_compile as ours
+    import test_weight_only as weight
     import torch
 
     bias = torch.empty(512, dtype=ours.BF16)
@@ -48,6 +49,7 @@ def compile_all():
         (ours.arguments(ours.row_statistics), ours.SCHEDULES[128, 256]),
         (ours.arguments(ours.softmax), None),
         *((eight.MEANT[name][0], None) for name in ("e4m3", "uint8 x int8 to int8")),
+        *((weight.arguments(m=m, n=4096, k=4096), None) for m in (16, 4096)),
     ]
     print(importlib.metadata.version("nvidia-cutlass-dsl"))
     for args, design in wanted:

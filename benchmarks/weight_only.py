@@ -1,0 +1,174 @@
+"""GPU time of products with a weight of 8 bits beside 16-bit activations, with a scale for each column.
+
+    python benchmarks/weight_only.py --save results.json [--tokens 1,16,64,4096] [--layers 4096x4096] [--rounds 15]
+
+`int8` and `e4m3` are ours, with the best design; `registers` and `converted first` are int8 in the best design of
+either kind, where there is one, for the choice between them; `bfloat16` is our product of the converted weight, the
+scale in its epilogue. Peers are `mm`, cuBLAS's product of the converted weight without a scale, and torch.compile of
+`x @ w.to(bfloat16) * scale`. Each way goes round over as many weights as exceed four times the L2 cache, so that each
+call reads its own from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gpu_timing import Backlog, Calls, interleave
+from timing import command, machine, paired_ratio, save
+
+import epifuse as ef
+
+TOKENS = "1,2,4,8,16,32,64,128,256,4096"
+LAYERS = "4096x4096,6144x4096,14336x4096,4096x14336"
+"""N x K: projections of a model of 8 billion parameters."""
+BF16, INT8, E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+PAIRS = (
+    ("int8", "mm"),
+    ("e4m3", "mm"),
+    ("int8", "bfloat16"),
+    ("int8", "compiled"),
+    ("e4m3", "compiled"),
+    ("registers", "converted first"),
+)
+"""What is compared round by round."""
+_EXCEEDED, _MOST_SETS = 4, 64
+
+
+def scaled(accum, scale):
+    """A weight's product, times what a row of it was divided by."""
+    D = accum * scale
+    return D
+
+
+class Inputs(NamedTuple):
+    """Activations, a weight in each dtype, as (N, K), and its scales."""
+
+    x: torch.Tensor
+    weights: Mapping[torch.dtype, torch.Tensor]
+    scale: torch.Tensor
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, device: str) -> Inputs:
+        """Integers of all sizes, and floats like them."""
+        whole = torch.randint(-128, 128, (n, k), dtype=INT8, device=device)
+        weights = {INT8: whole, E4M3: (whole.float() / 16).to(E4M3), BF16: whole.to(BF16)}
+        return cls(torch.randn(m, k, dtype=BF16, device=device), weights, torch.rand(n, device=device) / k**0.5)
+
+
+def arguments(inputs: Inputs, dtype: torch.dtype) -> ef.GemmArguments:
+    """A call, with memory for its result."""
+    weight = inputs.weights[dtype]
+    D = torch.empty(len(inputs.x), len(weight), dtype=BF16, device=weight.device)
+    return ef.GemmArguments(inputs.x, weight.t(), epilogue=ef.EpilogueArguments(scaled, scale=inputs.scale, D=D))
+
+
+def ours(sets: Sequence[Inputs], dtype: torch.dtype, *, swapped: bool | None = None) -> tuple[Calls, str] | None:
+    """Bound launches and the kernel's name: the best, or the best that exchanges A and B, or does not."""
+    made = [arguments(inputs, dtype) for inputs in sets]
+    kernels = ef.get_kernels(made[0])
+    chosen = [each for each in kernels if swapped is None or each.plan.spec.design.swapped is swapped]
+    if not chosen:
+        return None
+    return [chosen[0].bind(args) for args in made], chosen[0].metadata.kernel_name
+
+
+def ways(sets: Sequence[Inputs]) -> tuple[dict[str, Calls], dict[str, str]]:
+    """All of them, and the names of our kernels."""
+    calls: dict[str, Calls] = {}
+    names: dict[str, str] = {}
+    asked = {
+        "int8": ours(sets, INT8),
+        "e4m3": ours(sets, E4M3),
+        "bfloat16": ours(sets, BF16),
+        "registers": ours(sets, INT8, swapped=True),
+        "converted first": ours(sets, INT8, swapped=False),
+    }
+    for name, found in asked.items():
+        if found is not None:
+            calls[name], names[name] = found
+    torch._dynamo.reset()  # a function is compiled for eight shapes only, and with symbols from the second on
+    function = torch.compile(lambda x, w, scale: x @ w.to(BF16).t() * scale.to(BF16), dynamic=False)
+    calls["mm"] = [_mm(inputs) for inputs in sets]
+    calls["compiled"] = [_called(function, inputs) for inputs in sets]
+    return calls, names
+
+
+def _mm(inputs: Inputs) -> Callable[[], Any]:
+    x, b = inputs.x, inputs.weights[BF16].t()
+    out = torch.empty(len(x), b.shape[1], dtype=BF16, device=x.device)
+    return lambda: torch.mm(x, b, out=out)
+
+
+def _called(function: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
+    return lambda: function(inputs.x, inputs.weights[INT8], inputs.scale)
+
+
+def count_of_sets(n: int, k: int) -> int:
+    """So many weights of 8 bits exceed the L2 cache as often as is asked."""
+    l2 = torch.cuda.get_device_properties("cuda").L2_cache_size
+    return min(-(-_EXCEEDED * l2 // (n * k)) + 1, _MOST_SETS)
+
+
+def mean_error(inputs: Inputs) -> float:
+    """Of int8: the mean error beside the mean value, float64's product being right."""
+    D = ef.gemm(inputs.x, inputs.weights[INT8].t(), epilogue=scaled, scale=inputs.scale, out_dtypes=torch.float32)
+    want = inputs.x.double() @ inputs.weights[INT8].double().t() * inputs.scale.double()
+    return float((D.double() - want).abs().mean() / want.abs().mean())
+
+
+def measure(m: int, n: int, k: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, and ratios with their 95 % intervals."""
+    sets = [Inputs.of(m, n, k, "cuda") for _ in range(count_of_sets(n, k))]
+    calls, names = ways(sets)
+    seconds = interleave(calls, rounds, backlog)
+    ratios = {
+        f"{name} / {base}": [round(x, 4) for x in paired_ratio(seconds, name, base)]
+        for name, base in PAIRS
+        if name in seconds and base in seconds
+    }
+    return {
+        "shape": [m, n, k],
+        "sets": len(sets),
+        "kernels": names,
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": ratios,
+        "mean_error": mean_error(sets[0]),
+    }
+
+
+def _layers(text: str) -> list[tuple[int, int]]:
+    pairs = [tuple(map(int, one.split("x"))) for one in text.split(",")]
+    return [(n, k) for n, k in pairs]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=lambda text: list(map(int, text.split(","))), default=TOKENS)
+    parser.add_argument("--layers", type=_layers, default=LAYERS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for n, k in options.layers:
+        for m in options.tokens:
+            row = measure(m, n, k, options.rounds, backlog)
+            rows.append(row)
+            print(f"{m}x{n}x{k}", flush=True)
+            for name, time in row["microseconds"].items():
+                print(f"  {name}: {time} us, {row['kernels'].get(name, 'PyTorch')}", flush=True)
+            print("  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items()), flush=True)
+            if options.save:
+                save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
