@@ -113,8 +113,8 @@ def test_other_pairs_are_refused_by_name(a, b, message):
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-def arguments(m=512, n=512, k=1024, pair=(BF16, INT8), b_transposed=True, source=SCALED, **asked):
-    a = torch.empty(m, k, dtype=pair[0])
+def arguments(m=512, n=512, k=1024, pair=(BF16, INT8), a_transposed=False, b_transposed=True, source=SCALED, **asked):
+    a = torch.empty(k, m, dtype=pair[0]).t() if a_transposed else torch.empty(m, k, dtype=pair[0])
     b = torch.empty(n, k, dtype=pair[1]).t() if b_transposed else torch.empty(k, n, dtype=pair[1])
     given = {"scale": torch.empty(n)} if "scale" in source else {}
     epilogue = ef.EpilogueArguments.partial(source, given)
@@ -162,6 +162,21 @@ def test_block_scales_are_refused():
 def test_a_launch_is_handed_a_and_b_as_they_lie(layout, emulated: Emulated):
     on_gpu.test_weights_lie_in_any_way(130, layout, emulated)
     on_gpu.test_weights_lie_in_any_way(5, layout, emulated)
+
+
+def test_every_tile_of_few_rows_is_planned_and_handed_its_views(emulated: Emulated):
+    for rows, pair in zip(on_gpu.TILES, on_gpu.USUAL, strict=False):
+        for m, n, k in ((1, 1000, 80), (17, 259, 144), (128, 64, 16)):
+            a, b = emulated.whole(m, k, dtype=pair[0]), on_gpu.small(emulated, pair[1], n, k).t()
+            on_gpu.check(emulated, on_gpu.PLAIN, a, b, {}, out_dtypes=F32, constraints=on_gpu.swapped(rows))
+    on_gpu.test_sums_in_float16(emulated)
+
+
+def test_bits_of_every_design_are_those_of_the_converted_weight():
+    for m, n, k in ((1, 1032, 4096), (128, 520, 1024), (256, 1290, 528)):
+        found = [ef.get_kernels(arguments(m, n, k, pair), cc=90) for pair in ((BF16, INT8), (BF16, BF16))]
+        bits = [{kernel.plan.allocation.bits for kernel in own} for own in found]
+        assert bits[0] <= bits[1]
 
 
 def test_epilogues_and_batches_are_handed_over(emulated: Emulated):
@@ -223,9 +238,9 @@ def test_other_kernels_refuse_the_pair(monkeypatch):
 cutlass_is_there = pytest.mark.skipif(load.lacking() is not None, reason="CuTe DSL is an optional dependency")
 
 
-def compiled_swapped(design, pair, folder, capfd, source=SCALED):
+def compiled_swapped(design, pair, folder, capfd, **asked):
     """PTX of a design's kernel, which spills nothing and whose multiplications overlap."""
-    kernels = ef.get_kernels(arguments(m=16, n=4096, k=4096, pair=pair, source=source), cc=90)
+    kernels = ef.get_kernels(arguments(m=16, n=4096, k=4096, pair=pair, **asked), cc=90)
     plan = next(kernel.plan for kernel in kernels if kernel.spec.design == design)
     function = reported(plan.allocation.program.text, folder)
     report = " ".join(capfd.readouterr().err.split())
@@ -259,9 +274,15 @@ def test_every_pair_is_converted_without_spills(a, b, tmp_path, capfd):
 
 
 @cutlass_is_there
+def test_activations_lie_along_rows_or_columns(tmp_path, capfd):
+    ptx = compiled_swapped(SWAPPED_DESIGNS[1], (BF16, E4M3), tmp_path, capfd, a_transposed=True)
+    check_products(ptx, 32, "bf16")
+
+
+@cutlass_is_there
 def test_reductions_of_converted_rows_spill_nothing(tmp_path, capfd):
     source = "def epi(accum, scale): t = accum * scale; s = sum(t, dim=0); r = logsumexp(t, dim=-1); return t, s, r"
-    check_products(compiled_swapped(SWAPPED_DESIGNS[0], (F16, E4M3), tmp_path, capfd, source), 16, "f16")
+    check_products(compiled_swapped(SWAPPED_DESIGNS[0], (F16, E4M3), tmp_path, capfd, source=source), 16, "f16")
 
 
 @cutlass_is_there

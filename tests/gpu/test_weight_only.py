@@ -207,8 +207,8 @@ def test_designs_of_the_same_bits_have_them(
     """Every design, which are also those of the converted weight: their kernels multiply the same numbers."""
     m, n, k = shape
     a, b = hopper.normal(m, k, dtype=pair[0]), every(hopper, pair[1], n, k).t()
-    converted = ef.GemmArguments(a, b.t().to(pair[0]).t(), epilogue=ef.EpilogueArguments.partial(PLAIN, {}))
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(PLAIN, {}))
+    options = {"epilogue": ef.EpilogueArguments.partial(PLAIN, {}), "out_dtypes": F32}
+    converted, args = (ef.GemmArguments(a, weight.t(), **options) for weight in (b.t().to(pair[0]), b.t()))
     found: dict[Any, torch.Tensor] = {}
     for kernel in ef.get_kernels(converted):
         found.setdefault(kernel.plan.allocation.bits, kernel.run(converted)["D"])
