@@ -160,31 +160,31 @@ def test_block_scales_are_refused():
 
 @pytest.mark.parametrize("layout", on_gpu.LAYOUTS)
 def test_a_launch_is_handed_a_and_b_as_they_lie(layout, emulated: Emulated):
-    on_gpu.test_weights_lie_in_any_way(130, layout, emulated)
+    on_gpu.test_weights_lie_in_any_way(260, layout, emulated)
     on_gpu.test_weights_lie_in_any_way(5, layout, emulated)
 
 
 def test_every_tile_of_few_rows_is_planned_and_handed_its_views(emulated: Emulated):
     for rows, pair in zip(on_gpu.TILES, on_gpu.USUAL, strict=False):
-        for m, n, k in ((1, 1000, 80), (17, 259, 144), (128, 64, 16)):
+        for m, n, k in ((1, 1000, 80), (17, 259, 144), (256, 64, 16)):
             a, b = emulated.whole(m, k, dtype=pair[0]), on_gpu.small(emulated, pair[1], n, k).t()
             on_gpu.check(emulated, on_gpu.PLAIN, a, b, {}, out_dtypes=F32, constraints=on_gpu.swapped(rows))
     on_gpu.test_sums_in_float16(emulated)
 
 
 def test_bits_of_every_design_are_those_of_the_converted_weight():
-    for m, n, k in ((1, 1032, 4096), (128, 520, 1024), (256, 1290, 528)):
+    for m, n, k in ((1, 1032, 4096), (256, 520, 1024), (300, 1290, 528)):
         found = [ef.get_kernels(arguments(m, n, k, pair), cc=90) for pair in ((BF16, INT8), (BF16, BF16))]
         bits = [{kernel.plan.allocation.bits for kernel in own} for own in found]
         assert bits[0] <= bits[1]
 
 
 def test_epilogues_and_batches_are_handed_over(emulated: Emulated):
-    for m in (5, 65):
+    for m in (5, 257):
         on_gpu.test_batches(m, emulated)
-    for m in (17, 200):
+    for m in (17, 300):
         on_gpu.test_reductions_of_rows_and_columns(m, (BF16, INT8), emulated)
-    on_gpu.test_whole_rows_and_gated_products((F16, E4M3), 200, on_gpu.GATED, emulated)
+    on_gpu.test_whole_rows_and_gated_products((F16, E4M3), 300, on_gpu.GATED, emulated)
     on_gpu.test_regions_of_n(emulated)
 
 
@@ -210,7 +210,13 @@ def test_the_model_counts_the_bytes_of_a_weight_as_it_lies():
         best(m=16, n=16384, k=8192, pair=pair).plan.allocation.cost for pair in ((BF16, INT8), (BF16, BF16))
     )
     assert narrow < 0.6 * wide
-    assert not best(m=256, n=4096, k=4096).spec.design.swapped
+
+
+def test_it_pays_for_more_rows_to_read_a_weight_of_8_bits_several_times():
+    """A first kernel would read it once and write twice its bytes."""
+    assert best(m=192, n=4096, k=4096).spec.design.swapped
+    refused = {r.kernel: r.reason for r in ef.explain(arguments(m=257), cc=90).refusals}
+    assert refused["sm90_gemm_16x64_swapped_1x1"] == "it is for up to 256 rows, with A and B exchanged, and M is 257"
 
 
 def test_a_stage_of_converted_rows_takes_half_of_the_memory():

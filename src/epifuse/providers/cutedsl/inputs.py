@@ -148,7 +148,7 @@ _STEP = 1024  # more than the clusters at once: so far beyond the last tile a co
 def uncounted(problem: Problem) -> str | None:
     """Why so many rows, columns or tiles cannot be counted, or None."""
     e = multiplied(problem, Rewriting(PARTS)).extents if is_full(problem) else problem.extents
-    rows = _LEAST_ROWS if e["m"] <= swap.MOST_ROWS else _LEAST_TILE
+    rows = _LEAST_ROWS if e["m"] <= swap.most_rows(problem) else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
         return f"it counts rows, columns and tiles up to {_MOST}"

@@ -46,7 +46,7 @@ def _wanted(
     for rows in _ROWS if carried.arranged else ():
         costs = estimates(carried.rates, of_parts, m=rows)
         best, order = min(costs), bits(carried.arranged[costs.index(min(costs))].design, problem)
-        if exchanged is not None and exchanged.arranged and rows <= swap.MOST_ROWS:
+        if exchanged is not None and exchanged.arranged and rows <= swap.most_rows(problem):
             others = estimates(exchanged.rates, transposed, n=rows)
             if min(others) < best:
                 order = bits(exchanged.arranged[others.index(min(others))].design, problem)

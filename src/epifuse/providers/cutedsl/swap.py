@@ -20,6 +20,9 @@ from epifuse.request.problem import Problem, TensorInfo
 
 MOST_ROWS = 128
 """Of A; with more, an ordinary tile is full."""
+_MOST_BESIDE_8_BITS = 256
+"""Of an A of 16 bits beside a weight of 8. A first kernel would read the weight and write twice its bytes, which takes
+longer than to read it for each 64 rows."""
 
 _OTHER = {"m": "n", "n": "m"}
 
@@ -62,10 +65,15 @@ def _exchanged(attr: Any) -> Any:
     return tuple(map(_exchanged, attr)) if isinstance(attr, tuple) else attr
 
 
+def most_rows(problem: Problem) -> int:
+    """Up to how many rows of A it is for."""
+    return MOST_ROWS if problem.a.dtype.itemsize == problem.b.dtype.itemsize else _MOST_BESIDE_8_BITS
+
+
 def many_rows(problem: Problem) -> str | None:
     """Why a problem has too many rows for it."""
-    rows = problem.extents["m"]
-    return f"it is for up to {MOST_ROWS} rows, with A and B exchanged, and M is {rows}" if rows > MOST_ROWS else None
+    rows, most = problem.extents["m"], most_rows(problem)
+    return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
 
 
 def refused(graph: Graph) -> Reason | None:
