@@ -212,7 +212,7 @@ def test_the_model_counts_the_bytes_of_a_weight_as_it_lies():
     assert narrow < 0.6 * wide
 
 
-def test_it_pays_for_more_rows_to_read_a_weight_of_8_bits_several_times():
+def test_more_rows_read_a_weight_of_8_bits_again():
     """A first kernel would read it once and write twice its bytes."""
     assert best(m=192, n=4096, k=4096).spec.design.swapped
     refused = {r.kernel: r.reason for r in ef.explain(arguments(m=257), cc=90).refusals}

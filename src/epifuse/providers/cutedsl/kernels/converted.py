@@ -26,7 +26,7 @@ class Converted:
 
     def start(self, mma: cute.TiledMma, buffer: cute.Tensor, thread: Any) -> Any:
         """The address of a thread's first pair in the first stage."""
-        return swizzled(mma.get_slice(thread).partition_A(buffer).iterator.toint())
+        return _swizzled(mma.get_slice(thread).partition_A(buffer).iterator.toint())
 
     def fragment(self, mma: cute.TiledMma, buffer: cute.Tensor) -> cute.Tensor:
         """Registers for what is multiplied of a stage."""
@@ -36,7 +36,8 @@ class Converted:
     def fetch(self, start: Any, buffer: cute.Tensor, stage: Any, fragment: cute.Tensor) -> None:
         """A stage of A, converted."""
         rows, depth, _ = buffer.shape
-        place = start + stage * (cute.size(rows) * cute.size(depth))  # bytes
+        assert cute.size(depth) == K_SPAN, "a row of a stage is one swizzle pattern"
+        place = start + stage * (cute.size(rows) * K_SPAN)
         words = cute.recast_tensor(fragment, Uint32)
         for block in range(K_SPAN // _BLOCK):
             first = place ^ (block * _BLOCK)
@@ -44,7 +45,7 @@ class Converted:
                 words[len(_PAIRS) * block + i] = widened(_loaded(first + pair), self.narrow, self.wide)
 
 
-def swizzled(address: Any) -> Any:
+def _swizzled(address: Any) -> Any:
     """Where what would lie at an address of rows of 128 bytes lies, if these begin at a multiple of 1024."""
     return address ^ (address >> 3 & 0x70)
 
