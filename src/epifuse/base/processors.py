@@ -13,7 +13,8 @@ class Processor(NamedTuple):
     """A GPU, or a CPU, whose rates are assumed.
 
     `clustered` are the CTAs that run at once in clusters of more than two, each CTA with a multiprocessor of its own;
-    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second` (design_choice.json: it bounds small tiles). Memory
+    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second` (picked_h100.json, picked_h200.json: 7.8 to 8.2 and
+    9.0 to 9.8 TB/s where tiles are small, whatever the product). Memory
     moves `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a lane executes an
     instruction a cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that says how fast it
     is.
@@ -26,7 +27,7 @@ class Processor(NamedTuple):
     bytes_a_second: float
     operations_a_second: float
     clock: float
-    l2_bytes_a_second: float = 9e12
+    l2_bytes_a_second: float = 8e12
     measured: str = ""
 
     @property
@@ -61,7 +62,10 @@ _H100 = Processor(
 training step: cuBLAS's large ones reach 840e12 where the GPU rests between them, and 690e12 one after the other, at the
 card's 700 W (benchmarks/results/design_choice.json)."""
 
-GPUS: dict[str, Processor] = {"H100": _H100, "H200": _H100._replace(name="H200", bytes_a_second=4.814e12)}
+GPUS: dict[str, Processor] = {
+    "H100": _H100,
+    "H200": _H100._replace(name="H200", bytes_a_second=4.814e12, l2_bytes_a_second=9.4e12),
+}
 """By a word of the name that the driver gives."""
 
 DEFAULT = "H100"

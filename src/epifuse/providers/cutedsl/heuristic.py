@@ -1,4 +1,4 @@
-"""Which design is likely to be the fastest: a model of waves of tiles, with rates of designs measured on one H200."""
+"""Which design is likely to be the fastest: a model of waves of tiles, and of what L2 and memory send them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Parts(NamedTuple):
         if design.split == 1:
             return None
         each = (design.split - 1) * tuned.SUM_READ.value + tuned.SUM_WRITTEN.value
-        sums = each * design.tile[0] * design.tile[1] + tuned.HANDED_OVER.value
-        return Parts(design.split, sums)
+        return Parts(design.split, each * design.tile[0] * design.tile[1])
 
 
 class Rewritten(NamedTuple):
@@ -50,30 +49,22 @@ class Rewritten(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
-    Rows and columns of a tile, then of a cluster; CTAs of a cluster, for all parts of K; CTAs at once, and how many
-    take all of memory's bandwidth; the times of a byte of it and of L2; what an exposed epilogue adds to K; the area of
-    a tile, and the rate; three losses, of a first pair, of rows that are exchanged and of registers that spill; by how
-    many rows of tiles there are the cost of the cluster; that of the last epilogue; whether A and B are exchanged; what
-    parts of K take; and what rewriting A and B first does.
+    Rows and columns of a cluster; CTAs of a cluster, for all parts of K, and CTAs at once; the times of a byte of
+    memory and of L2; how much longer an exposed epilogue makes K; the time of a tile for each element along K; the loss
+    of registers that spill; what a launch takes beside; whether A and B are exchanged; what parts of K take; and what
+    rewriting A and B first does.
     """
 
-    rows: int
-    columns: int
     down: int
     across: int
     ctas: int
     resident: int
-    filling: float
     byte: float
     byte_of_l2: float
     exposed: int
-    area: int
-    rate: float
-    pair: float
-    exchange: float
+    tile: float
     spilling: float
-    clusters: tuple[float, float, float]
-    tail: int
+    launching: float
     swapped: bool
     parts: Parts | None
     rewritten: Rewritten | None
@@ -81,28 +72,19 @@ class Rated(NamedTuple):
     @staticmethod
     def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
-        (m, n), (cm, cn), pingpong = design.tile, design.cluster, design.pingpong
-        exposed, exchanges = tuned.EPILOGUE_K.value, shares_rows and cn > 1
-        resident, bandwidth = processor.at_once(design.ctas), tuned.BANDWIDTH.value * processor.bytes_a_second
-        several, one, few = (tuned.CLUSTER_COST.value[design.cluster, rows] for rows in ("several", "one", "few"))
+        (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
+        exchanges = tuned.PAIRS_THAT_EXCHANGE.value if design.pingpong and shares_rows and cn > 1 else 1.0
         return Rated(
-            m,
-            design.columns,
             m * cm,
             design.columns * cn,
             design.ctas * design.split,
-            resident,
-            tuned.FILLING.value * resident,
-            _multiplications_a_second(processor) / bandwidth,
-            _multiplications_a_second(processor) / processor.l2_bytes_a_second,
-            0 if pingpong else exposed,
-            m * n,
-            _rate(design),
-            tuned.FIRST_PAIR.value if pingpong and not design.swapped else 1.0,
-            tuned.PAIRS_THAT_EXCHANGE.value if pingpong and exchanges else 1.0,
+            processor.at_once(design.ctas),
+            second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
+            tuned.L2_EXPOSED.value * second / processor.l2_bytes_a_second,
+            0 if design.pingpong else tuned.EXPOSED_K.value,
+            m * n / _rate(design) * exchanges,
             tuned.SPILLING.value if spills else 1.0,
-            (several, one, few),
-            exposed * m * n if pingpong else 0,
+            tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 else 0.0,
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
@@ -110,7 +92,7 @@ class Rated(NamedTuple):
 
 
 def _rate(design: Design) -> float:
-    """Beside the best."""
+    """Beside `operations_a_second`."""
     if design.by_warps:
         return multistage.rate(design)
     if design.in_tensor_memory:
@@ -127,7 +109,8 @@ def _multiplications_a_second(processor: Processor) -> float:
 class Terms(NamedTuple):
     """What the model says a launch takes, in the time of one multiplication of a multiprocessor.
 
-    The `cost` is multiplying or reading A and B, whichever is longer, a share of the other, and what follows.
+    The `cost` is the root of the sum of squares of multiplying, of what L2 sends, and of what memory moves, and what
+    follows: the three hide each other, the more the further they are apart.
     """
 
     cost: float
@@ -136,13 +119,12 @@ class Terms(NamedTuple):
     reading: float
     of_l2: float
     sums: float
-    ending: float
     spilling: float
 
     @property
     def without_memory(self) -> float:
         """The cost where A and B are there."""
-        return self.splitting + (max(self.multiplying, self.of_l2) + self.sums + self.ending) * self.spilling
+        return self.splitting + (math.hypot(self.multiplying, self.of_l2) + self.sums) * self.spilling
 
     def told(self, processor: Processor) -> str:
         """In microseconds."""
@@ -150,10 +132,9 @@ class Terms(NamedTuple):
         named = {
             "rewriting A and B": self.splitting,
             "multiplying": self.multiplying,
-            "A and B from memory": self.reading,
-            "from L2": self.of_l2,
+            "memory": self.reading,
+            "L2": self.of_l2,
             "sums of parts of K": self.sums,
-            "the last epilogue": self.ending,
         }
         parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
         spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
@@ -161,18 +142,20 @@ class Terms(NamedTuple):
 
 
 def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
-    """The fields of `Terms` of each design, with `others` of the extents: waves of tiles, times the time of a tile;
-    what memory takes to bring A and B, and what L2 takes to send them to each cluster, which shares what it reads.
+    """The fields of `Terms` of each design, with `others` of the extents.
 
-    Few CTAs do not take all of memory's bandwidth. Asked of every design for every problem, so it makes few calls.
+    Multiplying takes so many waves of tiles, the last of which begins before the one ahead of it ends everywhere. L2
+    sends A and B to each cluster, which shares what it reads. Memory brings them once, and again what is no longer in
+    L2 when the clusters that share it have drifted apart along a long K. Asked of every design for every problem, so it
+    makes few calls.
     """
     extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
-    whole, (of_a, of_b), overlap = _wide_k(problem), _copies(problem), tuned.OVERLAP.value
+    whole, (of_a, of_b), hidden = _wide_k(problem), _copies(problem), tuned.WAVE_HIDDEN.value
     as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
+    stored = 2 * batches * height * width
     for (
-        rows, columns, down, across, ctas, resident, filling, byte, byte_of_l2, exposed, area, rate,
-        pair, exchange, spilling, (several, one, few), ending, swapped, parts, rewritten,
+        down, across, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts, rewritten,
     ) in designs:  # fmt: skip
         k, number, splitting, sums, (a_share, b_share, a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
         if rewritten is not None:
@@ -182,23 +165,22 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
         clusters = batches * -(-height // down) * -(-width // across)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)
-        of_l2 = 2 * k * clusters * (down * a_share * a_lines + across * b_share * b_lines) * byte_of_l2
         if parts is not None:
             number, a_tile = parts
-            sums = waves * a_tile
-        cluster = several if height > rows else one if 2 * height > rows else few
-        work = (k / number + exposed) * area / rate
-        multiplying = waves * work * (pair if waves == 2 else 1.0) * exchange * cluster
+            sums = waves * a_tile + tuned.HANDED_OVER.value
+        multiplying = (waves - hidden) * (k / number + exposed) * tile
+        of_l2 = 2 * k * clusters * (down * a_share * a_lines + across * b_share * b_lines) * byte_of_l2
         # Where A and B are exchanged, each tile along N reads the long operand again.
         long = height * -(-width // across) if swapped else height
-        reading = 2 * k * (of_a * a_share * long + of_b * b_share * width) * byte
-        with_rows = batches * -(-height // rows) * -(-width // columns) * number or 1
-        if with_rows < filling:
-            reading *= filling / with_rows
-        # With conditions: `max` and `min` would take a third of all this.
-        rest = multiplying + overlap * reading if multiplying > reading else reading + overlap * multiplying
-        cost = splitting + ((rest if rest > of_l2 else of_l2) + sums + ending) * spilling
-        yield cost, splitting, multiplying, reading, of_l2, sums, ending, spilling
+        once = 2 * k * (of_a * a_share * long + of_b * b_share * width)
+        moved = once + stored
+        if k > tuned.DRIFTING_K.value and not swapped:
+            sent = 2 * k * clusters * (down * a_share + across * b_share)
+            moved += tuned.DRIFT.value * (1 - tuned.DRIFTING_K.value / k) * (sent - once)
+        reading = moved * byte
+        # The root as a power: a call would take longer.
+        rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5
+        yield splitting + (rest + sums) * spilling + launching, splitting, multiplying, reading, of_l2, sums, spilling
 
 
 def estimates(designs: Iterable[Rated], problem: Problem, **others: int) -> list[float]:
