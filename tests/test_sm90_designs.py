@@ -1,5 +1,6 @@
 """What a design makes of an epilogue: stages, registers, what makes room. Needs no compiler."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -232,7 +233,7 @@ def test_long_reducing_epilogues_keep_two_blocks_of_k_in_flight(case):
 @pytest.mark.parametrize(("operands", "dtype", "k"), [(5, BF16, 4096), (2, torch.float32, 1024), (4, BF16, 1024)])
 def test_fewer_operands_and_outputs_do_not(operands, dtype, k):
     best = hopper_kernel(many(operands, operands, dtype, k, 4096))
-    assert best.metadata.tile_shape == (128, 128)
+    assert math.prod(best.metadata.tile_shape) >= 128 * 128
     assert SPILLING not in best.plan.allocation.notes
 
 

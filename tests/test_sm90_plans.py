@@ -214,7 +214,7 @@ def test_what_the_model_says_of_the_best_three_is_shown() -> None:
     assert [line.split()[1].rstrip(":") for line in lines] == names
     costs = [float(line.split()[2]) for line in lines]
     assert costs == sorted(costs)
-    assert all("multiplying" in line and "A and B from memory" in line for line in lines)
+    assert all("multiplying" in line and "memory" in line for line in lines)
     assert all(("sums of parts of K" in line) == ("_split" in name) for line, name in zip(lines, names, strict=True))
 
 
@@ -225,7 +225,7 @@ def test_b_without_batches_is_read_once() -> None:
         a = torch.empty(16, 16, 4096, dtype=BF16, device="meta")
         b = torch.empty(*lead, 1024, 4096, dtype=BF16, device="meta").mT
         told = next(line for line in str(ef.explain(ef.GemmArguments(a, b), cc=90)).splitlines() if "model" in line)
-        return float(told.split("A and B from memory ")[1].split(",")[0].split(")")[0])
+        return float(told.split(" memory ")[1].split(",")[0].split(")")[0])
 
     assert reading(16) > 3 * reading()
 

@@ -73,16 +73,16 @@ class Rated(NamedTuple):
     def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
-        exchanges = tuned.PAIRS_THAT_EXCHANGE.value if design.pingpong and shares_rows and cn > 1 else 1.0
+        sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
         return Rated(
             m * cm,
             design.columns * cn,
             design.ctas * design.split,
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
-            tuned.L2_EXPOSED.value * second / processor.l2_bytes_a_second,
+            sent * second / processor.l2_bytes_a_second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
-            m * n / _rate(design) * exchanges,
+            m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0),
             tuned.SPILLING.value if spills else 1.0,
             tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 else 0.0,
             design.swapped,
@@ -99,6 +99,13 @@ def _rate(design: Design) -> float:
         return tensor_memory.rate(design)
     promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
     return tuned.RATES.value[design.tile, design.pingpong] * promoted
+
+
+def _exchanging(design: Design) -> float:
+    """The time of a tile where CTAs of a cluster share rows, beside that of one that shares none."""
+    across = design.cluster[1]
+    pairs = tuned.PAIRS_THAT_EXCHANGE.value if design.pingpong and across > 1 else 1.0
+    return pairs * (tuned.CLUSTERS_OF_FOUR.value if across == 4 else 1.0)
 
 
 def _multiplications_a_second(processor: Processor) -> float:
