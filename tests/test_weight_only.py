@@ -263,6 +263,10 @@ def check_products(ptx, rows, dtype):
     assert {len(registers.split(",")) for _, registers in found} == {4}
     assert len(found) % 8 == 0
     assert ptx.count("wgmma.mma_async.sync") == len(found)
+    multiplied = {register.strip() for _, registers in found for register in registers.split(",")}
+    under_way = ptx[ptx.index("wgmma.commit_group") : ptx.index("wgmma.wait_group")]
+    assert under_way.count("ld.shared") == 4 * 8, "the next stage is fetched meanwhile"
+    assert multiplied.isdisjoint(re.findall(r"%r\d+", under_way)), "and into other registers"
 
 
 @cutlass_is_there

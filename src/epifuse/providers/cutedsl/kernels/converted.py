@@ -44,6 +44,18 @@ class Converted:
             for i, pair in enumerate(_PAIRS):
                 words[len(_PAIRS) * block + i] = widened(_loaded(first + pair), self.narrow, self.wide)
 
+    def take(self, coming: cute.Tensor, fragment: cute.Tensor) -> None:
+        """What was fetched, in the registers that are multiplied.
+
+        wgmma may still read these while the next stage is fetched, which LLVM does not know. It would take one register
+        for both values, but cannot where an instruction is between them.
+        """
+        words, found = cute.recast_tensor(fragment, Uint32), cute.recast_tensor(coming, Uint32)
+        for i in range(cute.size(words)):
+            words[i] = cute.arch.inline_ptx(
+                "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[found[i]]
+            )
+
 
 def _swizzled(address: Any) -> Any:
     """Where what would lie at an address of rows of 128 bytes lies, if these begin at a multiple of 1024."""

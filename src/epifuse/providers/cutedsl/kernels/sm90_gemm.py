@@ -653,7 +653,7 @@ class Sm90Gemm:
         pipe.consumer_wait(read)
         self.converted.fetch(start, buffer, read.index, coming)
         for k in cutlass.range(blocks, unroll=1):
-            fragment_a.store(coming.load())
+            self.converted.take(coming, fragment_a)
             warpgroup.fence()
             for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
                 index = (None, None, block, read.index)
