@@ -38,6 +38,7 @@ PAIRS = (
 )
 """What is compared round by round."""
 _EXCEEDED, _MOST_SETS = 4, 64
+_MOST_ERROR = 1e-4
 
 
 def scaled(accum, scale):
@@ -125,6 +126,8 @@ def mean_error(inputs: Inputs) -> float:
 def measure(m: int, n: int, k: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
     """Microseconds, and ratios with their 95 % intervals."""
     sets = [Inputs.of(m, n, k, "cuda") for _ in range(count_of_sets(n, k))]
+    error = mean_error(sets[0])
+    assert error < _MOST_ERROR, f"{m}x{n}x{k} has a mean error of {error}: times of wrong results are none"
     calls, names = ways(sets)
     seconds = interleave(calls, rounds, backlog)
     ratios = {
@@ -138,7 +141,7 @@ def measure(m: int, n: int, k: int, rounds: int, backlog: Backlog) -> dict[str, 
         "kernels": names,
         "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
         "ratios": ratios,
-        "mean_error": mean_error(sets[0]),
+        "mean_error": error,
     }
 
 
