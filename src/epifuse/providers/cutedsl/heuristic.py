@@ -84,7 +84,7 @@ class Rated(NamedTuple):
             0 if design.pingpong else tuned.EXPOSED_K.value,
             m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0),
             tuned.SPILLING.value if spills else 1.0,
-            tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 else 0.0,
+            tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 and not design.in_pairs else 0.0,  # seen on Hopper
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
