@@ -117,7 +117,7 @@ class Terms(NamedTuple):
     """What the model says a launch takes, in the time of one multiplication of a multiprocessor.
 
     The `cost` is the root of the sum of squares of multiplying, of what L2 sends, and of what memory moves, and what
-    follows: the three hide each other, the more the further they are apart.
+    follows: the three overlap, and the longest decides where the others are much shorter.
     """
 
     cost: float
@@ -151,16 +151,16 @@ class Terms(NamedTuple):
 def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
     """The fields of `Terms` of each design, with `others` of the extents.
 
-    Multiplying takes so many waves of tiles, the last of which begins before the one ahead of it ends everywhere. L2
-    sends A and B to each cluster, which shares what it reads. Memory brings them once, and again what is no longer in
-    L2 when the clusters that share it have drifted apart along a long K. Asked of every design for every problem, so it
-    makes few calls.
+    Multiplying takes whole waves of tiles, less a part of one: a multiprocessor begins its next tile without the
+    others. L2 sends A and B to each cluster, whose CTAs share what it reads. Memory sends A and B once; where K is
+    long, it sends a part of what L2 sends again. Asked of every design for every problem, so it makes few calls.
     """
     extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
     whole, (of_a, of_b), hidden = _wide_k(problem), _copies(problem), tuned.WAVE_HIDDEN.value
     as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
-    stored = 2 * batches * height * width
+    drift, drifting_k, handed_over = tuned.DRIFT.value, tuned.DRIFTING_K.value, tuned.HANDED_OVER.value
+    stored = 2 * batches * height * width  # D, of 16 bits
     for (
         down, across, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts, rewritten,
     ) in designs:  # fmt: skip
@@ -174,16 +174,16 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
         waves = -(-clusters * ctas // resident)
         if parts is not None:
             number, a_tile = parts
-            sums = waves * a_tile + tuned.HANDED_OVER.value
+            sums = waves * a_tile + handed_over
         multiplying = (waves - hidden) * (k / number + exposed) * tile
         of_l2 = 2 * k * clusters * (down * a_share * a_lines + across * b_share * b_lines) * byte_of_l2
         # Where A and B are exchanged, each tile along N reads the long operand again.
         long = height * -(-width // across) if swapped else height
         once = 2 * k * (of_a * a_share * long + of_b * b_share * width)
         moved = once + stored
-        if k > tuned.DRIFTING_K.value and not swapped:
+        if k > drifting_k and not swapped:
             sent = 2 * k * clusters * (down * a_share + across * b_share)
-            moved += tuned.DRIFT.value * (1 - tuned.DRIFTING_K.value / k) * (sent - once)
+            moved += drift * (1 - drifting_k / k) * (sent - once)
         reading = moved * byte
         # The root as a power: a call would take longer.
         rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5

@@ -68,7 +68,7 @@ PROMOTED_RATE: Tuned[Mapping[bool, float]] = Tuned(
     ("promoted-fp8", "promoted-pingpong"),
     "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
 )
-WAVE_HIDDEN = Tuned(0.2, "waves", MODEL, "Of two waves the second begins where a tile of the first is ready.")
+WAVE_HIDDEN = Tuned(0.2, "waves", MODEL, "A multiprocessor begins its next tile before all have ended theirs.")
 EXPOSED_K = Tuned(
     130,
     "elements of 16 bits along K",
@@ -92,7 +92,10 @@ PAIRS_THAT_EXCHANGE = Tuned(
     "Where a cluster shares rows, each ping-pong group waits for its like in all CTAs, and its pair for it.",
 )
 SPILLING = Tuned(
-    2.0, "time", ("spilling-64x128",), "What spills loses so much that 64 x 128, whose rate is 0.8, is chosen instead."
+    2.0,
+    "time",
+    ("spilling-64x128",),
+    "What spills loses so much that 64 x 128 is chosen instead.",
 )
 BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
 L2_EXPOSED = Tuned(0.72, "of the time", MODEL, "So much of what L2 takes to send A and B counts as a bound, by a fit.")
@@ -106,7 +109,7 @@ DRIFT = Tuned(
     0.28,
     "of what L2 sends",
     MODEL,
-    "Clusters that share A and B drift apart along K, until L2 has no longer what the last of them reads.",
+    "Memory sends so much again. By inference clusters that share A and B drift apart along K, until it has left L2.",
 )
 DRIFTING_K = Tuned(2560, "elements of 16 bits along K", MODEL, "Shorter, they share what they read all the same.")
 TWO_LINES = Tuned(
