@@ -9,7 +9,7 @@
 the fastest that was picked, cuBLAS, bias + gelu beside cuBLASLt, and QuACK where it is installed. Products are in the
 order drawn. Results are saved after each, and what a file has is not measured again, so a call that ends early
 (`--seconds`), or one slice of several (`--part 1/3`), is gone on with by the next. `report` merges files. `foretell`
-needs no GPU: what is chosen now, by the times of a `pick`.
+needs no GPU: what is chosen now of the designs that a `pick` has, by its times.
 """
 
 from __future__ import annotations
@@ -156,15 +156,16 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def foretell(saved: Mapping[str, Any]) -> dict[str, tuple[str, str, float]]:
-    """By product: what is chosen now for the GPU of a file, the fastest that was picked, and the ratio of the times."""
+    """By product: what is chosen now, of what was picked on the GPU of a file; the fastest; the ratio of the times."""
     word = next((word for word in GPUS if word in str(saved.get("device"))), DEFAULT)
     target = replace(TARGETS[90], processor=GPUS[word])
     found = {}
     for name, row in saved["products"].items():
         times = row.get("pick", {}).get("microseconds", {})
         args = PLAIN.arguments(operands(parsed(name), "meta"))
-        plan = select(args.structure, args.problem._replace(target=target), providers.candidates()).best
-        if plan is not None and plan.spec.name in times:
+        plans = select(args.structure, args.problem._replace(target=target), providers.candidates()).plans
+        plan = next((plan for plan in plans if plan.spec.name in times), None)
+        if plan is not None:
             best = min(times, key=times.__getitem__)
             found[name] = plan.spec.name, best, times[plan.spec.name] / times[best]
     return found

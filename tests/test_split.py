@@ -136,12 +136,25 @@ def with_squares(accum, C):
     return D, rows
 
 
+def halved(accum):
+    return 0.5 * accum
+
+
+def test_large_tiles_take_no_operands_beside_sums_of_parts():
+    args = arguments(with_squares, k=4096, C=torch.empty(512, 512, dtype=BF16))
+    told = {one.kernel: one.reason for one in ef.explain(args, cc=90).refusals}
+    assert "operands or reductions beside sums of parts of K" in told["sm90_gemm_128x192_pingpong_2x1_split2"]
+    assert "sm90_gemm_128x128_pingpong_2x1_split2" not in told
+
+
 COMPILED = [one for one in SPLIT_DESIGNS if (one.split, one.cluster) in ((2, (2, 1)), (8, (1, 1)))]
 
 
 @pytest.mark.parametrize("design", COMPILED, ids=str)
 def test_sums_go_straight_from_registers_and_nothing_spills(design, capfd, tmp_path):
-    args = arguments(with_squares, k=4096, C=torch.empty(512, 512, dtype=BF16))
+    large = design.rows * design.tile[1] > 128**2
+    operands = {} if large else {"C": torch.empty(512, 512, dtype=BF16)}
+    args = arguments(halved if large else with_squares, k=4096, **operands)
     program, staged, function = built(args, tmp_path, design)
     assert budget.shared_bytes(staged, [one for _, one in program.loads], program.stores) <= TARGETS[90].shared_memory
     ptx = function.__ptx__

@@ -71,7 +71,7 @@ def test_each_function_over_rows_of_every_width(
     check(machine, source_of(BODIES[name]), a, b, operands, out_dtypes=dtype)
 
 
-HOLDERS = [design for design in (*DESIGNS, *ROW_DESIGNS) if design.tile != (128, 192)]
+HOLDERS = [design for design in (*DESIGNS, *ROW_DESIGNS) if design.rows * design.tile[1] <= 128**2]
 """Its accumulator leaves too few registers for reductions."""
 
 

@@ -119,6 +119,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     if _accumulators(design) <= WARP_GROUP:
         return None
     reductions, fragments = _reductions(program.graph), _fragments(program)
+    if design.split > 1 and (reductions or program.coming):  # up to 24 bytes spill
+        return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     if fragments > tuned.ROOM_BESIDE_192.value:
