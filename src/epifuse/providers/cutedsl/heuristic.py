@@ -160,6 +160,7 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
     whole, (of_a, of_b), hidden = _wide_k(problem), _copies(problem), tuned.WAVE_HIDDEN.value
     as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
     drift, drifting_k, handed_over = tuned.DRIFT.value, tuned.DRIFTING_K.value, tuned.HANDED_OVER.value
+    beyond = tuned.BEYOND.value - 1
     stored = 2 * batches * height * width  # D, of 16 bits
     for (
         down, across, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts, rewritten,
@@ -169,14 +170,18 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
             for_a, for_b, written = rewritten
             splitting = k * (for_a * of_a * height + for_b * of_b * width) * byte  # read, and written
             k, a_share, b_share, a_lines, b_lines = written * k, 1.0, 1.0, 1.0 if for_a else a_lines, 1.0
-        clusters = batches * -(-height // down) * -(-width // across)
+        rows, columns = batches * -(-height // down), -(-width // across)
+        clusters = rows * columns
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-clusters * ctas // resident)
         if parts is not None:
             number, a_tile = parts
             sums = waves * a_tile + handed_over
         multiplying = (waves - hidden) * (k / number + exposed) * tile
-        of_l2 = 2 * k * clusters * (down * a_share * a_lines + across * b_share * b_lines) * byte_of_l2
+        more = 0.0 if swapped else beyond
+        a_lines *= columns * (rows * down + more * (rows * down - batches * height))
+        b_lines *= rows * (columns * across + more * (columns * across - width))
+        of_l2 = 2 * k * (a_share * a_lines + b_share * b_lines) * byte_of_l2
         # Where A and B are exchanged, each tile along N reads the long operand again.
         long = height * -(-width // across) if swapped else height
         once = 2 * k * (of_a * a_share * long + of_b * b_share * width)

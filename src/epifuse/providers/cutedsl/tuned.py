@@ -24,6 +24,7 @@ class Tuned(Generic[Value]):
 
 
 MODEL = ("picked_h100.json", "picked_h200.json", "drawn_h100.json", "design_choice.json", "shapes_large_h100.json")
+LATER = ("drawn_h100_second.json", "drawn_h200.json")
 SPLITS = ("split_h100.json",)
 SPILLS = ("test_reductions_fit_beside_the_widest_accumulator",)
 
@@ -119,6 +120,12 @@ TWO_LINES = Tuned(
     "time of a line of L2",
     MODEL,
     "Of a row that begins within a line 128 bytes lie in two: where rows are 2000 bytes, L2 bounds all designs.",
+)
+BEYOND = Tuned(
+    6,
+    "lines of L2",
+    (*MODEL, *LATER),
+    "A row of a tile that lies beyond A or B, which TMA fills with zeros, takes as long as so many that it reads.",
 )
 SUM_READ = Tuned(260, "multiplications", MODEL, "Adding up a value of another part of K: 4 bytes.")
 SUM_WRITTEN = Tuned(63, "multiplications", MODEL, "Writing it, which all parts do at once.")
