@@ -221,6 +221,10 @@ def test_every_design_that_divides_the_bounds_carries_them(name, tile, capfd, tm
     plans = kernels_of(CASES[name])
     if SCHEDULES[tile] not in plans:
         return
+    if name == "with a residual" and tile[0] * tile[1] > 128**2 and SCHEDULES[tile].pingpong:
+        told = str(plans[SCHEDULES[tile]])
+        assert "a launch for each region, as its accumulator leaves too few registers for operands" in told
+        return
     assert plans[SCHEDULES[tile]].allocation.launches == ()
     built(CASES[name], tmp_path, SCHEDULES[tile])
     report = capfd.readouterr().err
