@@ -37,6 +37,7 @@ FITTED = (
     "CLUSTER_LAUNCH",
     "L2_EXPOSED",
     "SHARED_B",
+    "NARROW",
     "DRIFT",
     "DRIFTING_K",
     "TWO_LINES",

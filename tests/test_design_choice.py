@@ -86,7 +86,7 @@ def test_so_it_is_of_drawn_products(name: str) -> None:
     found = shapes.foretell(saved)
     mean, worst = summary([ratio for _, _, ratio in found.values()])
     assert mean <= 1.035
-    assert worst <= 1.3
+    assert worst <= 1.35
     if "seed" in saved and saved["seed"] != "constants":
         figures = re.findall(r"mean (\S+), 95th percentile (\S+), worst (\S+)\n", shapes_report.foretold(found) + "\n")
         said = [f"{mean}, {float(most):.2f}, {float(last):.2f} |" for mean, most, last in figures]

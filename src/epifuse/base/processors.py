@@ -26,7 +26,7 @@ class Processor(NamedTuple):
     bytes_a_second: float
     operations_a_second: float
     clock: float
-    l2_bytes_a_second: float = 8e12
+    l2_bytes_a_second: float = 7.8e12
     measured: str = ""
 
     @property
@@ -63,7 +63,7 @@ card's 700 W (benchmarks/results/design_choice.json)."""
 
 GPUS: dict[str, Processor] = {
     "H100": _H100,
-    "H200": _H100._replace(name="H200", bytes_a_second=4.814e12, l2_bytes_a_second=9.4e12),
+    "H200": _H100._replace(name="H200", bytes_a_second=4.814e12, l2_bytes_a_second=10e12),
 }
 """By a word of the name that the driver gives."""
 

@@ -49,7 +49,7 @@ class Rewritten(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
-    Rows and columns of a cluster; CTAs of a cluster, for all parts of K, and CTAs at once; the times of a byte of
+    Rows and columns of a cluster; whether its CTAs share B; CTAs of a cluster, for all parts of K, and CTAs at once; the times of a byte of
     memory and of L2; how much longer an exposed epilogue makes K; the time of a tile for each element along K; the loss
     of registers that spill; what a launch takes beside; whether A and B are exchanged; what parts of K take; and what
     rewriting A and B first does.
@@ -57,6 +57,7 @@ class Rated(NamedTuple):
 
     down: int
     across: int
+    shares_b: bool
     ctas: int
     resident: int
     byte: float
@@ -77,6 +78,7 @@ class Rated(NamedTuple):
         return Rated(
             m * cm,
             design.columns * cn,
+            cm > 1,
             design.ctas * design.split,
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
@@ -160,10 +162,11 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
     whole, (of_a, of_b), hidden = _wide_k(problem), _copies(problem), tuned.WAVE_HIDDEN.value
     as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
     drift, drifting_k, handed_over = tuned.DRIFT.value, tuned.DRIFTING_K.value, tuned.HANDED_OVER.value
-    beyond = tuned.BEYOND.value - 1
+    beyond, few_columns, narrow = tuned.BEYOND.value - 1, tuned.FEW_COLUMNS.value, tuned.NARROW.value
     stored = 2 * batches * height * width  # D, of 16 bits
     for (
-        down, across, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts, rewritten,
+        down, across, shares_b, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts,
+        rewritten,
     ) in designs:  # fmt: skip
         k, number, splitting, sums, (a_share, b_share, a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
         if rewritten is not None:
@@ -181,6 +184,8 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
         more = 0.0 if swapped else beyond
         a_lines *= columns * (rows * down + more * (rows * down - batches * height))
         b_lines *= rows * (columns * across + more * (columns * across - width))
+        if columns <= few_columns and not shares_b:
+            byte_of_l2 *= narrow
         of_l2 = 2 * k * (a_share * a_lines + b_share * b_lines) * byte_of_l2
         # Where A and B are exchanged, each tile along N reads the long operand again.
         long = height * -(-width // across) if swapped else height
