@@ -49,10 +49,10 @@ class Rewritten(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents.
 
-    Rows and columns of a cluster; whether its CTAs share B; CTAs of a cluster, for all parts of K, and CTAs at once; the times of a byte of
-    memory and of L2; how much longer an exposed epilogue makes K; the time of a tile for each element along K; the loss
-    of registers that spill; what a launch takes beside; whether A and B are exchanged; what parts of K take; and what
-    rewriting A and B first does.
+    Rows and columns of a cluster; whether its CTAs share B; CTAs of a cluster, for all parts of K, and CTAs at once;
+    the times of a byte of memory and of L2; how much longer an exposed epilogue makes K; the time of a tile for each
+    element along K; the loss of registers that spill; what a launch takes beside; whether A and B are exchanged; what
+    parts of K take; and what rewriting A and B first does.
     """
 
     down: int
