@@ -147,6 +147,17 @@ def test_large_tiles_take_no_operands_beside_sums_of_parts():
     assert "sm90_gemm_128x128_pingpong_2x1_split2" not in told
 
 
+def of_eighty(accum):
+    x = accum.unflatten(-1, (-1, 80))
+    return x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6)
+
+
+def test_blocks_that_one_width_holds_are_not_split_there():
+    """Though nothing else carries them, the same tile does with K in one part."""
+    found = ef.get_kernels(arguments(of_eighty, n=1280, k=4096), cc=90)
+    assert {(one.spec.design.tile, one.spec.design.split) for one in found} == {((128, 160), 1)}
+
+
 COMPILED = [one for one in SPLIT_DESIGNS if (one.split, one.cluster) in ((2, (2, 1)), (8, (1, 1)))]
 
 

@@ -209,6 +209,14 @@ def test_of_every_size(name: str, shape: tuple[int, int, int], machine: Machine)
     check(machine, source(CASES[name]), a, b, operands, out_dtypes=torch.float32)
 
 
+@pytest.mark.parametrize("m", [3, 300])
+def test_heads_of_eighty_columns(m: int, machine: Machine) -> None:
+    """Which tiles of 160 columns alone hold."""
+    text = source("x = (accum + C).unflatten(-1, (-1, 80)); P = sum(x, dim=-1); D = x * P.unsqueeze(-1)")
+    a, b = product_of(machine, m, 1280)
+    check(machine, text, a, b, {"C": machine.whole(m, 1280, most=1)}, out_dtypes=torch.float32)
+
+
 @pytest.mark.parametrize("name", ["beside the product", "softmax", "stored of what is read"])
 def test_of_batches(name: str, machine: Machine) -> None:
     a, b = machine.whole(3, M, K, most=1), machine.whole(3, N, K, most=1).mT

@@ -131,7 +131,7 @@ class GemmArguments:
         names: tuple[str, str] = ("A", "B"),
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, EpilogueArguments):
-            want, type_ = "EpilogueArguments", kind_of(epilogue)
+            want, type_ = "epilogue=ef.EpilogueArguments(fn, ...)", kind_of(epilogue)
             raise fail("wrong_arguments", None, function="GemmArguments", want=want, type=type_)
         if not isinstance(constraints, (Constraints, type(None))):
             want = "constraints=ef.Constraints(...)"

@@ -297,7 +297,7 @@ class Family:
         program, design = found
         refused = refusals.not_by_tma(program, problem)
         crowded = budget.crowded(program, design, short=is_short(problem))
-        if rows.is_held_by_one_width(work.span, design.parts):
+        if design.split == 1 and rows.is_held_by_one_width(work.span, design.parts):
             spills = crowded is not None and budget.go_direct(program)
         else:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))
