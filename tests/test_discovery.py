@@ -152,7 +152,9 @@ def test_limit() -> None:
 def test_not_arguments() -> None:
     with pytest.raises(ef.errors.ArgumentTypeError, match="get_kernels takes GemmArguments, not a dict"):
         ef.get_kernels({})  # type: ignore[arg-type]
-    with pytest.raises(ef.errors.ArgumentTypeError, match=r"takes epilogue=ef.EpilogueArguments\(fn, \.\.\.\), not a str"):
+    with pytest.raises(
+        ef.errors.ArgumentTypeError, match=r"takes epilogue=ef.EpilogueArguments\(fn, \.\.\.\), not a str"
+    ):
         ef.GemmArguments(A, B, epilogue=SOURCE)  # type: ignore[arg-type]
 
 
