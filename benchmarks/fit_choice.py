@@ -20,14 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from layers import parsed
 from rich.progress import track
-from shapes import PLAIN, operands
+from shapes import model, picked
+from shapes_report import Summary
 
-from epifuse import providers
 from epifuse.base import processors
-from epifuse.base.target import TARGETS
-from epifuse.plan import select
 from epifuse.providers.cutedsl import heuristic, swap, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Problem
@@ -80,20 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def cases_of(saved: Mapping[str, Any]) -> list[Case]:
     """The products of a file that `shapes.py pick` wrote."""
-    word = next(word for word in processors.GPUS if word in saved["device"])
-    target = replace(TARGETS[90], processor=processors.GPUS[word])
     found = []
-    for name, row in saved["products"].items():
-        times = row.get("pick", {}).get("microseconds", {})
-        args = PLAIN.arguments(operands(parsed(name), "meta"))
-        problem = args.problem._replace(target=target)
-        plans = [
-            plan for plan in select(args.structure, problem, providers.candidates()).plans if plan.spec.name in times
-        ]
-        if plans:
-            designs = tuple((plan.allocation.program.design, plan.allocation.program.spills) for plan in plans)
-            measured = tuple(float(times[plan.spec.name]) for plan in plans)
-            found.append(Case(word, (problem, swap.problem_of(problem)), designs, measured))
+    for _, plans in picked(saved):
+        problem = next(iter(plans)).problem
+        designs = tuple((plan.allocation.program.design, plan.allocation.program.spills) for plan in plans)
+        found.append(Case(model(saved), (problem, swap.problem_of(problem)), designs, tuple(plans.values())))
     return found
 
 
@@ -119,9 +107,8 @@ def loss(cases: Sequence[Case]) -> float:
 
 def summary(cases: Sequence[Case]) -> str:
     """Mean, 95th percentile, worst."""
-    found = sorted(ratios(cases))
-    mean = math.exp(sum(map(math.log, found)) / len(found))
-    return f"{mean:.4f}, {found[math.ceil(0.95 * len(found)) - 1]:.3f}, {found[-1]:.3f}"
+    _, mean, most, worst = Summary.of([*ratios(cases)])
+    return f"{mean:.4f}, {most:.3f}, {worst:.3f}"
 
 
 def fit(cases: Sequence[Case]) -> list[tuple[str, float, float]]:

@@ -20,7 +20,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,19 +156,29 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def foretell(saved: Mapping[str, Any]) -> dict[str, tuple[str, str, float]]:
-    """By product: what is chosen now, of what was picked on the GPU of a file; the fastest; the ratio of the times."""
-    word = next((word for word in GPUS if word in str(saved.get("device"))), DEFAULT)
-    target = replace(TARGETS[90], processor=GPUS[word])
+    """By product: what is chosen now, of what was picked on the GPU of a file; the fastest of those; the ratio."""
     found = {}
+    for name, plans in picked(saved):
+        (chosen, time), *_ = plans.items()
+        best = min(plans, key=plans.__getitem__)
+        found[name] = chosen.spec.name, best.spec.name, time / plans[best]
+    return found
+
+
+def picked(saved: Mapping[str, Any]) -> Iterator[tuple[str, dict[Plan, float]]]:
+    """By product of a file: the plans for its GPU now, best first, that a `pick` timed, and microseconds."""
+    target = replace(TARGETS[90], processor=GPUS[model(saved)])
     for name, row in saved["products"].items():
         times = row.get("pick", {}).get("microseconds", {})
         args = PLAIN.arguments(operands(parsed(name), "meta"))
         plans = select(args.structure, args.problem._replace(target=target), providers.candidates()).plans
-        plan = next((plan for plan in plans if plan.spec.name in times), None)
-        if plan is not None:
-            best = min(times, key=times.__getitem__)
-            found[name] = plan.spec.name, best, times[plan.spec.name] / times[best]
-    return found
+        if timed := {plan: float(times[plan.spec.name]) for plan in plans if plan.spec.name in times}:
+            yield name, timed
+
+
+def model(saved: Mapping[str, Any]) -> str:
+    """The GPU model of a file."""
+    return next((word for word in GPUS if word in str(saved.get("device"))), DEFAULT)
 
 
 def _judged_plans(products: Sequence[Product], rows: Mapping[str, Any], device: str) -> list[Plan]:

@@ -3,9 +3,11 @@
 import json
 import math
 import re
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ DATA = json.loads((ROOT / "benchmarks/results/design_choice.json").read_text())
 PRODUCTS = DATA["products"]
 PAGE = " ".join((ROOT / "docs/hopper_notes.md").read_text().split())
 DRAWN = ("picked_h100", "picked_h200", "drawn_h100", "drawn_h100_second", "drawn_h200")
-LATER = ((128, 96), (128, 160), (192, 128))
+LATER = ((128, 96), (128, 160))
 """Tiles that came after the data."""
 FLAT = PAGE.replace(" %", "%")
 VARIANTS = {
@@ -91,6 +93,66 @@ def test_so_it_is_of_drawn_products(name: str) -> None:
         figures = re.findall(r"mean (\S+), 95th percentile (\S+), worst (\S+)\n", shapes_report.foretold(found) + "\n")
         said = [f"{mean}, {float(most):.2f}, {float(last):.2f} |" for mean, most, last in figures]
         assert all(one in PAGE for one in said), said
+
+
+H100S = [name for name in DRAWN if "h100" in name]
+
+
+def sent(design: str) -> dict[str, tuple[Any, float]]:
+    """By product of the H100s' files: its extents, and TB/s that L2 sends to tiles of a design without clusters."""
+    bm, bn = map(int, design.partition("_")[0].split("x"))
+    found = {}
+    for name in H100S:
+        for product, row in json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["products"].items():
+            times, x = row.get("pick", {}).get("microseconds", {}), shapes.parsed(product)
+            if (time := times.get(f"sm90_gemm_{design}")) and x.batch == 1:
+                rows = -(-x.m // bm) * -(-x.n // bn) * (bm + bn)
+                found[f"{name} {product}"] = x, 2e-6 * rows * x.k / time
+    return found
+
+
+def test_rows_beyond_are_as_slow_as_is_said() -> None:
+    found = sent("128x128_pingpong_1x1")
+    full = [
+        rate
+        for x, rate in found.values()
+        if x.form == "nt" and x.m % 128 == x.n % 128 == 0 and 2000 <= x.k <= 5200 and x.m * x.n > 3 * 132 * 128**2
+    ]
+    slow = [rate for product, (_, rate) in found.items() if product.split()[1] in ("412x19456x2560", "278x34816x5120")]
+    assert len(full) > 30
+    assert f"together come from L2 at a median of {statistics.median(full):.1f} TB/s on the H100s where none" in PAGE
+    assert all(f"at {rate:.1f} where" in PAGE for rate in slow)
+
+
+@pytest.mark.parametrize("tile", [(64, 256), (64, 128)], ids=str)
+def test_few_tiles_along_n_get_what_is_said(tile: tuple[int, int]) -> None:
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for x, rate in sent(f"{tile[0]}x{tile[1]}_pingpong_1x1").values():
+        beyond = -x.m % 64 / x.m
+        if x.m * x.n * x.k >= 5e9 and 1500 <= x.k <= 9000 and x.k % 64 == x.n % tile[1] == 0 and beyond <= 0.01:
+            rates[x.n // tile[1] <= 6].append(rate)
+    few, many = (f"{statistics.median(rates[which]):.1f}" for which in (True, False))
+    said = {
+        (
+            64,
+            256,
+        ): f"Tiles of 64 x 256 without clusters take a median of {few} TB/s from it on the H100s then, and {many}",
+        (64, 128): f"tiles of 64 x 128 take {few} and {many} (products",
+    }
+    assert said[tile] in PAGE
+
+
+def test_what_the_latest_designs_gained_is_said() -> None:
+    def latest(name: str) -> bool:
+        return "128x160" in name or name == "sm90_gemm_128x192_pingpong_2x1_split2"
+
+    gains = []
+    for _, plans in shapes.picked(json.loads((ROOT / "benchmarks/results/drawn_h100_second.json").read_text())):
+        older = min(time for plan, time in plans.items() if not latest(plan.spec.name))
+        gains.append(min(plans.values()) / older)
+    mean, _ = summary(gains)
+    assert f"For {sum(gain < 0.97 for gain in gains)} of its {len(gains)} products these were faster" in PAGE
+    assert f"by {1 - min(gains):.0%} at most, and on average by {1 - mean:.1%}".replace("%", " %") in PAGE
 
 
 def test_the_data_has_every_design() -> None:

@@ -133,7 +133,7 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for reductions where K is short"
     if go_direct(program) and segments.span(program.graph):  # 1500 bytes spill
         return "its accumulator leaves too few registers for parts of rows beside what goes direct"
-    if program.columns and any(access.travels.in_place for access in program.coming):  # 556 bytes spill
+    if program.columns and any(access.travels.in_place for access in program.coming):  # 696 bytes spill
         return "its accumulator leaves too few registers for operands of a region of N, which are read where they lie"
     hungry = _hungry(program)
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None

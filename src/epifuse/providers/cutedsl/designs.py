@@ -15,7 +15,6 @@ DESIGNS = tuple(
         ((128, 256), False, 1, (_DOWN, _ACROSS, _ALONE)),
         ((256, 128), False, 1, (_DOWN, _ACROSS)),
         ((128, 192), True, 1, (_DOWN, _ACROSS, _ALONE)),
-        ((192, 128), True, 1, (_DOWN, _ACROSS)),
         ((128, 160), True, 1, (_DOWN, _ACROSS)),
         ((128, 128), True, 1, (_DOWN, _ACROSS, _ALONE)),
         ((128, 96), True, 1, (_DOWN, _ACROSS, _ALONE)),

@@ -154,8 +154,9 @@ def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator
     """The fields of `Terms` of each design, with `others` of the extents.
 
     Multiplying takes whole waves of tiles, less a part of one: a multiprocessor begins its next tile without the
-    others. L2 sends A and B to each cluster, whose CTAs share what it reads. Memory sends A and B once; where K is
-    long, it sends a part of what L2 sends again. Asked of every design for every problem, so it makes few calls.
+    others. L2 sends A and B to each cluster, whose CTAs share what it reads. Rows of a tile beyond A or B take it
+    longer, and where few clusters lie along N it is faster. Memory sends A and B once; where K is long, it sends a part
+    of what L2 sends again. Asked of every design for every problem, so it makes few calls.
     """
     extents = {**problem.extents, **others} if others else problem.extents
     batches, height, width = extents["l"], extents["m"], extents["n"]
