@@ -233,7 +233,7 @@ def with_a_residual_of_thirds(accum, C):
     return q, k, v
 
 
-def test_a_wide_accumulator_leaves_no_registers_for_operands_of_regions():
+def test_operands_of_regions_do_not_fit_beside_192_sums():
     """What is read where it lies would spill 696 bytes: a launch for each region runs instead."""
     args = arguments(with_a_residual_of_thirds, m=M, n=3 * 960, k=2048, C=torch.empty(M, 3 * 960, dtype=BF16))
     told = str(kernels_of(args)[SCHEDULES[128, 192]])
