@@ -16,7 +16,7 @@ from epifuse.base.errors import ArgumentError, EpifuseError
 from epifuse.frontend import parsed
 from epifuse.kernel import Kernel
 from epifuse.plan.destinations import reach
-from epifuse.request.options import Options
+from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import info
 from epifuse.request.signature import Request, describe, looked_at, with_care
 from epifuse.runtime import launch, run
@@ -399,3 +399,9 @@ def test_a_call_looks_the_same_however_it_is_looked_at(kind: torch.dtype) -> Non
     assert not described.infos
     assert looked_at(described) == with_care(request)
     assert looked_at(with_care(request)) == with_care(request)
+
+
+def test_the_collector_need_not_visit_a_signature() -> None:
+    signature = describe(Request(A, B, parsed(epi), {"C": C, "alpha": 2.0}, USUAL)).signature
+    gc.collect()
+    assert not gc.is_tracked(signature)

@@ -72,7 +72,7 @@ def describe(request: Request) -> Call:
     tensors: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     names: list[str | None] = []
-    facts: list[_Facts] = []
+    facts: list[Hashable] = []
     addresses: list[int | None] = []
     recorded: tuple[int, ...] = ()
     try:
@@ -98,7 +98,7 @@ def describe(request: Request) -> Call:
                 return _with_care_or_grad(request, given)
             if grad and value.requires_grad:
                 recorded += (len(addresses),)
-            facts.append((value.dtype, value.shape, value.stride(), value.get_device(), address % 16 == 0))
+            facts += value.dtype, *value.shape, *value.stride(), value.get_device(), address % 16 == 0
             addresses.append(address)
     except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
         return _with_care_or_grad(request, given)
@@ -114,23 +114,24 @@ def everything_given(request: Request) -> Mapping[str, Any]:
     return {**parsed.defaults, **request.given, **parsed.captured()}
 
 
-_Facts = tuple[torch.dtype, Sequence[int], Sequence[int], int | torch.device, bool]
-"""Of a tensor: dtype, shape, strides, device, and whether it starts at a multiple of 16 bytes."""
-
-
 def _signature(
     parsed: Parsed,
     options: Options,
     names: Iterable[str | None],
-    facts: Sequence[_Facts],
+    facts: Sequence[Hashable],
     addresses: Sequence[int | None],
 ) -> tuple[Hashable, ...]:
-    """Of each value given the name and, of a number, the kind; the facts of A, B and the other tensors.
+    """The key of a call: of each value its name and, if it is a number, its kind; then the `facts` of the tensors.
 
+    The facts of A, B and each other tensor are dtype, shape, strides, device, and whether it starts at a multiple of 16
+    bytes.
     Inputs may share memory; an output only where `addresses`, which are told where there is one, let a plan.
+    One flat tuple of atoms: Python's garbage collector stops tracking it. With a tuple and a `torch.Size` for each
+    tensor a cached call kept ten objects more for the collector to visit.
     """
-    tf32 = tf32_allowed() if facts[0][0] is float32 else None
-    shared = map(addresses.index, addresses) if addresses and len(set(addresses)) != len(addresses) else ()
+    tf32 = tf32_allowed() if facts[0] is float32 else None
+    is_shared = addresses and len(set(addresses)) != len(addresses)
+    shared = ("shared", *map(addresses.index, addresses)) if is_shared else ()
     asked = () if options is USUAL else options.key
     return parsed.key, asked, tf32, *names, *facts, *shared
 
@@ -235,7 +236,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         else:
             numbers[name], kinds[name] = host_number(name, value)
         names += name, kinds.get(name)
-    facts: list[_Facts] = []
+    facts: list[Hashable] = []
     addresses: list[int | None] = []
     infos: list[TensorInfo] = []
     shown = (*request.names, *(_spelled(name, outputs) for name in tensors))
@@ -244,7 +245,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
         found = info(value)
         address = value.data_ptr() if has_memory(value) else None
         device = value.get_device() if address else value.device
-        facts.append((found.dtype, found.shape, found.strides, device, found.aligned))
+        facts += found.dtype, *found.shape, *found.strides, device, found.aligned
         addresses.append(address)
         infos.append(found)
     written = [name for name in outputs if name in tensors]

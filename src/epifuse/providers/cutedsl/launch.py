@@ -227,8 +227,8 @@ def _nothing_given() -> Any:
 
 
 _Make = Callable[[torch.Tensor], torch.Tensor] | None
-_Made = list[tuple[str, _Make]]
-_Printed = list[tuple[str, tuple[int, ...], torch.dtype]]
+_Made = tuple[tuple[str, _Make], ...]
+_Printed = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Printed]:
@@ -244,9 +244,9 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
     product = multiplied(swap.problem_of(given) if swapped else given, design.rewritten)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     extents, batched = product.extents, product.batched
-    operands: _Made = []
-    outputs: _Made = []
-    printed: _Printed = []
+    operands: list[tuple[str, _Make]] = []
+    outputs: list[tuple[str, _Make]] = []
+    printed: list[tuple[str, tuple[int, ...], torch.dtype]] = []
     for program in found.source.programs:
         problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
         infos, names = dict(problem.outputs), [one.output for one in program.prints]
@@ -276,7 +276,8 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
             (given.a, given.b), (held.a, held.b), (first, second), in_any_way, strict=True
         )
     )
-    return a, b, operands, outputs, printed
+    # Tuples of names alone Python's garbage collector stops tracking.
+    return a, b, tuple(operands), tuple(outputs), tuple(printed)
 
 
 def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
