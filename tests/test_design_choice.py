@@ -95,6 +95,26 @@ def test_so_it_is_of_drawn_products(name: str) -> None:
         assert all(one in PAGE for one in said), said
 
 
+COMPARED = {
+    "chosen / best of our designs, M >= 512": "chosen / best of our designs, M >= 512",
+    "chosen / best of our designs, fewer rows": "chosen / best of our designs, fewer rows",
+    "chosen / cuBLAS": "chosen / cuBLAS",
+    "chosen / QuACK": "chosen / QuACK untuned",
+}
+"""What the page compares, by what the report calls it."""
+
+
+@pytest.mark.parametrize("said", COMPARED)
+def test_the_page_says_what_was_judged(said: str) -> None:
+    row = [said]
+    for name in ("judged_h100", "judged_h200"):
+        saved = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        ratios, _ = shapes_report.figures(saved)[COMPARED[said]]
+        _, mean, most, worst = shapes_report.Summary.of([*ratios.values()])
+        row.append(f"{mean:.3f}, {most:.3f}, {worst:.3f}")
+    assert f"| {' | '.join(row)} |" in PAGE
+
+
 H100S = [name for name in DRAWN if "h100" in name]
 
 

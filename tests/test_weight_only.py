@@ -1,7 +1,10 @@
 """A of 16 bits and B of 8: what the CPU computes, what has a gradient, what Hopper plans, and what it compiles to."""
 
+import json
 import re
+import statistics
 import struct
+from pathlib import Path
 
 import gpu.test_weight_only as on_gpu
 import numpy as np
@@ -22,6 +25,8 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 E4M3, E5M2, INT8, UINT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
 WIDE, NARROW = (BF16, F16), (INT8, UINT8, E4M3, E5M2)
 SCALED = "def epi(accum, scale): D = silu(accum * scale); return D\n"
+ROOT = Path(__file__).parents[1]
+COMPARED = ("int8 / mm", "e4m3 / mm", "int8 / compiled", "e4m3 / compiled")
 
 
 def every(dtype, *shape):
@@ -315,3 +320,17 @@ def test_registers_hold_what_wgmma_takes_as_a(a, b, tmp_path):
     want = stage[row, 16 * block + 8 * (pair // 2) + thread % 4 * 2 + k]
     assert torch.equal(found.isnan(), want.isnan())
     assert torch.equal(found.nan_to_num(), want.nan_to_num())
+
+
+def test_the_page_says_what_was_measured() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    found: dict[int, list[str]] = {}
+    for card in ("h100", "h200"):
+        rows = json.loads((ROOT / f"benchmarks/results/weight_only_{card}.json").read_text())["rows"]
+        for tokens in {row["shape"][0]: None for row in rows}:
+            each = [row["ratios"] for row in rows if row["shape"][0] == tokens]
+            means = {name: statistics.geometric_mean(ratios[name][0] for ratios in each) for name in COMPARED}
+            found.setdefault(tokens, []).append(f"{means['int8 / mm']:.2f}, {means['e4m3 / mm']:.2f}")
+            assert max(means["int8 / compiled"], means["e4m3 / compiled"]) < 1.0
+    said = [f"| {tokens} | {' | '.join(cards)} |" for tokens, cards in found.items()]
+    assert sum(line in page for line in said) == 6
