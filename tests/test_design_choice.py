@@ -144,6 +144,12 @@ def test_rows_beyond_are_as_slow_as_is_said() -> None:
     assert all(f"at {rate:.1f} where" in PAGE for rate in slow)
 
 
+def test_full_rows_take_as_long_as_is_said() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/last_rows_h100.json").read_text())["products"]
+    best = [min(rows[f"{m}x8192x3584"]["pick"]["microseconds"].values()) for m in (256, 290, 384)]
+    assert "{:.1f} us for 256 x 8192 x 3584, {:.1f} us for 290 rows and {:.1f} us for 384".format(*best) in PAGE
+
+
 @pytest.mark.parametrize("tile", [(64, 256), (64, 128)], ids=str)
 def test_few_tiles_along_n_get_what_is_said(tile: tuple[int, int]) -> None:
     rates: dict[bool, list[float]] = {True: [], False: []}
