@@ -323,14 +323,15 @@ def test_registers_hold_what_wgmma_takes_as_a(a, b, tmp_path):
 
 
 def test_the_page_says_what_was_measured() -> None:
-    page = (ROOT / "docs/performance.md").read_text()
-    found: dict[int, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for card in ("h100", "h200"):
         rows = json.loads((ROOT / f"benchmarks/results/weight_only_{card}.json").read_text())["rows"]
         for tokens in {row["shape"][0]: None for row in rows}:
             each = [row["ratios"] for row in rows if row["shape"][0] == tokens]
             means = {name: statistics.geometric_mean(ratios[name][0] for ratios in each) for name in COMPARED}
-            found.setdefault(tokens, []).append(f"{means['int8 / mm']:.2f}, {means['e4m3 / mm']:.2f}")
+            found.setdefault(str(tokens), []).append(f"{means['int8 / mm']:.2f}, {means['e4m3 / mm']:.2f}")
             assert max(means["int8 / compiled"], means["e4m3 / compiled"]) < 1.0
-    said = [f"| {tokens} | {' | '.join(cards)} |" for tokens, cards in found.items()]
-    assert sum(line in page for line in said) == 6
+    section = (ROOT / "docs/performance.md").read_text().split("A weight of 8 bits beside")[1].split("\n## ")[0]
+    shown = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    assert shown
+    assert {tokens: cards for tokens, *cards in shown}.items() <= found.items()

@@ -126,8 +126,7 @@ def _signature(
     The facts of A, B and each other tensor are dtype, shape, strides, device, and whether it starts at a multiple of 16
     bytes.
     Inputs may share memory; an output only where `addresses`, which are told where there is one, let a plan.
-    One flat tuple of atoms: Python's garbage collector stops tracking it. With a tuple and a `torch.Size` for each
-    tensor a cached call kept ten objects more for the collector to visit.
+    A flat tuple of atoms, which Python's garbage collector does not visit.
     """
     tf32 = tf32_allowed() if facts[0] is float32 else None
     is_shared = addresses and len(set(addresses)) != len(addresses)

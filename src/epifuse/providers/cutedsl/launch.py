@@ -276,7 +276,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
             (given.a, given.b), (held.a, held.b), (first, second), in_any_way, strict=True
         )
     )
-    # Tuples of names alone Python's garbage collector stops tracking.
+    # Python's garbage collector does not visit a tuple that holds names and None alone.
     return a, b, tuple(operands), tuple(outputs), tuple(printed)
 
 
