@@ -95,7 +95,7 @@ def ratios(cases: Sequence[Case]) -> Iterator[float]:
             if key not in rated:
                 processor = processors.GPUS[word]
                 rated[key] = heuristic.Rated.of(design, processor, shares_rows=False, spills=spills)
-            costs += heuristic.estimates((rated[key],), problems[design.swapped])
+            costs.append(heuristic.cost(rated[key], problems[design.swapped]))
         yield times[costs.index(min(costs))] / min(times)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import NamedTuple
@@ -58,8 +58,11 @@ def choose(best: Plan, selection: Selection) -> Choice:
     missing = [text for text in _kernels(best) if not _is_loaded(best, text)]
     if not missing:
         return Choice(best)
-    for text in missing:
-        if (outcome := _SUBMITTED.get(_key(best, text))) is not None and outcome.is_awaited:
+    submitted = [_SUBMITTED.get(_key(best, text)) for text in missing]
+    if (plan := _last_stand_in(best, selection, submitted)) is not None:
+        return Choice(plan, submitted[-1])
+    for outcome in submitted:
+        if outcome is not None and outcome.is_awaited:
             outcome.result()
     if best.allocation.bits is None:
         return Choice(best)
@@ -68,7 +71,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
     if not missing:
         return Choice(best)
-    stand_in = _stand_in(best, selection, missing[-1], is_ready)
+    stand_in = _stand_in(selection, is_ready)
     if stand_in is None:
         return Choice(best, beside=_beside(best))
     outcomes = [_outcome(best, text) for text in missing]
@@ -106,8 +109,11 @@ def note(best: Plan | None, selection: Selection) -> str | None:
     """What `explain` says while the best plan's kernels are being compiled."""
     if best is None or best.allocation.bits is None:
         return None
-    pending = [text for text in _kernels(best) if _is_pending(best, text)]
-    stand_in = _stand_in(best, selection, pending[-1], _is_loaded_or_stored) if pending else None
+    submitted = [_SUBMITTED.get(_key(best, text)) for text in _kernels(best)]
+    pending = [outcome for outcome in submitted if outcome is not None and not outcome.done()]
+    if not pending:
+        return None
+    stand_in = _last_stand_in(best, selection, pending) or _stand_in(selection, _is_loaded_or_stored)
     if stand_in is None:
         return None
     return f"runs on {stand_in.spec.name} until {best.spec.name} is compiled in the background"
@@ -136,16 +142,22 @@ def _first(plans: Iterable[Plan], is_ready: Callable[[Plan, str], bool]) -> Plan
     return next((plan for plan in plans if all(is_ready(plan, text) for text in _kernels(plan))), None)
 
 
-def _stand_in(best: Plan, selection: Selection, text: str, is_ready: Callable[[Plan, str], bool]) -> Plan | None:
-    """What runs until the worker is done with `text`, the last kernel that is missing.
+def _last_stand_in(best: Plan, selection: Selection, submitted: Sequence[Outcome | None]) -> Plan | None:
+    """What the last call ran on that these missing kernels would have served, while all are being compiled.
 
-    First of all what the last such call ran on: on an H200 a loaded kernel may be the 19th by rank, and 130 us away.
+    On an H200 a loaded kernel may be the 19th by rank, and 130 us away.
     """
-    outcome = _SUBMITTED.get(_key(best, text))
-    if outcome is not None and outcome.stand_in is not None:
-        plan = selection.named(outcome.stand_in)
-        if plan is not None and plan.allocation.bits == best.allocation.bits and _first((plan,), _is_loaded):
-            return plan
+    if any(outcome is None or outcome.is_awaited or outcome.done() for outcome in submitted):
+        return None
+    last = submitted[-1]
+    plan = None if last is None or last.stand_in is None else selection.named(last.stand_in)
+    if plan is None or plan.allocation.bits != best.allocation.bits:
+        return None
+    return _first((plan,), _is_loaded)
+
+
+def _stand_in(selection: Selection, is_ready: Callable[[Plan, str], bool]) -> Plan | None:
+    """What runs until the worker is done: a loaded kernel, or one that can be."""
     return _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
 
 
@@ -184,9 +196,12 @@ def _is_pending(plan: Plan, text: str) -> bool:
 
 def _outcome(plan: Plan, text: str, *, is_awaited: bool = False) -> Outcome:
     """Of all threads that ask, one submits the kernel, once."""
+    key = _key(plan, text)
+    if (found := _SUBMITTED.get(key)) is not None:
+        return found
     mine = Outcome()
     mine.is_awaited = is_awaited
-    found = _SUBMITTED.put(_key(plan, text), mine)
+    found = _SUBMITTED.put(key, mine)
     if found is mine:
         try:
             WORKERS.submit(plan.spec.provider, text).add_done_callback(lambda done: mine.set_result(failure(done)))

@@ -42,11 +42,12 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_SPECS,
     TENSOR_MEMORY_DESIGNS,
 )
-from epifuse.providers.cutedsl.family import Arranged, Family, family_of
-from epifuse.providers.cutedsl.heuristic import estimate, estimates
+from epifuse.providers.cutedsl.family import Arranged
+from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, is_uneven, one_after_another
 from epifuse.request.problem import Problem
@@ -152,11 +153,11 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
     if not plain and not swapped:
         answers, *further = further
-    elif (family := family_of(work, problem)).refused is not None:
-        answers = _none((*plain, *swapped), family.refused)
+    elif (found := sized(work, problem)).family.refused is not None:
+        answers = _none((*plain, *swapped), found.family.refused)
     else:
         others = partial(other_rows.kernels, plain, swapped, work, problem)
-        answers = _answers(plain, family, problem, others).beside(_swapped(swapped, work, problem, others))
+        answers = _answers(plain, found, problem, others).beside(_swapped(swapped, work, problem, others))
     return reduce(Answers.beside, further, answers)
 
 
@@ -189,10 +190,10 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
         return _none(specs, lambda: rules.refused(inputs.filled(problem)) or "")
     if (reason := rules.refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
-    family = family_of(work, problem, instruction=instruction)
-    if family.refused is not None:
-        return _none(specs, family.refused)
-    return _answers(specs, family, problem, lambda _: ())
+    found = sized(work, problem, instruction=instruction)
+    if found.family.refused is not None:
+        return _none(specs, found.family.refused)
+    return _answers(specs, found, problem, lambda _: ())
 
 
 def _swapped(
@@ -203,20 +204,21 @@ def _swapped(
     if isinstance(other, str):
         return _none(specs, other)
     transposed = swap.problem_of(problem)
-    family = family_of(other, transposed)
-    if family.key.refused is not None:  # of a weight that registers are to convert, while a first kernel may
-        return _none(specs, family.key.refused)
-    return _answers(specs, family, transposed, others)
+    found = sized(other, transposed)
+    if (refused := found.family.key.refused) is not None:  # registers are to convert, where a first kernel might do it
+        return _none(specs, refused)
+    return _answers(specs, found, transposed, others)
 
 
 def _answers(
-    specs: Sequence[KernelSpec], family: Family, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
+    specs: Sequence[KernelSpec], size: Sized, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
 ) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
-    work, rewritten = family.work, inputs.rewritten_bytes(problem, family.key.rewritten)
+    work, rewritten = size.family.work, inputs.rewritten_bytes(problem, size.family.key.rewritten)
     problem = weave.problem_of(work.order, problem, work.typed)
-    able, arranged, rates, refusals = family.answers(specs)
-    costs = estimates(rates, problem)
+    carried = size.family.answers(specs)
+    able, arranged, rates, refusals = carried
+    costs = size.costs(carried, rows_of(problem, swapped=work.is_swapped))
 
     def allocation(index: int) -> Allocation:
         found, reductions = arranged[index], work.reductions

@@ -6,12 +6,10 @@ An unseen extent of a known class is only looked up here, and what it costs in e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from epifuse.base.cache import LRU
 from epifuse.base.target import Target
@@ -47,7 +45,7 @@ from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
 from epifuse.providers.cutedsl.program import NO_EDGES, Program
 from epifuse.providers.cutedsl.ways import Access
-from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,62 +113,8 @@ class Key(NamedTuple):
     rewritten: Rewriting | None
 
 
-class Placed(NamedTuple):
-    """A problem as it lies in memory: its family is found by this where it was found before, without `layouts`.
-
-    `rows` are M where a layout may follow from it, else whether there is none, one, or more. What else a layout follows
-    from is of one layout class already.
-    """
-
-    work: Lowered
-    rows: int
-    others: tuple[int, int, int]
-    tensors: tuple[tuple[tuple[int, ...], bool, torch.dtype] | None, ...]
-    dtypes: tuple[tuple[str, torch.dtype], ...]
-    cuts: tuple[int, int]
-    by_tma: tuple[str, ...]
-    target: Target
-    instruction: str
-
-
-def family_of(work: Lowered, problem: Problem, *, instruction: str = WGMMA) -> Family:
+def family_of(work: Lowered, problem: Problem, instruction: str = WGMMA) -> Family:
     """The problem's family: of the kernels that multiply by this instruction."""
-    placed = _placed(work, problem, instruction)
-    return FAMILIES.get(placed) or FAMILIES.put(placed, _family(work, problem, instruction))
-
-
-def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
-    extents, a, b = problem.extents, problem.a, problem.b
-    if work.is_swapped:  # A is B, and its columns are rows of the result
-        columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
-    else:
-        rows, columns, along_k = extents["m"], extents["n"], a.strides[-1]
-    by_rows = work.is_plain and along_k == 1 and (columns > 1 or not work.is_swapped)
-    tensors: list[tuple[tuple[int, ...], bool, torch.dtype] | None] = [
-        (a.strides, a.aligned, a.dtype),
-        (b.strides, b.aligned, b.dtype),
-    ]
-    for _, info in (*problem.operands, *problem.outputs):
-        if isinstance(info, TensorInfo):
-            strides = info.strides
-            by_rows = by_rows and (not strides or strides[-1] == 1)
-            tensors.append((strides, info.aligned, info.dtype))
-        else:
-            tensors.append(None)
-    return Placed(
-        work,
-        min(rows, 2) if by_rows else rows,
-        (columns, extents["k"], extents["l"]),
-        tuple(tensors),
-        problem.dtypes,
-        _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
-        problem.by_tma,
-        problem.target,
-        instruction,
-    )
-
-
-def _family(work: Lowered, problem: Problem, instruction: str) -> Family:
     rewritten = inputs.rewritten(problem) if instruction == WGMMA else None
     problem, is_copied = inputs.multiplied(problem, rewritten), instruction == MMA_SYNC
     refused = (None if is_copied else inputs.refused(problem)) or weave.refused(work.order, problem)
@@ -182,7 +126,7 @@ def _family(work: Lowered, problem: Problem, instruction: str) -> Family:
         tuple([layout for layout, _ in lying]),
         (problem.a.strides[-1] == 1, problem.b.strides[-1] == 1),
         length_class(problem),
-        _cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
+        cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
         extents["n"] if work.shares_rows else 0,
         problem.by_tma,
         tuple([why for layout, why in lying if layout]) if problem.by_tma else (),
@@ -192,14 +136,15 @@ def _family(work: Lowered, problem: Problem, instruction: str) -> Family:
         copied,
         rewritten,
     )
-    return FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
+    found: Family = FAMILIES.get(key) or FAMILIES.put(key, Family(key, problem))
+    return found
 
 
 _STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in PLAIN_DESIGNS)) for i in (0, 1))
 _LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGNS)
 
 
-def _cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
+def cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
     """The least M and N whose `edges` are these in every design."""
     common = math.gcd(extents["m"], _STEPS[0]), math.gcd(extents["n"], _STEPS[1])
     subtile = _LEAST_SWAPPED if swapped else SUBTILE
@@ -351,7 +296,8 @@ class Family:
         return program, replace(found, registers=registers, spare=spare)
 
 
-FAMILIES: LRU[Key | Placed, Family] = LRU(1024)
+FAMILIES: LRU[Hashable, Any] = LRU(1024)
+"""By `Key` a family; by `sizes.Placed` what is `Sized` of it."""
 
 _Sides = tuple[list[Access], list[Access]]
 

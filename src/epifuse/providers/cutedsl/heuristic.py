@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
@@ -150,65 +150,171 @@ class Terms(NamedTuple):
         return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
 
 
-def terms(designs: Iterable[Rated], problem: Problem, **others: int) -> Iterator[tuple[float, ...]]:
-    """The fields of `Terms` of each design, with `others` of the extents.
+class Priced(NamedTuple):
+    """What the model needs of a design at a problem of which all is known but the rows of the result.
+
+    Rows of a cluster; CTAs beside each other for these; CTAs at once; the time of a wave; what L2 sends for these, less
+    for each row; up to how many clusters it is faster; what memory moves for all, for each row, and for each row of
+    clusters; what rewriting takes for all and for each row; what sums of parts of K take a wave, and at the end;
+    what registers that spill, and a launch, take.
+    """
+
+    rows: int
+    abreast: int
+    resident: int
+    wave: float
+    sent: float
+    less: float
+    few: int
+    moved: float
+    moved_a_row: float
+    moved_again: float
+    rewritten: float
+    rewritten_a_row: float
+    summed: float
+    handed_over: float
+    spilling: float
+    launching: float
+
+
+class _Lying(NamedTuple):
+    """The problem as a design reads it: its extents, of A and of B how many there are, bytes of a row or a column, what
+    a row or column costs L2 and, to be rewritten, memory; and elements along K."""
+
+    extents: Mapping[str, int]
+    copies: tuple[int, int]
+    bytes: tuple[float, float]
+    of_l2: tuple[float, float]
+    rewritten: tuple[float, float]
+    k: float
+
+    @staticmethod
+    def of(one: Rated, problem: Problem) -> _Lying:
+        k, copies, shares = _wide_k(problem), _copies(problem), _shares(problem)
+        (of_a, of_b), lines, rewritten = copies, (_lines(problem.a), _lines(problem.b)), (0.0, 0.0)
+        if (how := one.rewritten) is not None:  # read, and written
+            rewritten = k * how.of_a * of_a * one.byte, k * how.of_b * of_b * one.byte
+            k, shares, lines = how.parts * k, (1.0, 1.0), (1.0 if how.of_a else lines[0], 1.0)
+        a, b = (2 * k * share for share in shares)
+        return _Lying(
+            problem.extents,
+            copies,
+            (a, b),
+            (a * lines[0] * one.byte_of_l2, b * lines[1] * one.byte_of_l2),
+            rewritten,
+            k,
+        )
+
+
+def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
+    """Each design at a problem, whatever its rows.
+
+    L2 sends A and B to each cluster, whose CTAs share what it reads. Rows of a tile beyond A or B take it longer, and
+    where few clusters lie along N it is faster. Memory sends A and B once; where K is long, it sends a part of what L2
+    sends again.
+    """
+    found = []
+    for one in designs:
+        lying = _Lying.of(one, problem)
+        rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
+        number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
+        wave = (lying.k / number + one.exposed) * one.tile
+        moved, moved_a_row, moved_again = memory
+        found.append(
+            Priced(
+                rows,
+                beside * one.ctas,
+                one.resident,
+                wave,
+                *l2,
+                moved * one.byte,
+                moved_a_row * one.byte,
+                moved_again * one.byte,
+                *rewriting,
+                summed,
+                handed_over,
+                one.spilling,
+                one.launching,
+            )
+        )
+    return found
+
+
+_Prices = tuple[int, int, tuple[float, float, int], tuple[float, float, float], tuple[float, float]]
+"""Rows of a cluster, clusters beside each other for these, and what `Priced` holds of L2, memory and rewriting."""
+
+
+def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
+    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), k = lying
+    batches, width = extents["l"], extents["n"]
+    columns, beyond = -(-width // one.across), tuned.BEYOND.value - 1
+    beside, covered = batches * columns, columns * one.across
+    sent = a_line * beside * one.down * (1 + beyond) + b_line * batches * (covered + beyond * (covered - width))
+    less = a_line * beside * beyond
+    if columns <= tuned.FEW_COLUMNS.value and not one.shares_b:
+        sent, less = sent * tuned.NARROW.value, less * tuned.NARROW.value
+    again = tuned.DRIFT.value * max(1 - tuned.DRIFTING_K.value / k, 0.0) if k else 0.0
+    once = 1 - again
+    moved = once * of_b * b * width, once * of_a * a + 2 * batches * width  # D, of 16 bits
+    clusters = again * beside * (one.down * a + one.across * b)
+    return one.down, beside, (sent, less, 0), (*moved, clusters), (b_written * width, a_written)
+
+
+def _exchanged(one: Rated, lying: _Lying) -> _Prices:
+    """The rows are N here, and each cluster of them reads the long operand again."""
+    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), _ = lying
+    batches, height = extents["l"], extents["m"]
+    beside = batches * -(-height // one.down)
+    sent = beside * (a_line * one.down + b_line * one.across)
+    moved = 0.0, of_b * b + 2 * batches * height, of_a * a * height
+    few = 0 if one.shares_b else tuned.FEW_COLUMNS.value
+    return one.across, beside, (sent, 0.0, few), moved, (a_written * height, b_written)
+
+
+def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
+    """The fields of `Terms` of each design, with so many rows of the result.
 
     Multiplying takes whole waves of tiles, less a part of one: a multiprocessor begins its next tile without the
-    others. L2 sends A and B to each cluster, whose CTAs share what it reads. Rows of a tile beyond A or B take it
-    longer, and where few clusters lie along N it is faster. Memory sends A and B once; where K is long, it sends a part
-    of what L2 sends again. Asked of every design for every problem, so it makes few calls.
+    others. Asked of every design for every M that was not seen, so it makes no calls.
     """
-    extents = {**problem.extents, **others} if others else problem.extents
-    batches, height, width = extents["l"], extents["m"], extents["n"]
-    whole, (of_a, of_b), hidden = _wide_k(problem), _copies(problem), tuned.WAVE_HIDDEN.value
-    as_they_lie = (*_shares(problem), _lines(problem.a), _lines(problem.b))
-    drift, drifting_k, handed_over = tuned.DRIFT.value, tuned.DRIFTING_K.value, tuned.HANDED_OVER.value
-    beyond, few_columns, narrow = tuned.BEYOND.value - 1, tuned.FEW_COLUMNS.value, tuned.NARROW.value
-    stored = 2 * batches * height * width  # D, of 16 bits
+    hidden, narrow = tuned.WAVE_HIDDEN.value, tuned.NARROW.value
     for (
-        down, across, shares_b, ctas, resident, byte, byte_of_l2, exposed, tile, spilling, launching, swapped, parts,
-        rewritten,
+        tile, abreast, resident, wave, sent, less, few, moved, moved_a_row, moved_again, rewritten, rewritten_a_row,
+        summed, handed_over, spilling, launching,
     ) in designs:  # fmt: skip
-        k, number, splitting, sums, (a_share, b_share, a_lines, b_lines) = whole, 1, 0.0, 0.0, as_they_lie
-        if rewritten is not None:
-            for_a, for_b, written = rewritten
-            splitting = k * (for_a * of_a * height + for_b * of_b * width) * byte  # read, and written
-            k, a_share, b_share, a_lines, b_lines = written * k, 1.0, 1.0, 1.0 if for_a else a_lines, 1.0
-        rows, columns = batches * -(-height // down), -(-width // across)
-        clusters = rows * columns
+        clusters = -(-rows // tile)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
-        waves = -(-clusters * ctas // resident)
-        if parts is not None:
-            number, a_tile = parts
-            sums = waves * a_tile + handed_over
-        multiplying = (waves - hidden) * (k / number + exposed) * tile
-        more = 0.0 if swapped else beyond
-        a_lines *= columns * (rows * down + more * (rows * down - batches * height))
-        b_lines *= rows * (columns * across + more * (columns * across - width))
-        if columns <= few_columns and not shares_b:
-            byte_of_l2 *= narrow
-        of_l2 = 2 * k * (a_share * a_lines + b_share * b_lines) * byte_of_l2
-        # Where A and B are exchanged, each tile along N reads the long operand again.
-        long = height * -(-width // across) if swapped else height
-        once = 2 * k * (of_a * a_share * long + of_b * b_share * width)
-        moved = once + stored
-        if k > drifting_k and not swapped:
-            sent = 2 * k * clusters * (down * a_share + across * b_share)
-            moved += drift * (1 - drifting_k / k) * (sent - once)
-        reading = moved * byte
+        waves = -(-abreast * clusters // resident)
+        multiplying = (waves - hidden) * wave
+        of_l2 = sent * clusters - less * rows
+        if clusters <= few:
+            of_l2 *= narrow
+        reading = moved + moved_a_row * rows + moved_again * clusters
+        sums, splitting = waves * summed + handed_over, rewritten + rewritten_a_row * rows
         # The root as a power: a call would take longer.
         rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5
         yield splitting + (rest + sums) * spilling + launching, splitting, multiplying, reading, of_l2, sums, spilling
 
 
-def estimates(designs: Iterable[Rated], problem: Problem, **others: int) -> list[float]:
-    """What the model says each design takes, with `others` of the extents."""
-    return [found[0] for found in terms(designs, problem, **others)]
+def costs(designs: Iterable[Priced], rows: int) -> list[float]:
+    """What the model says each design takes, with so many rows of the result."""
+    return [found[0] for found in terms(designs, rows)]
+
+
+def rows_of(problem: Problem, *, swapped: bool) -> int:
+    """Rows of the result of one batch; where A and B are exchanged they are N of the problem."""
+    return problem.extents["n" if swapped else "m"]
+
+
+def cost(rated: Rated, problem: Problem) -> float:
+    """What the model says one design takes."""
+    return costs(priced((rated,), problem), rows_of(problem, swapped=rated.swapped))[0]
 
 
 def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
-    (found,) = (Terms(*fields) for fields in terms((rated,), problem))
+    (fields,) = terms(priced((rated,), problem), rows_of(problem, swapped=rated.swapped))
+    found = Terms(*fields)
     return Estimate(found.told(problem.target.processor), found.without_memory)
 
 

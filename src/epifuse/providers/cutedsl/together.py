@@ -14,7 +14,7 @@ from epifuse.plan import Allocation, Details, KernelSpec
 from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.family import Arranged
-from epifuse.providers.cutedsl.heuristic import Rated, band, estimate, estimates, is_long, is_short
+from epifuse.providers.cutedsl.heuristic import Rated, band, cost, estimate, is_long, is_short
 from epifuse.providers.cutedsl.kernel_text import KernelSource
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Program
@@ -117,7 +117,7 @@ def _allocated(
     rated = Rated.of(found, problem.target.processor, shares_rows=False, spills=spills)
     return Allocation(
         design.tile,
-        estimates([rated], problem)[0],
+        cost(rated, problem),
         details=partial(_details, programs, found, problem, spills=spills),
         program=Arranged(source, spills),
         estimate=partial(estimate, rated, problem),

@@ -1,0 +1,91 @@
+"""A problem of which all is known but its rows: its family, and what each kernel of that costs. Imports no cutlass.
+
+An unseen extent is mostly one of rows, and finds both here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+
+from epifuse.base.target import Target
+from epifuse.providers.cutedsl import weave
+from epifuse.providers.cutedsl.design import WGMMA
+from epifuse.providers.cutedsl.family import FAMILIES, Carried, Family, cuts, family_of
+from epifuse.providers.cutedsl.heuristic import Priced, costs, priced
+from epifuse.providers.cutedsl.lowering import Lowered
+from epifuse.request.problem import Problem, TensorInfo
+
+
+class Placed(NamedTuple):
+    """A problem as it lies in memory: its family is found by this where it was found before, without `layouts`, and
+    what the kernels of that cost whatever the rows.
+
+    `rows` are M where a layout may follow from it, else whether there is none, one, or more. What else a layout follows
+    from is of one layout class already.
+    """
+
+    work: Lowered
+    rows: int
+    others: tuple[int, int, int]
+    tensors: tuple[tuple[Hashable, ...] | None, ...]
+    dtypes: tuple[tuple[str, torch.dtype], ...]
+    cuts: tuple[int, int]
+    by_tma: tuple[str, ...]
+    target: Target
+    instruction: str
+
+
+class Sized:
+    """A family where all of a problem is known but its rows, from which alone follows what its kernels cost."""
+
+    def __init__(self, family: Family, problem: Problem) -> None:
+        self.family = family
+        self._problem = weave.problem_of(family.work.order, problem, family.work.typed)
+        self._priced: tuple[Carried, list[Priced]] | None = None
+
+    def costs(self, carried: Carried, rows: int) -> list[float]:
+        """What each of these kernels costs with so many rows."""
+        if (known := self._priced) is None or known[0] is not carried:
+            self._priced = known = carried, priced(carried.rates, self._problem)
+        return costs(known[1], rows)
+
+
+def sized(work: Lowered, problem: Problem, *, instruction: str = WGMMA) -> Sized:
+    """The problem's family, of the kernels that multiply by this instruction, at its size."""
+    placed = _placed(work, problem, instruction)
+    found: Sized | None = FAMILIES.get(placed)
+    return found or FAMILIES.put(placed, Sized(family_of(work, problem, instruction), problem))
+
+
+def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
+    extents, a, b = problem.extents, problem.a, problem.b
+    if work.is_swapped:  # A is B, and its columns are rows of the result
+        columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
+    else:
+        rows, columns, along_k = extents["m"], extents["n"], a.strides[-1]
+    by_rows = work.is_plain and along_k == 1 and (columns > 1 or not work.is_swapped)
+    tensors: list[tuple[Hashable, ...] | None] = [
+        (a.strides, a.aligned, a.dtype, a.shape[:-2]),
+        (b.strides, b.aligned, b.dtype, b.shape[:-2]),
+    ]
+    for _, info in (*problem.operands, *problem.outputs):
+        if isinstance(info, TensorInfo):
+            strides = info.strides
+            by_rows = by_rows and (not strides or strides[-1] == 1)
+            tensors.append((strides, info.aligned, info.dtype))
+        else:
+            tensors.append(None)
+    return Placed(
+        work,
+        min(rows, 2) if by_rows else rows,
+        (columns, extents["k"], extents["l"]),
+        tuple(tensors),
+        problem.dtypes,
+        cuts(extents, swapped=work.is_swapped) if work.reduces_axes else (0, 0),
+        problem.by_tma,
+        problem.target,
+        instruction,
+    )
