@@ -11,7 +11,6 @@ python benchmarks/gemm_epilogue.py --publish [FILE]                            t
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
 import json
 import statistics
@@ -25,6 +24,8 @@ import gemm_report
 import torch
 from gemm_cases import CASES, COMPILED, Case, Operands, shapes
 from timing import command, machine, paired_ratio, save
+
+from epifuse import providers
 
 HOME = Path(__file__).parent
 RESULTS = HOME / "results" / "gemm_epilogue.json"
@@ -133,7 +134,7 @@ def _import_seconds() -> float | None:
     """What the compiler of the GPU kernels takes to be imported."""
     start = time.perf_counter()
     try:
-        importlib.import_module("epifuse.providers.cutedsl.launch")
+        providers.load("cutedsl").prepare()
     except ImportError:
         return None
     return round(time.perf_counter() - start, 2)

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
+from epifuse.base import cache
 from epifuse.base.errors import ArgumentError, EpifuseError, UnsupportedError
 from epifuse.pytorch import again
 from epifuse.runtime import run
@@ -237,9 +238,14 @@ def test_transforms_and_tracing_are_noticed() -> None:
     torch.testing.assert_close(traced(x + 1.0, weight, bias), expected(x + 1.0, weight, bias))
 
 
-def test_what_is_handed_over_is_what_is_saved() -> None:
-    """A hook that looks for parameters finds them."""
+@pytest.mark.parametrize("first", ["alike", "frozen", "columns"])
+def test_what_is_handed_over_is_what_is_saved(first: str) -> None:
+    """A hook that looks for parameters finds them, whatever other layers of this shape ran before."""
+    cache.forget()
     given = layer()
+    x, weight, bias = layer()
+    others = {"alike": weight, "frozen": weight.detach(), "columns": torch.randn(K, N).t()}
+    warm(linear, x, others[first], bias)
     warm(linear, *given)
     saved = [value for value in linear(*given).grad_fn.saved_tensors if value is not None]
     assert all(any(value is one for one in given) for value in saved)

@@ -68,11 +68,11 @@ def run(request: Request, call: Written | None = None, fold: Fold | None = None)
 
 def again(call: Written, names: tuple[str, ...]) -> Any:
     """What a call returns whose outputs have these names, if it is like one that was kept."""
-    known = find_again(call.key)
-    if known is None or not are_alike(known[0], call.handed):
-        return None
-    outputs = known[1](call.handed)
-    return outputs[0] if len(outputs) == 1 else Results(dict(zip(names, outputs, strict=True)))
+    for guard, launch in find_again(call.key):
+        if are_alike(guard, call.handed):
+            outputs = launch(call.handed)
+            return outputs[0] if len(outputs) == 1 else Results(dict(zip(names, outputs, strict=True)))
+    return None
 
 
 def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> None:
@@ -81,7 +81,7 @@ def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> Non
     taken = (request.a, handed[1] if turned else request.b, *operands.values())
     if described.numbers or described.infos or not operands.keys().isdisjoint(request.parsed.output_names):
         return
-    if len(taken) != len(handed) or find_again(key) is not None:
+    if len(taken) != len(handed):
         return
     views = [_view(*pair, folded=fold is not None) for pair in zip(handed, taken, strict=True)]
     launch = None if None in views else _launch(ready, tuple(operands), turned)

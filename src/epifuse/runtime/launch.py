@@ -305,17 +305,23 @@ By how a call was written, see `pytorch.again`: what its tensors looked like, an
 Again = tuple[Guard, Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
 
-def find_again(key: Hashable) -> Again | None:
-    """The value that `remember_again` stored for `key`, or None."""
+_MOST_ALIKE = 4
+"""Kinds of tensors of one shape that a call may come with: frozen and trained layers, other strides."""
+
+
+def find_again(key: Hashable) -> tuple[Again, ...]:
+    """What `remember_again` kept for `key`, the newest first."""
     try:
-        return _PREPARED.get(key)
+        return _PREPARED.get(key) or ()
     except TypeError:  # an option of a type that cannot be right
-        return None
+        return ()
 
 
 def remember_again(key: Hashable, known: Again) -> None:
-    """Keep what launches a call that is written so, where its tensors are alike."""
-    _PREPARED.put(key, known)
+    """Keep what launches a call that is written so, where its tensors are alike, beside others like it."""
+    others = _PREPARED.get(key)
+    _PREPARED.drop(key, others)
+    _PREPARED.put(key, (known, *(others or ())[: _MOST_ALIKE - 1]))
 
 
 def find(call: Call) -> Ready | None:
