@@ -20,6 +20,7 @@ from gemm_cases import CASES, Operands
 from timing import paired_ratio
 
 import epifuse as ef
+from epifuse.pytorch import direct, leaves
 
 SHAPE = (128, 128, 64)  # the device is done before the host is
 CALLS = 100  # fewer than the launches a device queues
@@ -43,7 +44,20 @@ def launches(device: str) -> dict[str, Callable[[], Any]]:
         "ef.gemm gelu": lambda: ef.gemm(x.a, x.b, epilogue=CASES[1].epilogue, bias=x.bias),
         "GemmArguments gelu": lambda: CASES[1].arguments(x),
     }
-    return found | _quack(x) if device == "cuda" else found
+    return found | _in_graphs(x, gelu) | _quack(x) if device == "cuda" else found
+
+
+def _in_graphs(x: Operands, gelu: ef.GemmArguments) -> dict[str, Callable[[], Any]]:
+    """What the code that Inductor writes for a graph calls: for a product, and for a leaf that makes its output too."""
+    from torch._C._dynamo.guards import _empty_strided_cuda as empty
+
+    (m, n), dtype = x.D.shape, x.D.dtype
+    spec = leaves.encoded(gelu.call.request.parsed.graph, [leaves.Value("D", dtype, ("m", "n"))])
+    leaf = direct.place(spec)
+    return {
+        "in a graph: mm(out=)": lambda: torch.mm(x.a, x.b, out=empty((m, n), (n, 1), dtype)),  # extern_kernels.mm
+        "in a graph: leaf gelu": lambda: leaf(x.a, x.b, [x.bias]),
+    }
 
 
 def _quack(x: Operands) -> dict[str, Callable[[], Any]]:

@@ -39,7 +39,8 @@ def failures(device: str, folder: Path, count: int = 2, seconds: float = 300) ->
     """By name of the check, what each process says that failed; nothing where all is well."""
     # Gloo would else ask for the address of the host's name, which a container may not have.
     here = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    environment = {**here, **os.environ, "PYTHONPATH": str(ROOT / "src"), "EPIFUSE_CACHE_DIR": str(folder / "store")}
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    environment = {**here, **os.environ, "PYTHONPATH": path, "EPIFUSE_CACHE_DIR": str(folder / "store")}
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "distributed_checks.py")]
     started = [
         subprocess.Popen([*command, str(rank), str(count), device, str(folder)], env=environment, cwd=folder)
