@@ -117,7 +117,15 @@ CALLS = {
 
 
 def _called(epilogue: Any, a: Tensor, b: Tensor, bias: Tensor) -> list[Any]:
-    found = ef.gemm(a, b, epilogue=epilogue, bias=bias)
+    return _backward(ef.gemm(a, b, epilogue=epilogue, bias=bias))
+
+
+def _apart(epilogue: Any, a: Tensor, b: Tensor, bias: Tensor) -> list[Any]:
+    """The epilogue of a product that is rounded to its dtype, as PyTorch adds up parts of K."""
+    return _backward(ef.reference(epilogue)(a @ b, bias=bias))
+
+
+def _backward(found: Any) -> list[Any]:
     outputs = list(found) if isinstance(found, tuple) else [found]
     sum((each.float() ** 2).sum() for each in outputs).backward()  # type: ignore[union-attr]  # not empty
     return outputs
@@ -144,7 +152,8 @@ def _compare_call(world: World, name: str, rows: int, columns: int) -> None:
     reference = ef.reference(epilogue)(product, bias=exact[2])
     references = list(reference) if isinstance(reference, tuple) else [reference]
     sum((each**2).sum() for each in references).backward()
-    for got, single, right in zip(outputs, _called(epilogue, *alone), references, strict=True):
+    singles = (_apart if name.startswith("K") else _called)(epilogue, *alone)
+    for got, single, right in zip(outputs, singles, references, strict=True):
         assert_as_exact(got.full_tensor(), single, right)
     for got, single, right in zip(given, alone, exact, strict=True):
         if (rows, columns) == (ROWS, HIDDEN):  # PyTorch 2.11 gathers the gradient of what is split unevenly
