@@ -193,13 +193,16 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     if span and design.columns % span:
         return _not_divided(design, graph)
     if is_shared and segments.widths(graph):
-        return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
+        return (
+            "it does not combine a value that needs its whole row with a reduction of segments of a row: write two "
+            "epilogues, and call twice"
+        )
     if not is_shared and (not span or len(walks(graph)) == 1):
         return None
     if problem.accumulator.itemsize != 4:
         return f"its registers hold rows in 32 bits, and the accumulator is {problem.accumulator}"
     if is_shared and design.cluster[1] > 2 and 2 * n <= columns(design):
-        return f"its cluster is larger than N = {n} needs: half of it holds a whole row"
+        return f"its cluster is larger than necessary: half as many CTAs hold a whole row of N = {n} columns"
     if not is_shared or n <= columns(design):
         return None
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
