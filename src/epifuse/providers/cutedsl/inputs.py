@@ -90,9 +90,13 @@ def is_full(problem: Problem) -> bool:
 
 
 def rewritten(problem: Problem) -> Rewriting | None:
-    """How a kernel of its own writes A and B before they are multiplied: in three parts of float32 in full, and in one,
-    a copy, of 16 bits and of tf32 that TMA cannot address. A B of 8 bits beside 16 is converted on the way, alone if
-    TMA can address A. None where they stay where they are."""
+    """How a first kernel writes A and B anew before they are multiplied; None where it writes neither.
+
+    - float32 in full: both are written in three parts.
+    - B of 8 bits beside an A of 16: B is converted to A's dtype, and A is copied if TMA cannot address it. Where
+      registers convert the weight, neither is written.
+    - 16 bits, or tf32, where TMA cannot address A or B: both are copied.
+    """
     if is_full(problem):
         return Rewriting(PARTS)
     if converts(problem):

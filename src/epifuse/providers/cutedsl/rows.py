@@ -92,7 +92,8 @@ def beside(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
 
 
 def block(graph: Graph) -> int:
-    """Columns that a warp group walks to the end before the next ones; 0 where that is all it has of a tile."""
+    """Columns of a block: a warp group finishes all walks over one block before it begins the next block. 0 where its
+    whole part of a tile is one block."""
     return 0 if shares_rows(graph) else segments.span(graph)
 
 
@@ -105,7 +106,7 @@ def read_lines(graph: Graph) -> tuple[Node, ...]:
 
 
 def is_line(output: Output, graph: Graph) -> bool:
-    """Whether a walk that is there for full-size values knows this output too: one value a row, or segment."""
+    """Whether the walks that full-size values need also give this output, of one value for each row or segment."""
     if output.node in segments.values(graph):
         return True
     if graph.stages[output.node].kind != "finish" or not shares_rows(graph):
