@@ -94,7 +94,7 @@ def residual(accum, C):
     return D
 
 
-SPILLING = "so many operands and outputs spill registers beside this tile's accumulator"
+SPILLING = "registers spill: this tile's accumulator leaves too few for so many operands and outputs"
 
 
 PLACED = "def epi(accum, C): D = accum + C; return D"

@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
         lambda out: ef.gemm(
             whole(M, K), whole(K, N), epilogue="def epi(accum): D = accum > 0; return D", out=out["D"], accumulate="D"
         ),
-        "masks have no sum",
+        "to which accumulate= cannot add",
     ),
     "an operand as well": (
         lambda out: ef.gemm(

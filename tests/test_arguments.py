@@ -397,9 +397,9 @@ def test_a_reshape_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hint_on_the_wrong_side() -> None:
-    with pytest.raises(ArgumentError, match="'C' is an operand; it takes a Load hint"):
+    with pytest.raises(ArgumentError, match=r"'C' is an operand, whose hint is ef\.Load"):
         ef.EpilogueArguments(epi, C=ef.Store(C), D=C.clone())
-    with pytest.raises(ArgumentError, match="'D' is an output; it takes a Store hint"):
+    with pytest.raises(ArgumentError, match=r"'D' is an output, whose hint is ef\.Store"):
         ef.EpilogueArguments(epi, C=C, D=ef.Load(C.clone()))
 
 

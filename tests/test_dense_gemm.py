@@ -360,7 +360,7 @@ class UsesItself(DenseGemm):
 
 @pytest.mark.parametrize("kind", [NoAccumulator, NoMethod])
 def test_an_epilogue_that_is_none(kind: type[DenseGemm]) -> None:
-    with pytest.raises(ArgumentError, match="epilogue_operation is not a method of an object and an accumulator"):
+    with pytest.raises(ArgumentError, match="epilogue_operation must be a method that takes self and an accumulator"):
         made(kind)[0].run(torch.ones(2, 2), torch.ones(2, 2))
 
 

@@ -114,7 +114,12 @@ def test_what_promotes_its_sums_needs_registers_for_it():
 @pytest.mark.parametrize(
     ("dtypes", "k", "asked", "note"),
     [
-        ((E4M3, E5M2), 1024, None, "sums of 128 products by the tensor cores, with 14 bits, are added up in float32"),
+        (
+            (E4M3, E5M2),
+            1024,
+            None,
+            "the tensor cores add up 128 products at a time with 14 bits, and float32 adds up these sums",
+        ),
         ((E4M3, E5M2), 1024, FAST, "fast_accum: the tensor cores add up all products, with 14 bits"),
         ((INT8, INT8), 1024, None, "a sum is at most 1024 * 128 * 128 = 16777216 in size, which int32 holds"),
         ((INT8, INT8), 131072, None, "a sum is at most 131072 * 128 * 128 = 2147483648 in size, and int32 ends at"),
@@ -153,8 +158,9 @@ def test_both_need_k_contiguous(dtype):
 
 @pytest.mark.parametrize("dtype", [E4M3, UINT8], ids=str)
 def test_rows_are_multiples_of_16_bytes(dtype):
+    cure = "pad its contiguous dim with zeros to a multiple of 16 elements, K in both A and B"
     assert reasons(arguments(dtypes=(dtype, dtype), k=1000)) == {
-        "A has a stride of 1000 bytes, and TMA needs a multiple of 16"
+        f"A has a stride of 1000 bytes, and TMA needs a multiple of 16: {cure}"
     }
     wide = torch.empty(512, 1008, dtype=dtype)[:, :1000]
     assert ef.get_kernels(with_layouts(wide, wide.t()), cc=90), "K itself need not be one"

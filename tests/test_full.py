@@ -62,7 +62,7 @@ def test_every_layout_is_taken(name, in_full):
     found = kernels(a, b)
     assert found
     assert "float32 in full: three tf32 products of the parts of A and B" in notes
-    assert "sums of 32 products by the tensor cores are added up in float32" in notes
+    assert "the tensor cores add up 32 products at a time, and float32 adds up these sums" in notes
     designs = [read(kernel.plan.allocation.program.text).design for kernel in found]
     assert {(design.rewritten, design.promoted) for design in designs} == {(Rewriting(PARTS), PROMOTED_PARTS)}
 

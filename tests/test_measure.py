@@ -212,7 +212,7 @@ def test_a_model_is_measured_and_trained() -> None:
     assert [row.measured is not None for row in ef.report(compiled).rows] == [True, False]
 
 
-@pytest.mark.filterwarnings("error:a site is fused as it is predicted")
+@pytest.mark.filterwarnings("error:a product could not be measured")
 def test_a_model_is_measured_while_inductor_keeps_its_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where it is not found
     x, y = torch.randn(9, 16), torch.randn(9, 16)

@@ -112,7 +112,10 @@ REFUSED = {
         lambda: arguments(*matrices(), "def epi(accum): D = softmax(accum, dim=-1); return D"),
         "N = 504 does not fit",
     ),
-    "parts of rows": (lambda: arguments(*matrices(n=512), PARTS["halves"]), "no parts of a row that lie apart"),
+    "parts of rows": (
+        lambda: arguments(*matrices(n=512), PARTS["halves"]),
+        "does not combine parts of a row that lie apart",
+    ),
     "another split": (lambda: arguments(*matrices(), asked=ef.Constraints(split=2)), "its split is 1"),
     "few rows exchanged": (
         lambda: arguments(*matrices(), asked=ef.Constraints(schedule="swapped")),

@@ -86,7 +86,7 @@ def test_tensors_of_both_parts_travel_by_two_tma_descriptors():
 def test_a_plan_tells_of_its_parts():
     text = str(ef.explain(CASES["swiglu"], cc=90))
     tile = re.search(r"tile +\d+ x (\d+)", text)
-    assert f"both parts of a row in each tile, {int(tile[1]) // 2} columns of either" in text
+    assert f"each tile holds both parts of a row, {int(tile[1]) // 2} columns of each" in text
 
 
 def test_one_structure_serves_all_rows():

@@ -190,7 +190,7 @@ def test_a_tile_is_of_one_region():
         assert bool(plan.allocation.launches) == (design.split > 1 or not divided), design
         if not divided and design.split == 1:
             why = f"a region begins at column 1024, which is no multiple of the tile's {design.tile[1]} columns"
-            assert f"a launch for each region, as {why}" in str(plan)
+            assert f"each region of columns takes a launch of its own, because {why}" in str(plan)
 
 
 def twelfths(accum):
@@ -201,7 +201,7 @@ def twelfths(accum):
 def test_many_regions_take_a_launch_each():
     plan = ef.get_kernels(arguments(twelfths, m=M, n=N), cc=90)[0].plan
     assert len(plan.allocation.launches) == 12
-    assert "as a kernel has up to 8 regions, and there are 12" in str(plan)
+    assert "because a kernel has up to 8 regions, and there are 12" in str(plan)
 
 
 def test_regions_share_memory_for_what_they_store():
@@ -237,7 +237,7 @@ def test_operands_of_regions_do_not_fit_beside_192_sums():
     """What is read where it lies would spill 696 bytes: a launch for each region runs instead."""
     args = arguments(with_a_residual_of_thirds, m=M, n=3 * 960, k=2048, C=torch.empty(M, 3 * 960, dtype=BF16))
     told = str(kernels_of(args)[SCHEDULES[128, 192]])
-    assert "a launch for each region, as its accumulator leaves too few registers for operands of a region" in told
+    assert "because its accumulator leaves too few registers for operands of a region" in told
 
 
 def test_one_main_loop_has_stores_for_each_region(tmp_path):

@@ -263,11 +263,14 @@ REFUSED = {
     ),
     "rows too": (
         arguments(of_rows_and_heads, n=512),
-        "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues",
+        (
+            "it does not combine a value that needs its whole row with a reduction of segments of a row: write two "
+            "epilogues, and call twice"
+        ),
     ),
     "what is reduced": (
         arguments(of_results, n=N),
-        "it reduces full-size values only, and the argument of sum is of another size",
+        f"it reduces only values with all M x N elements, and the argument of sum has fewer: {OUT}",
     ),
     "columns of other lanes": (
         arguments(twelve_apart, n=N),

@@ -39,11 +39,11 @@ def test_many_rows_do_not():
 
 
 REFUSED = {
-    "gate, up = accum.chunk(2, dim=-1); D = silu(gate) * up; return D": "it takes no parts of a row",
-    "a, b = accum.chunk(2, dim=-1); D = cat([a + b, a - b], dim=-1); return D": "it takes no parts of a row",
-    "D = softmax(accum, dim=-1); return D": "no value can need its row, or a part of it",
-    "s = amax(accum.unflatten(-1, (-1, 64)), dim=-1); return s": "no value can need its row, or a part of it",
-    "D = accum; debug_print('{}', D); return D": "it does not print",
+    "gate, up = accum.chunk(2, dim=-1); D = silu(gate) * up; return D": "does not support parts of a row",
+    "a, b = accum.chunk(2, dim=-1); D = cat([a + b, a - b], dim=-1); return D": "does not support parts of a row",
+    "D = softmax(accum, dim=-1); return D": "does not support a value that needs its whole row or a segment of it",
+    "s = amax(accum.unflatten(-1, (-1, 64)), dim=-1); return s": "a segment of it",
+    "D = accum; debug_print('{}', D); return D": "does not support debug_print",
 }
 
 

@@ -144,7 +144,7 @@ def test_no_request_waits_where_nothing_may_be_compiled(several: Several, monkey
 
 def test_nothing_is_timed_while_a_graph_is_captured(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "is_capturing", lambda plan: True)
-    with pytest.warns(UserWarning, match="call it once before") as warned:
+    with pytest.warns(UserWarning, match="make this call once before") as warned:
         ef.gemm(A, B, tune=True)
     assert warned[0].filename == __file__
     assert several.built == [ESTIMATED]
@@ -163,8 +163,8 @@ def test_two_threads_measure_once(several: Several) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"gpu": "NVIDIA Z9"}, "note     what was measured on NVIDIA Z9 is ignored"),
-        ({"version": "0"}, "note     what was measured by another version of epifuse is ignored"),
+        ({"gpu": "NVIDIA Z9"}, "note     a result that was measured on NVIDIA Z9 is ignored"),
+        ({"version": "0"}, "note     a result that was measured by another version of epifuse is ignored"),
         ({"kernel": "gone", "microseconds": {"gone": 1.0}}, "for gone, which cannot run this, is ignored"),
         ({"microseconds": {}}, "its results are not of the right types"),
         ({"microseconds": []}, "its results are not of the right types"),

@@ -98,7 +98,7 @@ CATALOGUE: dict[str, Sentence] = {
     "grad_out": Sentence(
         _A,
         "output '{name}' is given, and an input requires grad: what is written to a given tensor is not differentiable",
-        "leave out= to epifuse, or use torch.no_grad()",
+        "omit out=, so that epifuse allocates the output; or use torch.no_grad()",
     ),
     "grad_inference": Sentence(
         _A,
@@ -135,7 +135,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "tuned_file": Sentence(_A, "{path} holds no results of ef.tune: {why}"),
     "operator_spec": Sentence(
-        _A, "this text is no call of epifuse::gemm: {detail}", "let ef.gemm write it, while PyTorch traces it"
+        _A, "the text of this call of epifuse::gemm is malformed: {detail}", "call ef.gemm or ef.linear, which write it"
     ),
     "distributed_beside": Sentence(
         _AT,
@@ -155,8 +155,8 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "symbolic_size": Sentence(
         _A,
-        "{name} has a size that is known only when it runs: {shape}",
-        "give it a size that is known, or call with real tensors",
+        "{name} of shape {shape} has a size that depends on data, so it is unknown while PyTorch traces",
+        "give it a known size, or call epifuse outside what is traced, with real tensors",
     ),
     "inference_output": Sentence(
         _A, "output '{name}' was made in torch.inference_mode(), and cannot be written outside it", "pass x.clone()"
@@ -214,9 +214,9 @@ CATALOGUE: dict[str, Sentence] = {
         "{first} is {a} and {second} is {b}: the two dtypes must agree",
         "cast one with .to(dtype); what may be mixed is the fp8 dtypes, int8 with uint8, 16 bits with 8 of {second}",
     ),
-    "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "(A @ B).mT is B.mT @ A.mT"),
+    "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "compute (B.mT @ A.mT).mT"),
     "scaled_batches": Sentence(
-        _A, "{name} of shape {shape} has block scales, and is no matrix", "call once for each matrix"
+        _A, "{name} has block scales, so it must be one matrix; its shape is {shape}", "call once for each matrix"
     ),
     "scaled_dtype": Sentence(
         _A,
@@ -240,7 +240,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "device": Sentence(_A, "{name} is on {device}, but the GEMM is on {expected}"),
     "no_output_d": Sentence(
-        _A, "the epilogue returns no output named D, but out= was given", "return D, or leave out= away"
+        _A, "the epilogue returns no output named D, but out= was given", "name the output D, or omit out="
     ),
     "out_shape": Sentence(_A, "out must have the shape {want}; its shape is {shape}"),
     "out_type": Sentence(_AT, "out must be a tensor or a mapping, not {type}", "pass out={{'name': tensor}}"),
@@ -262,7 +262,7 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "output '{name}' is {dtype}, and accumulate= does not support that with an accumulator of {accumulator}"
     ),
     "accumulate_mask": Sentence(
-        _A, "output '{name}' cannot be added onto old content: masks have no sum", "where(x, 1.0, 0.0) makes numbers"
+        _A, "output '{name}' is a mask, to which accumulate= cannot add", "return numbers: where(mask, 1.0, 0.0)"
     ),
     "output_expanded": Sentence(
         _A, "several elements of output '{name}' share one address", "pass a tensor that is not expanded"
@@ -273,20 +273,20 @@ CATALOGUE: dict[str, Sentence] = {
         "pass separate tensors; an output may only have the memory of a full-size operand if all elements coincide",
     ),
     "transport": Sentence(_A, "{hint} transport must be 'tma' or None, got {value!r}"),
-    "transport_side": Sentence(_A, "'{name}' is an {side}; it takes a {want} hint"),
+    "transport_side": Sentence(_A, "'{name}' is an {side}, whose hint is ef.{want}", "pass ef.{want}(tensor, 'tma')"),
     "not_compiled": Sentence(
         _A,
         "there is no report of {type} that epifuse.compile did not return",
         "write compiled = epifuse.compile(model), call compiled, and pass compiled here",
     ),
-    "leaf_spec": Sentence(_A, "this text describes no fused product: {detail}", "let epifuse.compile write it"),
+    "leaf_spec": Sentence(_A, "the text of a fused product is malformed: {detail}", "use ef.compile, which writes it"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
     "fake_beside_real": Sentence(
         _A, "some tensors of this call are FakeTensors, and others have data", "make all of them in one FakeTensorMode"
     ),
-    "no_data": Sentence(_A, "{name} has no data: it serves for discovery only", "run with real tensors"),
+    "no_data": Sentence(_A, "{name} has no data, and a launch needs it", "pass real tensors, or use ef.explain"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
     # --- visitor trees
     "compute_function": Sentence(
@@ -357,10 +357,10 @@ CATALOGUE: dict[str, Sentence] = {
     "plan_tensor": Sentence(_A, "{name} is {have}, and this plan is for {want}", "make another plan for it"),
     "class_epilogue": Sentence(
         _A,
-        "{name}.epilogue_operation is not a method of an object and an accumulator",
+        "{name}.epilogue_operation must be a method that takes self and an accumulator",
         "write 'def epilogue_operation(self, accumulator, ...)'",
     ),
-    "not_constructed": Sentence(_A, "{name} has no options yet", "call super().__init__() in its __init__"),
+    "not_constructed": Sentence(_A, "{name} was not initialised", "call super().__init__() in its __init__"),
     "mismatch": Sentence(
         InternalError, "output '{name}' differs from PyTorch in {wrong} of {total} elements, {detail}"
     ),
@@ -392,7 +392,7 @@ CATALOGUE: dict[str, Sentence] = {
     "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
     "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
     # --- ours
-    "worker": Sentence(InternalError, "a kernel was not compiled in a process of its own: {detail}"),
+    "worker": Sentence(InternalError, "compiling a kernel in a worker process failed: {detail}"),
     "kernel_text": Sentence(InternalError, "{value} of type {type} cannot be part of a kernel's text"),
     "verify": Sentence(
         InternalError, "after the pass {name!r} the graph is not valid: {rule}\nbefore:\n{before}\nafter:\n{after}"

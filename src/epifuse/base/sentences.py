@@ -67,7 +67,7 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "sliced_parts": Sentence(
         _S,
-        "the number of parts is not known from a slice of them",
+        "a slice of the parts does not say how many parts there are",
         "unpack all parts, and use those that you need: a, b, c, d = x.split(64, dim=-1)",
     ),
     "item_range": Sentence(_S, "there is no item {place} of {have}"),
@@ -102,7 +102,7 @@ EPILOGUE: dict[str, Sentence] = {
     "returns_operand_name": Sentence(
         _S, "the output '{name}' has the name of an operand", "return it under another name: an output has its own"
     ),
-    "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "the caller has it already"),
+    "returns_input": Sentence(_S, "the input '{name}' cannot be an output", "do not return it: the caller has it"),
     "unnamed_clash": Sentence(
         _S,
         "the result has no name, so its name is D, which is also the name of an operand",
@@ -119,7 +119,9 @@ EPILOGUE: dict[str, Sentence] = {
     # --- the signature
     "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "name the first parameter accum"),
     "accum_not_first": Sentence(
-        _S, "accum must be the first positional parameter", "a method becomes a function or a staticmethod"
+        _S,
+        "accum must be the first positional parameter",
+        "move accum to the front; a method must be a staticmethod, without self",
     ),
     "accum_default": Sentence(_S, "accum is the product, and has no default"),
     "star_parameters": Sentence(_S, "the parameter {star} is not supported", "name each operand"),
@@ -214,8 +216,8 @@ EPILOGUE: dict[str, Sentence] = {
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
     "roll_parts": Sentence(
         _T,
-        "a roll by {shift} of {size} elements takes {count} parts, and {most} is the most",
-        "roll by a larger part of the dim, as by half of it",
+        "a roll by {shift} cuts {size} elements into {count} equal parts, and at most {most} are supported",
+        "roll by a shift that cuts the dim into fewer parts, such as half of its size",
     ),
     "size_wanted": Sentence(_T, "a size must be an integer, and this is {value}", "divide with //"),
     "gather_index": Sentence(
@@ -254,7 +256,9 @@ EPILOGUE: dict[str, Sentence] = {
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
     "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
     "dim_range": Sentence(_T, "dim {dim} is out of range, which is {range}"),
-    "too_many_dims": Sentence(_T, "a value of more than {most} dims", "torch has no more"),
+    "too_many_dims": Sentence(
+        _T, "this value has more than {most} dims", "merge some of them: PyTorch has the same limit"
+    ),
     "dim_twice": Sentence(_T, "dim {dim} is named twice"),
     "permute_dims": Sentence(_T, "permute{dims} does not name each of the {rank} dims once"),
     "reshape_size": Sentence(_T, "cannot reshape {shape} to {want}"),
@@ -297,5 +301,5 @@ EPILOGUE: dict[str, Sentence] = {
         "an epilogue can take a part of the columns, and not of the rows or batches",
         "take those rows of A before the call: ef.gemm(a[:64], b, ...)",
     ),
-    "max_of_nothing": Sentence(_A, "{name} of no elements has no value"),
+    "max_of_nothing": Sentence(_A, "{name} of no elements has no value", "each dim that it reduces needs an element"),
 }

@@ -165,8 +165,8 @@ def _accumulated(graph: Graph, problem: Problem) -> list[Output]:
 
 
 def _held(given: Placed, output: Output, graph: Graph, problem: Problem) -> Placed:
-    """What an output is added onto, as an operand: its destination, without the ones of a shape that keeps dims, or a
-    contiguous copy where the destination itself does not keep it."""
+    """The old content of an accumulated output, as an operand of the epilogue: the destination, without the dims of
+    extent one that `keepdim` leaves; or a contiguous copy of it, where `is_written_again` holds."""
     shape = shape_of(output.dims or (), problem.extents)
     if is_written_again(output, graph, problem):
         contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -187,7 +187,8 @@ def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Ten
 
 
 def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
-    """Whether each row, column or batch of tiles writes the output anew, so that a later one reads what it wrote.
+    """Whether several tiles write the same elements of the output, so that a later tile would read what an earlier one
+    wrote, and not the old content.
 
     A graph without stages has no tiles.
     """

@@ -104,7 +104,7 @@ def _allocations(
     found = []
     for (start, stop), answer in zip(columns, answers, strict=True):
         if isinstance(answer, Refusal):
-            return Refusal(answer.kernel, Reason(f"of columns {start}:{stop}: {answer.reason}", answer.loc))
+            return Refusal(answer.kernel, Reason(f"in columns {start}:{stop}: {answer.reason}", answer.loc))
         found.append(answer)
     return found
 
@@ -125,7 +125,7 @@ def _joined(
         allocations[0].tile,
         cost=sum(allocation.cost for allocation in allocations),
         workspace=lambda: max(allocation.workspace_bytes for allocation in allocations),
-        details=Details(notes=(f"a launch for each region, as {why}",)),
+        details=Details(notes=(f"each region of columns takes a launch of its own, because {why}",)),
         launches=plans,
         columns=tuple(part.region.columns for part in parts),
     )

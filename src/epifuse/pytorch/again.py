@@ -94,7 +94,7 @@ _Shape = tuple[int, ...]
 
 
 def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape | None:
-    """The shape in which a tensor that was handed over was taken, none if as it is; None where it was not."""
+    """The shape in which `taken` is a view of `handed`: empty if both are one tensor, None if it is no such view."""
     if handed is taken:
         return ()
     same = (

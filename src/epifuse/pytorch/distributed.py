@@ -172,7 +172,8 @@ def _shown(request: Request, seen: tuple[_Tensor, ...]) -> Request:
 
 
 def _local(tensor: Any, dims: list[int | None], split: tuple[Along, ...]) -> Any:
-    """The part of a DTensor that this process takes. Where all take all of it and compute parts, a gradient is one."""
+    """The part of a DTensor that this process takes. Where every process takes the whole tensor, and computes a part of
+    the result from it, the gradients that the processes compute are summands of the tensor's gradient: `Partial`."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     placements, gradients = [], []

@@ -65,7 +65,9 @@ def find(product: FxNode, known: sites.Known, numerics: Numerics) -> tuple[sites
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(f"a site is fused as it is predicted to pay, as it could not be measured: {reason}", stacklevel=2)
+    warnings.warn(
+        f"a product could not be measured, so a prediction decides whether it is fused: {reason}", stacklevel=2
+    )
 
 
 def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missing:

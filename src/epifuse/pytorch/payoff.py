@@ -62,11 +62,12 @@ class Moved(NamedTuple):
 
 
 def moved(cone: Cone, target: Target) -> Moved:
-    """What moves where `cone` is one kernel, and where it is not.
+    """Bytes that move where `cone` is one kernel, and where it is not.
 
-    Apart, the product is written, and read again by the loop around it; what only other loops read is computed within
-    them. Sums along M that Inductor splits are kernels of their own. Fused, every output is written, and read by those
-    loops. Operands are read either way, and written where a loop would else compute them on its way.
+    Apart: the product is written, and the loop around it reads it again. A value that only other loops read is computed
+    in these loops. Sums along M that Inductor splits are kernels of their own. Fused: every output is written, and the
+    loops that need it read it. Operands are read in both cases. An operand that only the cone needs is also written:
+    apart, the loop around the product would compute it without storing it.
     """
     product, outputs = bytes_of(cone.product), cone.outputs
     operands = sum(map(bytes_of, cone.operands))

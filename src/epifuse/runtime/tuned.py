@@ -67,7 +67,7 @@ def find(selection: Selection) -> Found:
             if result.key == mine.key and selection.named(result.kernel) is not None:
                 found = result
             elif result.shape == mine.shape:
-                others[f"what was measured {_other(result, mine)} is ignored"] = None
+                others[f"a result that was measured {_other(result, mine)} is ignored"] = None
     return Found(found, (*ignored, *(() if found else others)))
 
 

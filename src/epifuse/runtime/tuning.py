@@ -105,7 +105,7 @@ def _measured(call: Call, selection: Selection) -> Selection:
     best = selection.best
     assert best is not None
     if is_capturing(best):
-        warnings.warn("kernels are not tuned while a CUDA graph is captured: call it once before", stacklevel=8)
+        warnings.warn("kernels are not tuned while a CUDA graph is captured: make this call once before", stacklevel=8)
         return selection
     compile_ahead(selection.plans, None, progress=True)
     times, _ = _timed(call, selection)

@@ -97,7 +97,8 @@ def of_one_tile(sweep: TileCode) -> tuple[Instruction, ...]:
 
 
 class Destination(NamedTuple):
-    """An output: its dtype, whether its rows are contiguous, whether all of it is, and whether it is as the result."""
+    """An output: its dtype, whether its rows are contiguous, whether all of it is (`in_one_piece`), and whether it has
+    the full shape of the result (`full`)."""
 
     dtype: torch.dtype
     by_rows: bool
@@ -106,9 +107,9 @@ class Destination(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Problems of one layout class that are alike in this have the same code.
+    """Problems of one layout class that have an equal `Case` have the same code.
 
-    `whole_columns` where each tile has all columns, `aliases` are operands by the output that shares their storage.
+    `whole_columns`: each tile has all columns. `aliases`: pairs of an output and the operand whose storage it shares.
     """
 
     whole_columns: bool

@@ -73,10 +73,11 @@ def unfit(problem: Problem) -> str | None:
     elements = problem.extents["l"] * problem.extents["m"] * problem.extents["n"]
     if elements < CONFIG.native_elements:
         return (
-            f"{elements} elements do not pay for half a second of compiling; it takes {CONFIG.native_elements} or more"
+            f"the result has {elements} elements: compiling a loop, which takes half a second, pays from "
+            f"{CONFIG.native_elements} on (EPIFUSE_NATIVE_ELEMENTS)"
         )
     if problem.extents["l"] > 1 and problem.extents["m"] < FEWEST_ROWS:
-        return f"batches of fewer than {FEWEST_ROWS} rows run one by one here"
+        return f"it computes each batch by itself, which is slow where a batch has fewer than {FEWEST_ROWS} rows"
     if torch.backends.cpu.get_cpu_capability() not in LANES:
         return f"it needs AVX2 or AVX-512, and this machine has {torch.backends.cpu.get_cpu_capability()}"
     if (missing := toolchain.missing()) is not None:
@@ -97,7 +98,7 @@ def _said(node: Node) -> str:
 
 def _unsupported_node(graph: Graph) -> str | None:
     if sweeps(graph) > 1 or graph.effects:
-        return "it cannot compute a second sweep, and cannot print"
+        return "the epilogue prints, or needs a second sweep over the product, and this kernel does neither"
     whole = frozenset(node for node in graph.nodes if _is_integer(node, graph))
     for node in graph.nodes:
         if node.op in RANDOM and _is_drawn(node, graph):
@@ -109,7 +110,7 @@ def _unsupported_node(graph: Graph) -> str | None:
         if node.op not in ROWS and node.op not in SLEEF and node.op not in ("accum", "load", "const"):
             return f"it has no {_said(node)}"
         if not whole.isdisjoint(node.args):
-            return "it has integers only as the positions of random numbers"
+            return "it takes integers only as the seed and the positions of random numbers"
         if isinstance(node.attr, Load) and (kind := graph.types[node]).kind != "float":
             return f"it loads floats, and '{node.attr.name}' is {kind}"
     if any(

@@ -201,11 +201,11 @@ def stage_bytes(design: Design) -> tuple[int, int]:
 
 
 def spare(design: Design, program: Program, *, short: bool) -> int:
-    """Stages of A and B in which operands of a CTA's last tile wait, or 0.
+    """Number of stages of A and B into which the operands of a CTA's last tile are loaded early, or 0.
 
-    Else the last tile waits for each round of subtiles anew, with nothing beside it. Each subtile of every tile takes a
-    little more then, which heavy epilogues, and reductions where K is `short`, cannot hide. An accumulator of more than
-    128 registers leaves none for it.
+    Without such stages the last tile waits for memory in each round of subtiles, and no main loop of another tile hides
+    this wait. With them each subtile of every tile takes a little longer. Heavy epilogues, and ping-pong designs where
+    K is `short`, cannot hide that. An accumulator of more than 128 registers leaves too few registers for it.
     """
     if is_heavy(program.graph) or (short and design.pingpong) or _accumulators(design) > WARP_GROUP:
         return 0
@@ -213,11 +213,11 @@ def spare(design: Design, program: Program, *, short: bool) -> int:
 
 
 def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int], tuple[int, int, int]]:
-    """Where operands of a CTA's last tile wait, in stages that A and B no longer need.
+    """Where the operands of a CTA's last tile are loaded early: in stages of A and B that no block of K needs any more.
 
-    By (warp group that shares the tile, round of subtiles but the first, operand that comes in tiles): which stage from
-    the first free one on, 0 for A's part of it or 1 for B's, and the byte in it. Nothing where half of the stages are
-    too few: others are free too late.
+    A key is (number of the warp group among those that share the tile, round of subtiles from 1 on, number of the
+    operand among those that come in tiles). Its value is (stage, counted from the first free one; 0 for A's part of the
+    stage or 1 for B's; first byte in that part). Empty if half of the stages are too few: the others are free too late.
     """
     sizes = [access.dtype.itemsize for access in program.staged]
     free = {
@@ -236,16 +236,16 @@ def spare_places(design: Design, program: Program) -> dict[tuple[int, int, int],
 
 
 FLAG_BYTES = 16
-"""Of a tile's sums of a part of K: one of eight for each warp group that has some."""
+"""Bytes of flags for the sums of one part of K of one tile: each warp group that writes sums sets a flag of 8 bytes."""
 
 
 def part_bytes(design: Design) -> int:
-    """What a CTA whose part of K is not the first writes of a tile."""
+    """Bytes of sums that a CTA writes for one tile into the workspace, if its part of K is not the first."""
     return 4 * prod(design.tile)
 
 
 def sums_bytes(design: Design, extents: Mapping[str, int]) -> int:
-    """Bytes of workspace that all of them take."""
+    """Bytes of workspace for the sums and flags of all tiles, for every part of K but the first."""
     if design.split == 1:
         return 0
     sides = zip((extents["m"], extents["n"]), (design.tile[0], design.columns), design.cluster, strict=True)
@@ -257,11 +257,13 @@ _SUMS_BYTES = 48
 """Shared memory for two tiles in tensor memory: barriers of when each is there and read, where it begins, and a barrier
 of who may give it back."""
 EXCHANGES = 2
-"""Slots of what CTAs tell each other: who tells the next but one has heard the next from all, so all have read this."""
+"""Double-buffered: before a CTA writes round i + 2 it has received round i + 1 from every peer, and a peer sends round
+i + 1 only after it has read round i."""
 
 
 def exchange_bytes(design: Design) -> int:
-    """Shared memory in which a CTA hears of its rows from each of its cluster, and the barriers that say so."""
+    """Bytes of shared memory in which a CTA receives partial results of its rows from every CTA of its cluster, and of
+    the barriers that count these bytes."""
     heard = 4 * design.exchanged * design.rows * design.cluster[1]
     return EXCHANGES * MATH_GROUPS * (heard + 8) if design.exchanged else 0
 

@@ -24,10 +24,11 @@ MULTISTAGE = "multistage"
 
 
 class Rewriting(NamedTuple):
-    """What a kernel of its own writes before A and B are multiplied.
+    """How a first kernel writes A and B anew, before they are multiplied. `inputs.rewritten` chooses it.
 
-    In how many `parts`: 3 of float32 in full, 1 where TMA cannot address them, or where B is of a `narrow` dtype beside
-    A, in whose dtype it is written. A stays where it lies in the latter case, if TMA can address it: `of_a` says no.
+    `parts` is 3 for float32 in full, and 1 for a copy that TMA can address, or for a conversion of B to A's dtype.
+    `narrow` is the dtype of B before such a conversion, else None. `of_a` says whether A is written too: it is not
+    where B is converted and TMA can address A.
     """
 
     parts: int
@@ -37,19 +38,25 @@ class Rewriting(NamedTuple):
 
 @dataclass(frozen=True)
 class Design:
-    """One way to run a GEMM: tile (m, n), cluster (m, n), schedule, stages, clusters along M in a raster band.
+    """One way to run a GEMM: a `tile` (m, n), a `cluster` (m, n), a schedule, and what follows from the problem.
 
-    Cooperative: two warp groups share a tile. Ping-pong: each has a tile of its own, and the epilogue of one runs
-    beside the main loop of the other. A stage of A and B holds `spans` of 128 bytes along K. Stages of A and B, and
-    those in which subtiles of operands arrive and subtiles of outputs leave; in how many stages of A and B operands of
-    a CTA's last tile wait; how many 32-bit words of a row the CTAs of a cluster tell each other at once; registers of a
-    thread that computes; of how many columns of the product one of the result is made, where the epilogue takes parts;
-    whether A and B are `swapped`: tile and cluster are (n, m) of the result then, but in `designs.py`; in how many
-    parts K is, each multiplied by a cluster of its own; after how many elements of K the tensor cores' sums are
-    `promoted`, that is added up in float32: 0 where they add up all of K themselves; how A and B are `rewritten` before
-    by a kernel of its own, if they are; whether it `converts` A, of 8 bits beside B of 16, in registers; whether A and
-    B are `scaled` by blocks along K; which `instruction` multiplies; with mma.sync all threads copy A and B, of either
-    so many elements at once as `copied` says; `span`: bytes of K in a span.
+    - `pingpong`: each of the two consumer warp groups has a tile of its own, and the epilogue of one runs beside the
+      main loop of the other. Otherwise (cooperative) both share one tile.
+    - `spans`: spans of `span` bytes along K in a stage of A and B.
+    - `stages`, `load_stages`, `store_stages`: stages of A and B, of subtiles of operands, of subtiles of outputs.
+    - `spare`: stages of A and B into which the operands of a CTA's last tile are loaded early.
+    - `exchanged`: 32-bit words of a row that the CTAs of a cluster send to each other in one exchange.
+    - `registers`: registers of a thread of a consumer warp group.
+    - `raster`: clusters along M in a raster band.
+    - `parts`: columns of the product from which one column of the result is computed, where the epilogue takes parts.
+    - `swapped`: A and B are exchanged. Tile and cluster are then (n, m) of the result; `designs.py` lists (m, n).
+    - `split`: parts of K, each of which a cluster of its own multiplies.
+    - `promoted`: products along K after which float32 adds up what the tensor cores have; 0 where they add up all of K.
+    - `rewritten`: how a first kernel writes A and B anew; None where none does.
+    - `converts`: registers convert A, of 8 bits beside a B of 16.
+    - `scaled`: whether A, and whether B, has block scales along K.
+    - `instruction`: what multiplies.
+    - `copied`: with mma.sync, elements of A and of B that a thread copies at once.
     """
 
     tile: tuple[int, int]

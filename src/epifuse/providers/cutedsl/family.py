@@ -91,11 +91,16 @@ def _told(kept: Access, own: Access | None) -> Access:
 class Key(NamedTuple):
     """Problems with equal keys have the same programs and refusals, and in one design the same compiled function.
 
-    `work` is of one layout class already. `by_rows` are A and B that are contiguous along their last dim, `k` is how
-    long K is. `cuts` are extents that the tiles of each design end alike at, where something is reduced, `columns` is N
-    where rows are shared. What was asked to go by TMA is refused with what `stands_in_the_way`, A and B for what is
-    `refused` of them. `copied` are the elements of A and B that a copy takes, where no TMA brings them. How they
-    are `rewritten`, a design says too.
+    - `work`: the lowered epilogue, which is of one layout class already.
+    - `layouts`: how operands and outputs lie, as far as kernels differ by it.
+    - `by_rows`: whether A, and whether B, is contiguous along its last dim.
+    - `k`: the class of K's length.
+    - `cuts`: where a whole axis is reduced, the least M and N at which the tiles of every design end as they do here.
+    - `columns`: N where values need whole rows, else 0.
+    - `by_tma`, `stands_in_the_way`: the tensors that were asked to travel by TMA, and why tensors here cannot.
+    - `refused`: why A and B cannot be multiplied, or None.
+    - `copied`: with mma.sync, elements of A and of B that one copy takes; None where TMA brings A and B.
+    - `rewritten`: how a first kernel writes A and B anew; a design says it too.
     """
 
     work: Lowered

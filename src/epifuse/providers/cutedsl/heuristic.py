@@ -47,12 +47,17 @@ class Rewritten(NamedTuple):
 
 
 class Rated(NamedTuple):
-    """What the model needs of a design whatever the extents.
+    """What the model needs of a design whatever the extents. Times are in the unit of `Terms`.
 
-    Rows and columns of a cluster; whether its CTAs share B; CTAs of a cluster, for all parts of K, and CTAs at once;
-    the times of a byte of memory and of L2; how much longer an exposed epilogue makes K; the time of a tile for each
-    element along K; the loss of registers that spill; what a launch takes beside; whether A and B are exchanged; what
-    parts of K take; and what rewriting A and B first does.
+    - `down`, `across`: rows and columns of a cluster; `shares_b`: whether several of its CTAs read the same part of B.
+    - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
+    - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
+    - `exposed`: an epilogue that nothing hides takes as long as so many elements along K.
+    - `tile`: the time of a tile for each element along K.
+    - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
+    - `launching`: what the launch of clusters takes besides.
+    - `swapped`: whether A and B are exchanged.
+    - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
 
     down: int
@@ -151,12 +156,18 @@ class Terms(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """What the model needs of a design at a problem of which all is known but the rows of the result.
+    """What the model needs of a design at a problem of which only the number of rows of the result is open.
 
-    Rows of a cluster; CTAs beside each other for these; CTAs at once; the time of a wave; what L2 sends for these, less
-    for each row; up to how many clusters it is faster; what memory moves for all, for each row, and for each row of
-    clusters; what rewriting takes for all and for each row; what sums of parts of K take a wave, and at the end;
-    what registers that spill, and a launch, take.
+    `rows` are those of a cluster, and `abreast` the CTAs of one row of clusters, for all columns, batches and parts of
+    K. `resident` CTAs run at once, and a wave of them takes the time `wave`. With R rows of the result there are
+    C = ceil(R / rows) rows of clusters and W = ceil(C * abreast / resident) waves, and `terms` estimates these times:
+
+        L2                 sent * C - less * R, which is shorter where C <= few
+        memory             moved + moved_a_row * R + moved_again * C
+        rewriting A and B  rewritten + rewritten_a_row * R
+        sums of parts of K summed * W + handed_over
+
+    `spilling` is the factor for registers that spill, and `launching` what the launch takes besides.
     """
 
     rows: int
@@ -178,8 +189,9 @@ class Priced(NamedTuple):
 
 
 class _Lying(NamedTuple):
-    """The problem as a design reads it: its extents, of A and of B how many there are, bytes of a row or a column, what
-    a row or column costs L2 and, to be rewritten, memory; and elements along K."""
+    """The problem as a design reads it: its extents, and elements along K (`k`). For A and for B: how many matrices are
+    in memory (`copies`), the bytes of a row of A or a column of B, the time in which L2 sends it, and the time that
+    rewriting it takes."""
 
     extents: Mapping[str, int]
     copies: tuple[int, int]

@@ -90,9 +90,13 @@ def is_full(problem: Problem) -> bool:
 
 
 def rewritten(problem: Problem) -> Rewriting | None:
-    """How a kernel of its own writes A and B before they are multiplied: in three parts of float32 in full, and in one,
-    a copy, of 16 bits and of tf32 that TMA cannot address. A B of 8 bits beside 16 is converted on the way, alone if
-    TMA can address A. None where they stay where they are."""
+    """How a first kernel writes A and B anew before they are multiplied; None where it writes neither.
+
+    - float32 in full: both are written in three parts.
+    - B of 8 bits beside an A of 16: B is converted to A's dtype, and A is copied if TMA cannot address it. Where
+      registers convert the weight, neither is written.
+    - 16 bits, or tf32, where TMA cannot address A or B: both are copied.
+    """
     if is_full(problem):
         return Rewriting(PARTS)
     if converts(problem):
@@ -151,7 +155,10 @@ def uncounted(problem: Problem) -> str | None:
     rows = _LEAST_ROWS if e["m"] <= swap.most_rows(problem) else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
     if max(e.values()) > _MOST or tiles > _MOST - _STEP:
-        return f"it counts rows, columns and tiles up to {_MOST}"
+        return (
+            f"an extent or the number of tiles is too large: it counts them in 32 bits, up to {_MOST}; split the "
+            "product into several calls"
+        )
     return None
 
 
@@ -161,7 +168,10 @@ def refused(problem: Problem) -> str | None:
     if a.dtype not in ACCUMULATORS:
         return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}"
     if problem.scales and itemsize(problem) > 1:
-        return "it applies block scales where both A and B have 8 bits"
+        return (
+            "it applies block scales only where A and B both have 8 bits: pass scales of columns, or one scale of the "
+            "whole weight, as operands of the epilogue"
+        )
     accumulators = ACCUMULATORS[problem.b.dtype if converts(problem) else a.dtype]
     if problem.accumulator not in accumulators:
         first = accumulators[0]
@@ -224,14 +234,17 @@ def largest_sum(problem: Problem) -> int:
 def _unaddressable(name: str, info: TensorInfo) -> str | None:
     """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
     if not info.aligned:
-        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs"
+        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: pass a copy, {name}.clone()"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
-        return f"{name} has no contiguous rows or columns"
+        return f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: copy it first"
     if len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0:
         return f"{name} is the same matrix for every batch: pass it without the batches, as a 2-D tensor"
     for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
         size = stride * info.dtype.itemsize
         if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
-            return f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
+            least = _ALIGNMENT // info.dtype.itemsize
+            cure = f"pad its contiguous dim with zeros to a multiple of {least} elements, K in both A and B"
+            found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
+            return f"{found}: {cure if size else 'copy it first'}"
     return None

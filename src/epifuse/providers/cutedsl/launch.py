@@ -232,13 +232,15 @@ _Printed = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Printed]:
-    """A as (M,K,L), B as (K,N,L), all else as (M,N,L), with stride 0 where it does not vary.
+    """The views under which the kernel sees tensors: A as (M,K,L), B as (K,N,L), all others as (M,N,L).
 
-    Of operands and outputs what makes the view, by name; of what is printed shape and dtype.
+    A stride is 0 along an axis over which a tensor does not vary. Without batches, A, B and tensors that travel in
+    tiles have no L. Returned are the views of A and B; the name of each operand and of each output, with what makes its
+    view; and of each printed value the name, shape and dtype. This runs for every extent that was not seen before.
 
-    Where there are no batches, A, B and what travels in tiles have no L. Done for every extent that was not seen. Where
-    the rows of B are woven, N of all else are the columns of one part. Where A and B are `swapped`, the kernel itself
-    exchanges them, and M and N of all else but what a reshape cut: a view would cost each launch a microsecond.
+    Where the rows of B are woven, N of operands and outputs counts the columns of one part. Where A and B are
+    `swapped`, the kernel itself exchanges A and B, and also M and N of each tensor that no reshape cut, because a
+    transposed view would cost each launch a microsecond.
     """
     given, design, swapped = plan.problem, found.design, found.design.swapped
     product = multiplied(swap.problem_of(given) if swapped else given, design.rewritten)

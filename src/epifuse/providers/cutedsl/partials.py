@@ -149,9 +149,10 @@ def refused(graph: Graph, problem: Problem) -> str | None:
             return Reason(reason, graph.loc(node))
     if (made := _made_of_others(graph)) is not None:
         why = (
-            "it computes such a value only where it merges a reduction of this shape, and this value is made of others"
+            "this value is computed from reductions, none of which has its shape, and the merging kernel computes a "
+            "value only beside a reduction of the same shape"
         )
-        return Reason(f"{why}: store those reductions, and combine them in PyTorch", graph.loc(made))
+        return Reason(f"{why}: return those reductions, and combine them in PyTorch", graph.loc(made))
     return _too_many(graph, problem)
 
 
@@ -185,11 +186,12 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
     if is_again(node, graph):
         return _of_parts(node, graph)
+    smaller = f"it reduces only values with all M x N elements, and the argument of {name} has fewer: {_WAY_OUT}"
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
-        return f"it reduces full-size values only, and the argument of {name} is of another size"
+        return smaller
     if columns := segments.width(node):
         if graph.stages[node].kind != "row":
-            return f"it reduces full-size values only, and the argument of {name} is of another size"
+            return smaller
         if columns % segments.STEP:
             name = f"{written(node, graph)} over {columns} columns"
             return f"it reduces neighbouring columns by multiples of {segments.STEP}, and not {name}: {_WAY_OUT}"

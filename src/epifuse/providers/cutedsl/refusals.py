@@ -83,9 +83,12 @@ def unscaled(design: Design) -> str | None:
     if not any(design.scaled):
         return None
     if design.swapped:
-        return "it exchanges A and B, whose blocks of scales differ: an ordinary design takes block scales"
+        return "a design that exchanges A and B, for few rows, does not apply block scales: ordinary designs do"
     if design.parts > 1:
-        return "its tiles hold parts of rows, and block scales are of whole ones; store D, and combine them later"
+        return (
+            "it does not apply block scales where the epilogue takes parts of a row: store the product, and combine "
+            "its parts in PyTorch"
+        )
     cuts = design.tile[1] % BLOCK and BLOCK % design.tile[1]
     return f"its tiles cut the blocks of {BLOCK} columns that share a scale" if cuts else None
 
@@ -126,18 +129,19 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
             if design.swapped
             else []
         ),
-        *([f"both parts of a row in each tile, {design.columns} columns of either"] if design.parts > 1 else []),
+        *([f"each tile holds both parts of a row, {design.columns} columns of each"] if design.parts > 1 else []),
         *_rewritten(design, problem),
-        *([f"operands of a CTA's last tile wait in {design.spare} of the stages"] if design.spare else []),
+        *([f"{_EARLY}, into {design.spare} of the stages of A and B"] if design.spare else []),
         *([_SPILLS[design.in_tensor_memory]] if spills else []),
         *_summed(design, problem),
         *_looser(design, problem),
     )
 
 
+_EARLY = "operands of each CTA's last tile are loaded ahead of their use"
 _SPILLS = {
-    False: "so many operands and outputs spill registers beside this tile's accumulator",
-    True: "registers may spill: in so wide a tile each subtile has code of its own",
+    False: "registers spill: this tile's accumulator leaves too few for so many operands and outputs",
+    True: "registers may spill: the code of a tile of this width is unrolled for each subtile",
 }
 
 
@@ -162,20 +166,23 @@ def _is_full(design: Design) -> bool:
 def _summed(design: Design, problem: Problem) -> list[str]:
     """How products of 8-bit numbers, and of parts of float32, are added up."""
     if _is_full(design):
-        return [f"sums of {design.promoted} products by the tensor cores are added up in float32"]
+        return [f"{_sums(design)}, and float32 adds up these sums"]
     if inputs.itemsize(problem) != 1:
         return []
     if design.in_tensor_memory:
-        return ["the tensor cores add up all products, in float32 as is assumed"]
+        return ["the tensor cores add up all products; that they do so in float32 is assumed, and was not measured"]
     if problem.accumulator == torch.int32:
         return [_reached(problem)]
     if any(design.scaled):
         which = " and ".join(name for name, own in zip("AB", design.scaled, strict=True) if own)
-        sums = f"sums of {design.promoted} products by the tensor cores, with 14 bits"
-        return [f"{sums}, times the block scales of {which}, are added up in float32"]
+        return [f"{_sums(design)} with 14 bits, and float32 adds up these sums times the block scales of {which}"]
     if design.promoted:
-        return [f"sums of {design.promoted} products by the tensor cores, with 14 bits, are added up in float32"]
+        return [f"{_sums(design)} with 14 bits, and float32 adds up these sums"]
     return ["fast_accum: the tensor cores add up all products, with 14 bits"]
+
+
+def _sums(design: Design) -> str:
+    return f"the tensor cores add up {design.promoted} products at a time"
 
 
 def _reached(problem: Problem) -> str:

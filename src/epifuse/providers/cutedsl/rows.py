@@ -92,7 +92,8 @@ def beside(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
 
 
 def block(graph: Graph) -> int:
-    """Columns that a warp group walks to the end before the next ones; 0 where that is all it has of a tile."""
+    """Columns of a block: a warp group finishes all walks over one block before it begins the next block. 0 where its
+    whole part of a tile is one block."""
     return 0 if shares_rows(graph) else segments.span(graph)
 
 
@@ -105,7 +106,7 @@ def read_lines(graph: Graph) -> tuple[Node, ...]:
 
 
 def is_line(output: Output, graph: Graph) -> bool:
-    """Whether a walk that is there for full-size values knows this output too: one value a row, or segment."""
+    """Whether the walks that full-size values need also give this output, of one value for each row or segment."""
     if output.node in segments.values(graph):
         return True
     if graph.stages[output.node].kind != "finish" or not shares_rows(graph):
@@ -193,13 +194,16 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     if span and design.columns % span:
         return _not_divided(design, graph)
     if is_shared and segments.widths(graph):
-        return "it reduces whole rows, or segments of them, for the values of one epilogue, not both: use two epilogues"
+        return (
+            "it does not combine a value that needs its whole row with a reduction of segments of a row: write two "
+            "epilogues, and call twice"
+        )
     if not is_shared and (not span or len(walks(graph)) == 1):
         return None
     if problem.accumulator.itemsize != 4:
         return f"its registers hold rows in 32 bits, and the accumulator is {problem.accumulator}"
     if is_shared and design.cluster[1] > 2 and 2 * n <= columns(design):
-        return f"its cluster is larger than N = {n} needs: half of it holds a whole row"
+        return f"its cluster is larger than necessary: half as many CTAs hold a whole row of N = {n} columns"
     if not is_shared or n <= columns(design):
         return None
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")

@@ -1,6 +1,6 @@
-"""A problem of which all is known but its rows: its family, and what each kernel of that costs. Imports no cutlass.
+"""What is known of a problem whatever its number of rows: its family, and what the family's kernels cost.
 
-An unseen extent is mostly one of rows, and finds both here.
+A new problem mostly differs from an earlier one in the number of rows alone, and finds both here. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from epifuse.request.problem import Problem, TensorInfo
 
 
 class Placed(NamedTuple):
-    """A problem as it lies in memory: its family is found by this where it was found before, without `layouts`, and
-    what the kernels of that cost whatever the rows.
+    """The key under which `FAMILIES` keeps a `Sized`: a problem as it lies in memory, mostly without its row count.
 
-    `rows` are M where a layout may follow from it, else whether there is none, one, or more. What else a layout follows
-    from is of one layout class already.
+    `rows` is M if a layout may depend on M. Otherwise it is 0, 1, or 2 for two rows and more. All else on which a
+    layout depends is equal in one layout class, and `work` is of one class already. To make this key is faster than to
+    call `layouts`, which a family's own key needs.
     """
 
     work: Lowered

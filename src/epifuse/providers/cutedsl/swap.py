@@ -79,14 +79,16 @@ def many_rows(problem: Problem) -> str | None:
 def refused(graph: Graph) -> Reason | None:
     """Why a graph, as the kernel walks it, is not computed so."""
     if graph.effects:
-        return Reason(f"{_HERE}: it does not print", graph.loc(graph.effects[0]))
+        return Reason(f"{_HERE} debug_print{_ELSEWHERE}", graph.loc(graph.effects[0]))
     for node in graph.nodes:
         if node.op == "pick" or (node.op == "accum" and node.attr is not None):
-            return Reason(f"{_HERE}: it takes no parts of a row", graph.loc(node))
+            return Reason(f"{_HERE} parts of a row{_ELSEWHERE}", graph.loc(node))
     if has_row_stage(graph):
         node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
-        return Reason(f"{_HERE}: no value can need its row, or a part of it", graph.loc(node))
+        why = f"{_HERE} a value that needs its whole row or a segment of it{_ELSEWHERE}"
+        return Reason(why, graph.loc(node))
     return None
 
 
-_HERE = "it exchanges A and B, so that rows run across its tiles"
+_HERE = "a design that exchanges A and B, for few rows, does not support"
+_ELSEWHERE = ": other designs do not have this limit"

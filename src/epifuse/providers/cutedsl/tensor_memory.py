@@ -48,7 +48,8 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
         return None
     graph = work.walked
     node = next(node for node in graph.nodes if node.op == "accum" and node.attr is not None)
-    return Reason("it takes no parts of a row that lie apart: store D, and combine them later", graph.loc(node))
+    why = "it does not combine parts of a row that lie apart, such as the two halves of a gate"
+    return Reason(f"{why}: store the product, and combine its parts in PyTorch", graph.loc(node))
 
 
 def spills(design: Design, work: Lowered) -> bool:

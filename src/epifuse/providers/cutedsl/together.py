@@ -57,13 +57,13 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
     """Why tiles of a design are not each of one region."""
     ends = [0, *(stop for _, stop in columns)]
     if [start for start, _ in columns] != ends[:-1] or ends[-1] != problem.extents["n"]:
-        return "not each column has outputs"
+        return "the regions do not cover each column exactly once"
     if design.split > 1 or design.swapped:
-        return "K is in parts" if design.split > 1 else "A and B are exchanged"
+        return "the design splits K" if design.split > 1 else "the design exchanges A and B"
     if design.is_simple:
-        return f"{design.instruction}'s kernel has one region"
+        return f"the kernel for {design.instruction} has one epilogue for all columns"
     if problem.is_empty:
-        return "there are no elements"
+        return "the result has no elements"
     if len(columns) > MOST:
         return f"a kernel has up to {MOST} regions, and there are {len(columns)}"
     width = design.tile[1]
@@ -76,19 +76,19 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
 def _apart(program: Program, design: Design) -> str | None:
     """Why the tiles of a region do not run beside those of others."""
     if program.order:
-        return "two parts of a row are woven"
+        return "a region combines two parts of a row, such as the halves of a gate"
     if reductions_of(program.graph):
-        return "a second kernel merges reductions"
+        return "a region has a reduction that a second kernel merges"
     if design.rewritten:
-        return "A and B are rewritten"
+        return "a first kernel copies, converts or splits A or B"
     if design.exchanged or program.prints:
-        return "CTAs of a cluster share rows" if design.exchanged else "values are printed"
+        return "a region needs whole rows, which a cluster shares" if design.exchanged else "a region prints values"
     if not all(access.by_rows for access in program.stores if access.travels.staged):
-        return "an output leaves by columns"
+        return "an output of a region is contiguous along M"
     return None
 
 
-_WHY = "regions of N that share a launch have none by TMA"
+_WHY = "regions of N that share a launch read operands without TMA"
 
 
 def _direct(access: Access) -> Access:

@@ -81,7 +81,7 @@ class BlockScales:
                 scales.coming[step * len(lines) + i] = self._read(tensor, start, block, along)
 
     def _read(self, scales, start, block, along):
-        """One of them; behind K, where a stage may end, 0, as A and B are there."""
+        """One scale; 0 for a block beyond K. A stage may reach beyond K, and A and B are 0 there, too."""
         last = scales.shape[along] - 1
         place = scales.iterator + (start + cutlass.min(block, last) * Int32(scales.stride[along]))
         value = cute.make_tensor(place, cute.make_layout(1))[0]
@@ -99,8 +99,8 @@ class BlockScales:
         return found
 
     def factors(self, taken: list, piece: tuple, epilogue: Any) -> list:
-        """What the values of a piece are multiplied by, in order and again from the first one on; none where nothing
-        is scaled."""
+        """The scales of a piece's values, in the order of its registers. After the last scale the first one follows
+        again. Empty where nothing is scaled."""
         if not taken:
             return []
         (block, row, column), slots = piece, epilogue.fragment.by_row

@@ -45,10 +45,12 @@ class Division:
         return place.n * self.design.columns + right * self.design.subtile[1] + column
 
     def pieces(self, inner, column, lane, place):
-        """Column `column` + `lane` of a tile by the pieces of N; None where there are none, or tiles cut them.
+        """Column `column` + `lane` of a tile as coordinates in the pieces of N; None where a reshape did not cut N, or
+        where tiles cut the pieces.
 
-        `column` is known while tracing, and `lane` adds less than what is left of its `STEP` columns: most pieces are
-        known as well, and no division of a column of the result is left, of five instructions a value.
+        `column` is known while tracing, and `lane` never leaves the run of `STEP` columns that `column` is in. So most
+        coordinates are known while tracing, too. The kernel then needs no division of a column number, which takes five
+        instructions for each value.
         """
         if not inner or self.design.columns % math.prod(inner):
             return None

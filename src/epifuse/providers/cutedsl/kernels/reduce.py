@@ -85,10 +85,10 @@ _ROUNDED = float(np.float32(dm.LOG2_E)) / dm.LOG2_E - 1.0
 
 
 def _log_of_product(excess) -> tuple:
-    """The sum of log1p(exp(x)) from what the product of 1 + exp(x) exceeds one by.
+    """The sum of log1p(exp(x)), computed from `excess`: the product of all 1 + exp(x), minus one.
 
-    `_exp_below_one` takes each exp(x) to the power of 1 + `_ROUNDED`, which moves it by _ROUNDED x exp(x): 1e-6 of it
-    at x = -70. Where all are so small, the product's excess is their sum, and its logarithm is x to within log(64).
+    `_exp_below_one` gives exp(x) to the power of 1 + `_ROUNDED`: a relative error of _ROUNDED * x, 1e-6 at x = -70.
+    Where all exp(x) are small, `excess` is their sum. Its logarithm, the largest x to within log(64), corrects it.
     """
     logarithm = cute.arch.fmax(cute.math.log2(excess, fastmath=True), Float32(-200.0))  # of 0, times 0
     moved = cute.arch.fmin(logarithm, Float32(0.0)) * (_ROUNDED * dm.LN_2)

@@ -1,8 +1,8 @@
-"""Where operands of a CTA's last tile wait: in stages of A and B that nothing needs any more.
+"""Early loads of the operands of a CTA's last tile, into stages of A and B that no block of K needs any more.
 
-A warp group has the first subtiles of its operands in time, and each round of as many more comes a round trip to memory
-after the one before was read. That is hidden beside the main loop of another tile, and beside none in the last one: all
-its rounds but the first come here at once.
+A round is as many subtiles as operands have stages. The first round of a tile arrives in time. Each further round is
+requested only when the round before has been read, and takes a round trip to memory. The main loop of another tile
+hides this time, except in a CTA's last tile. So all rounds of the last tile but the first are loaded here at once.
 """
 
 from typing import Any

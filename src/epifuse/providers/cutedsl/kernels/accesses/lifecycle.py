@@ -104,7 +104,8 @@ class Spot(NamedTuple):
 
 
 class Last(NamedTuple):
-    """Whether a tile is the CTA's last, whose of it this warp group's part is, and where its operands wait then."""
+    """Whether a tile is the CTA's last one, `within`: this warp group's number among those that share the tile, and by
+    round of subtiles where the operands of the last tile were loaded early."""
 
     is_last: Any
     within: Any
