@@ -26,10 +26,10 @@ class Details(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: a text for people, and the cost without reading A and B from memory."""
+    """What a plan's cost is made of: a text for people, and the cost if A and B were in shared memory already."""
 
     text: str
-    without_memory: float
+    multiplied: float
 
 
 @dataclass(frozen=True)

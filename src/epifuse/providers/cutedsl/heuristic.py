@@ -136,9 +136,9 @@ class Terms(NamedTuple):
     spilling: float
 
     @property
-    def without_memory(self) -> float:
-        """The cost where A and B are there."""
-        return self.splitting + (math.hypot(self.multiplying, self.of_l2) + self.sums) * self.spilling
+    def multiplied(self) -> float:
+        """The cost if A and B were in shared memory already."""
+        return self.splitting + (self.multiplying + self.sums) * self.spilling
 
     def told(self, processor: Processor) -> str:
         """In microseconds."""
@@ -327,7 +327,7 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
     (fields,) = terms(priced((rated,), problem), rows_of(problem, swapped=rated.swapped))
     found = Terms(*fields)
-    return Estimate(found.told(problem.target.processor), found.without_memory)
+    return Estimate(found.told(problem.target.processor), found.multiplied)
 
 
 def _shares(problem: Problem) -> tuple[float, float]:
