@@ -88,7 +88,7 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * each, allocation.tile)
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
     # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes. It leaves out what
-    # L2 sends: cuBLAS needs that too, and with it long products were fused too rarely on an H100 (2.7 % lost, not 1.3 %).
+    # L2 sends: cuBLAS needs that too, and with it long products were fused too rarely on an H100 (lost 2.7 %, now 1.3).
     cost = allocation.cost if allocation.estimate is None else allocation.estimate().multiplied
     moves, columns = moved(cone, plan.problem.target), any(map(sums_columns, cone.inside))
     return Site(plan.problem.target, extents, factors, moves, _work(plan), cost, waits, full, columns)
