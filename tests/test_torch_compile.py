@@ -82,6 +82,9 @@ CALLS: dict[str, Call] = {
     "outputs by name": lambda a: ef.gemm(a, B, epilogue=gelu_of, r=C).total,
     "a number handed over": lambda a: ef.gemm(a, B, epilogue=gelu_of, r=C, alpha=0.5)["D"],
     "a text": lambda a: ef.gemm(a, B, epilogue="def epi(accum, C): return relu(accum) + C", C=C),
+    "a text with defaults": lambda a: ef.gemm(
+        a, B, epilogue="def epi(accum, C, k=2.5, n=3): return k * accum + n * C", C=C
+    ),
     "a lambda": lambda a: ef.gemm(a, B, epilogue=lambda accum, r: ef.gelu(accum) + r, r=C),
     "a function of the vocabulary": lambda a: ef.gemm(a, B, epilogue=ef.silu),
     "a function of torch": lambda a: ef.gemm(a, B, epilogue=F.silu),

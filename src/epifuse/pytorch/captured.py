@@ -101,6 +101,11 @@ def _shapes(path: Path, value: Any) -> list[Capture]:
 
 
 def _defaults(function: Any, parsed: Parsed, handed: Collection[str]) -> Iterator[Capture]:
+    if isinstance(function, str):  # the numbers are in the text, which cannot change
+        yield from (
+            Capture(name, (("constant", value),)) for name, value in parsed.defaults.items() if name not in handed
+        )
+        return
     if not isinstance(function, FunctionType):
         if parsed.defaults or parsed.fixed:
             raise UnreadableError("its defaults")
