@@ -182,6 +182,11 @@ EPILOGUE: dict[str, Sentence] = {
     "max_pair": Sentence(
         _S, "{function} with dim returns a pair in torch, values and indices", "use torch.a{name}(x, dim=...)"
     ),
+    "activation_body": Sentence(
+        _S,
+        "the body of the activation {name} contains {operation}: an activation is computed element by element",
+        "write this function in src/epifuse/fusion/composites.py, whose functions may contain it",
+    ),
     "norm_order": Sentence(_S, "only the Euclidean norm is supported", "write norm(x, dim=..., keepdim=...)"),
     # --- kinds
     "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
