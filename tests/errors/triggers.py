@@ -78,9 +78,9 @@ def _reducing_activation() -> Any:
     epi = function_from(text, file="user.py", sum=ef.sum)
     row_sum = epi.__globals__["row_sum"]
     entry = vocabulary.Entry("row_sum", "activation", row_sum)
-    with mock.patch.dict(vocabulary.VOCABULARY, row_sum=entry):
-        with mock.patch.dict(vocabulary._OUR_OBJECTS, {id(row_sum): "row_sum"}):
-            return gemm(epi)
+    names = mock.patch.dict(vocabulary.VOCABULARY, row_sum=entry)
+    with names, mock.patch.dict(vocabulary._OUR_OBJECTS, {id(row_sum): "row_sum"}):
+        return gemm(epi)
 
 
 def _scaled(accum: Any, alpha: Any) -> Any:

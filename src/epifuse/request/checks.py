@@ -148,7 +148,7 @@ def check_operand(name: str, info: TensorInfo, device: str, accumulator: torch.d
     if info.dtype not in BY_TORCH:
         raise fail("operand_dtype", None, name=name, dtype=info.dtype)
     if info.dtype == torch.float64 and accumulator != torch.float64:
-        raise fail("operand_float64", None, name=name)
+        raise fail("operand_float64", None, name=name, accumulator=accumulator)
 
 
 def check_accumulated(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
