@@ -53,6 +53,7 @@ def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
     if hint := sentence.hint.format(**values):
         parts.append(f"  hint: {hint}")
     error = rebuild(sentence.kind, key, loc, "\n".join(parts))
+    error.values = values
     if isinstance(error, SyntaxError) and loc is not None:
         error.filename, error.lineno, error.offset, error.text = loc.file, loc.line, loc.column + 1, loc.text
     return error
@@ -64,7 +65,7 @@ CATALOGUE: dict[str, Sentence] = {
     **EPILOGUE,
     # --- arguments
     "missing_operand": Sentence(
-        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "pass {name}=..."
+        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "{hint}"
     ),
     "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
     "extra_operand": Sentence(
@@ -193,12 +194,13 @@ CATALOGUE: dict[str, Sentence] = {
     "leading_operand": Sentence(
         _U,
         "'{name}' of shape {shape} has only some of the leading dims {lead}, which are merged into one dim",
-        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+        "{hint}",
     ),
     "leading_dims": Sentence(
         _U,
         "the leading dims are merged into one dim, so an epilogue cannot take {what}",
-        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+        "flatten them yourself in x and in each operand that has them, so that the product has two or three dims: "
+        "x.flatten(0, -3)",
     ),
     "inner_extent": Sentence(
         _A,
@@ -212,7 +214,7 @@ CATALOGUE: dict[str, Sentence] = {
     "gemm_dtypes": Sentence(
         _A,
         "{first} is {a} and {second} is {b}: the two dtypes must agree",
-        "cast one with .to(dtype); what may be mixed is the fp8 dtypes, int8 with uint8, 16 bits with 8 of {second}",
+        "{hint}",
     ),
     "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "compute (B.mT @ A.mT).mT"),
     "scaled_batches": Sentence(

@@ -69,7 +69,9 @@ class _Ways:
             if isinstance(several, Allocation):
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
-            if several.reason != refusal.reason:
+            # Where it is not asked for, what matters is that some design can: that one's line says so.
+            some = any(isinstance(one, Allocation) for one in way.answers.values())
+            if several.reason != refusal.reason and (self.problem.constraints.allow_recompute or not some):
                 text = f"{text}; with {len(way.parts)} launches: {several.reason}"
         return Reason(text, refusal.loc)
 
