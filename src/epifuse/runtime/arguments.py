@@ -102,8 +102,8 @@ def _pass(name: str, outputs: tuple[str, ...]) -> str:
     """What to do about an argument that is not given."""
     if name not in outputs:
         return f"pass {name}=..."
-    allocated = "or EpilogueArguments.partial(fn, {...}), by which a launch allocates it"
-    return f"'{name}' is an output of the epilogue: pass its destination, {name}=tensor, {allocated}"
+    allocated = "or use EpilogueArguments.partial(fn, {...}), with which a launch allocates it"
+    return f"'{name}' is an output of the epilogue: pass a destination, {name}=tensor, {allocated}"
 
 
 def check_arguments(function: str, args: object) -> None:
