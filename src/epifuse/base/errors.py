@@ -301,7 +301,9 @@ CATALOGUE: dict[str, Sentence] = {
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(
-        _U, "{what} needs the package {package}", "in a checkout of epifuse: pip install '.[{extra}]'"
+        _U,
+        "{what} needs the package {package}",
+        "in a checkout of epifuse: pip install '.[{extra}]'; from a wheel: pip install 'FILE.whl[{extra}]'",
     ),
     "no_compile": Sentence(
         _U,
