@@ -91,7 +91,7 @@ def test_one_row_a_batch_needs_an_index() -> None:
         (2j, ArgumentTypeError, "must be a tensor or a number, not a complex"),
         (10**400, ArgumentError, "does not fit the float"),
         (C.to(torch.complex64), ArgumentError, "complex64"),
-        (C.double(), ArgumentError, "is float64 beside a float32 accumulator"),
+        (C.double(), ArgumentError, "is float64 beside an accumulator of torch.float32"),
         (C.to_sparse(), ArgumentError, "is not a plain dense tensor"),
         (C.to("meta"), ArgumentError, "is on meta, but the GEMM is on cpu"),
         (np.ones((M, N), np.float32), ArgumentTypeError, "must be a tensor or a number, not an ndarray"),

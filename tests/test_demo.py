@@ -80,7 +80,7 @@ def test_the_demo_without_optional_packages(tmp_path: Path) -> None:
     told(done, "8960 x 256 features, 16 million logits", torch.finfo(torch.float32).eps * 16)
     left_out = [line for line in done.stdout.splitlines() if line.startswith("Left out:")]
     install, instead = (
-        "hint: in a checkout of epifuse: pip install '.[demo]'.",
+        "hint: in a checkout of epifuse: pip install '.[demo]'; from a wheel: pip install 'FILE.whl[demo]'.",
         "Ten random patterns with noise take their place.",
     )
     assert left_out == [

@@ -65,6 +65,18 @@ def test_fake_tensors_give_the_plan_that_real_ones_give() -> None:
     assert torch.equal(kernel.run(arguments(), compiled_artifact=artifact)["D"], expected())
 
 
+def test_a_kernel_prints_as_one_line() -> None:
+    kernel = ef.get_kernels(arguments())[0]
+    assert repr(kernel) == f"<Kernel {kernel.spec.name}: M=4 N=5 K=3, A f32, B f32, accumulator f32, on cpu>"
+
+
+def test_a_missing_destination_says_how_it_is_allocated() -> None:
+    with pytest.raises(ef.errors.ArgumentError, match=r"'D' is an output .* or use EpilogueArguments\.partial"):
+        ef.EpilogueArguments(SOURCE, C=C, alpha=2.0)
+    with pytest.raises(ef.errors.ArgumentError, match=r"hint: pass C=\.\.\.$"):
+        ef.EpilogueArguments(SOURCE, D=C, alpha=2.0)
+
+
 def test_meta_tensors_discover() -> None:
     args = arguments(*(x.to("meta") for x in (A, B, C)))
     kernels = ef.get_kernels(args, cc=0)

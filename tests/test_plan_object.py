@@ -81,7 +81,7 @@ def test_a_visitor() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64])
 def test_a_trace_is_typed_for_its_accumulator(dtype: torch.dtype) -> None:
     traced = trace("lambda accum: accum * 2", {"accum": torch.empty(2, M, N, dtype=dtype)})
-    assert ("s32[l, m, n]" if dtype == torch.int32 else "float[l, m, n]") in str(traced)
+    assert ("int32[l, m, n]" if dtype == torch.int32 else "float[l, m, n]") in str(traced)
 
 
 def test_any_epilogue_is_a_visitor_and_an_activation_ends_it() -> None:

@@ -318,3 +318,49 @@ def test_batches_and_rows_change_places(shape: tuple[int, ...]) -> None:
             swapped = by_rows(asked)
             assert swapped.a.shape == (4, 2, K)
             same(run(swapped)["D"], eager(source, x @ weight.t(), C=C))
+
+
+# --- errors speak of the tensors as they were handed over -------------------------------------------------------------
+
+
+def refused(call: Any, *args: Any, **named: Any) -> str:
+    with pytest.raises(EpifuseError) as caught:
+        call(*args, **named)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lead", [(3, 17), (2, 3, 17)])
+def test_an_operand_that_does_not_broadcast_is_told_beside_the_whole_result(lead: tuple[int, ...]) -> None:
+    x, weight = integers(*lead, K), integers(50, K)
+    text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(17))
+    assert f"operand 's' of shape (17,) does not broadcast to accum's {(*lead, 50)}" in text
+    assert "write s[:, None]" in text
+    text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(51))
+    assert "write s[:, None]" not in text  # 51 are the rows of the product, and of no tensor
+    text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(50, 1))
+    assert "one value a column has the shape (N,): write s[:, 0]" in text
+
+
+@pytest.mark.parametrize("lead", [(3, 17), (2, 3, 17)])
+def test_a_destination_of_another_shape_is_told_as_it_was_given(lead: tuple[int, ...]) -> None:
+    x, weight, out = integers(*lead, K), integers(50, K), torch.empty(*lead, 51)
+    text = refused(ef.linear, x, weight, out=out)
+    assert f"must have the shape {(*lead, 50)}; the tensor given has {(*lead, 51)}" in text
+    sums = "def epi(accum): s = sum(accum, dim=-1); return s"
+    text = refused(ef.linear, x, weight, epilogue=sums, out=torch.empty(*lead, 2))
+    assert (
+        f"over an accum of shape {(*lead, 50)}, must have the shape {lead}; the tensor given has {(*lead, 2)}" in text
+    )
+    columns = "def epi(accum): s = accum[..., :1] * 0 + accum; D = sum(s); return D"
+    text = refused(ef.linear, x, weight, epilogue=columns, out=torch.empty(51))
+    assert "must have the shape (); the tensor given has (51,)" in text
+
+
+def test_the_way_out_for_an_operand_with_some_of_the_leading_dims_works() -> None:
+    x, weight, s = integers(2, 3, 17, K), integers(N, K), integers(2, 1, 1, N)
+    text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=s)
+    assert "pass s.expand(2, 3, 1, 6).contiguous()" in text
+    got = ef.linear(x, weight, epilogue="lambda accum, s: accum * s", s=s.expand(2, 3, 1, 6).contiguous())
+    assert torch.equal(got, x @ weight.t() * s)
+    text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(2, 2, 1, N))
+    assert "those of 's' do not broadcast to them" in text

@@ -37,6 +37,17 @@ def test_wide_rows_are_refused_with_what_to_store(epilogue):
     assert ADVICE[epilogue] in refusals["sm90_gemm_128x256_cooperative_2x1"]
 
 
+def test_where_a_design_can_take_two_launches_the_others_say_nothing_of_them():
+    def softmax(accum):
+        return ef.softmax(accum, dim=-1)
+
+    told = [refusal.reason for refusal in ef.explain(arguments(softmax, n=4096), cc=90).refusals]
+    assert any("store x and logsumexp(x, dim=-1), and apply it where x is read next" in reason for reason in told)
+    assert not any("with 2 launches" in reason for reason in told)
+    told = [refusal.reason for refusal in ef.explain(arguments(softmax, n=4096, allowed=True), cc=90).refusals]
+    assert any("with 2 launches" in reason for reason in told)
+
+
 def test_a_kernel_for_another_target_is_not_run():
     args = CASES["plain"]
     with pytest.raises(ef.errors.ArgumentError, match="built for sm_90a"):

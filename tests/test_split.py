@@ -107,7 +107,7 @@ def test_what_cannot_be_split_says_why():
         asked = ef.Constraints(split=2)
         return {one.reason for one in choice(512, 512, k, constraints=asked, **options).refusals}
 
-    assert "K is too short for 2 parts" in reasons(512)
+    assert "K is too short for 2 parts: split-K takes 2048 bytes of K at least" in reasons(512)
     half = torch.empty(512, 4096, dtype=torch.float16, device="meta")
     args = ef.GemmArguments(half, half.t(), None, torch.float16, constraints=ef.Constraints(split=2))
     told = {one.reason for one in ef.explain(args, cc=90).refusals}

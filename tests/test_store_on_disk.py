@@ -15,6 +15,7 @@ import pytest
 
 from epifuse.base import store
 from epifuse.base.config import Config, from_environment, to_environment
+from epifuse.base.errors import ArgumentError
 from tests.store_faults import DAMAGES, content, damage, maker
 
 PROGRAM = Path(__file__).with_name("store_faults.py")
@@ -124,6 +125,15 @@ def test_folders_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     read = from_environment({"EPIFUSE_CACHE_DIR": "kernels", "EPIFUSE_CACHE_READONLY": ""})
     assert (read.cache_dir, read.cache_readonly) == (tmp_path / "kernels", None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "want"),
+    [("EPIFUSE_NO_COMPILE", "yes", "0 or 1"), ("EPIFUSE_PANEL_BYTES", "abc", "a whole number")],
+)
+def test_a_variable_that_cannot_be_read_is_an_error_of_ours(variable: str, value: str, want: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{variable} must be {want}, got '{value}'$"):
+        from_environment({variable: value})
 
 
 @pytest.mark.parametrize("options", [{}, {"cache_dir": Path("/kernels"), "cache_bytes": 0, "no_compile": True}])

@@ -397,6 +397,17 @@ def test_an_error_of_ours_passes_through(name: str) -> None:
         torch.compile(function, backend="eager")(A)
 
 
+def test_a_bad_epilogue_in_a_full_graph_is_told_as_such() -> None:
+    """No graph break would help, so no sentence speaks of what runs outside of the graph."""
+
+    def function(a: torch.Tensor) -> Any:
+        return ef.gemm(a, B, epilogue="def epi(accum):\n    if accum > 0:\n        D = accum\n    return D")
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="cannot run this call: an if statement") as caught:
+        torch.compile(function, backend="eager", fullgraph=True)(A)
+    assert "outside the compiled graph" not in str(caught.value)
+
+
 def test_the_compiler_is_not_imported_for_it() -> None:
     program = "import sys, epifuse; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

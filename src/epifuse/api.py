@@ -379,8 +379,8 @@ def _outputs(request: Request, call: Written | None, fold: Fold | None, given: M
     """The outputs by name, in eager's shapes; the nodes of a trace where one is under way."""
     try:
         outputs = run(request, call, fold)
-    except EpifuseError:
-        outputs = recorded(request)
+    except EpifuseError as error:
+        outputs = recorded(request, error if fold is None else fold.unfolded(error, given))
     return outputs if fold is None else fold.restored(outputs, given)
 
 

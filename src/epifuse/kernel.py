@@ -79,6 +79,9 @@ class Kernel:
     spec: KernelSpec
     plan: Plan
 
+    def __repr__(self) -> str:
+        return f"<Kernel {self.spec.name}: {self.plan.problem.describe()}>"
+
     @property
     def metadata(self) -> Metadata:
         """Name, provider, target and design."""

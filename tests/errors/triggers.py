@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import epifuse as ef
 from epifuse.base import store
 from epifuse.base.config import Config
+from epifuse.fusion import vocabulary
 from epifuse.passes.verify import verify
 from epifuse.plan.settle import Settled
 from epifuse.providers.cutedsl.clusters import _call
@@ -70,6 +71,16 @@ def run_source(text: str) -> Any:
 def run_function(text: str, **names: Any) -> Callable[[], Any]:
     """`text` as a function in a module, where names mean objects."""
     return lambda: gemm(function_from(text, file="user.py", **names))
+
+
+def _reducing_activation() -> Any:
+    text = "def row_sum(x: 'Value'):\n    return sum(x)\n\ndef epi(accum):\n    return row_sum(accum)\n"
+    epi = function_from(text, file="user.py", sum=ef.sum)
+    row_sum = epi.__globals__["row_sum"]
+    entry = vocabulary.Entry("row_sum", "activation", row_sum)
+    names = mock.patch.dict(vocabulary.VOCABULARY, row_sum=entry)
+    with names, mock.patch.dict(vocabulary._OUR_OBJECTS, {id(row_sum): "row_sum"}):
+        return gemm(epi)
 
 
 def _scaled(accum: Any, alpha: Any) -> Any:
@@ -469,6 +480,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "tuned_file": lambda: merge(Path("no_such.json")),
     "operator_spec": lambda: torch.ops.epifuse.gemm(torch.ones(M, K), torch.ones(K, N), [], [], "NOSPEC"),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),
+    "activation_body": _reducing_activation,
     "kernel_text": lambda: _plain(object),
     "worker": lambda: Workers(1, [sys.executable, "-c", ""]).submit("cpu", "").result(),
     "no_version": lambda: _version("no-such-package"),

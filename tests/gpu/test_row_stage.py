@@ -135,7 +135,7 @@ def test_a_row_no_cluster_holds_is_refused_with_the_ways_out(n: int, machine: Ma
     described = ef.EpilogueArguments.partial(function_of(source_of(BODIES["softmax"]), {}), operands)
     reasons = refusal(ef.GemmArguments(a, b, epilogue=described))
     assert reasons.startswith(
-        f"softmax over N = {n} does not fit one cluster's 2048 columns; store logsumexp(x, dim=-1) and apply it in "
-        "the next GEMM's epilogue, or pass allow_recompute=True: a second launch recomputes the product, 2.0 x the "
-        "FLOPs"
+        f"softmax over N = {n} does not fit one cluster's 2048 columns; store x and logsumexp(x, dim=-1), and apply "
+        "it where x is read next (softmax(x) is exp(x - logsumexp(x))), or pass allow_recompute=True: a second launch "
+        "recomputes the product, 2.0 x the FLOPs"
     )

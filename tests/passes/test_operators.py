@@ -1,11 +1,17 @@
 """Operator fusion and fission: what is recognised, what is opened, and when neither happens."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 import torch
 
 import epifuse as ef
 from epifuse import passes
-from epifuse.fusion.vocabulary import VOCABULARY
+from epifuse.fusion import vocabulary
+from epifuse.fusion.primitives import Value
+from epifuse.fusion.vocabulary import VOCABULARY, Entry
 from epifuse.ir import Graph
 from epifuse.passes.lower import lower
 from epifuse.passes.split_operators import has_costly_body, split_operators
@@ -46,6 +52,33 @@ def test_a_body_is_recognised_as_its_activation(name: str) -> None:
     passes.verify("fuse_operators", plain, raised)
     assert calls(raised) == ([name] if name in COSTLY else [])
     assert passes.identity(raised, problem).digest == passes.identity(plain, problem).digest
+
+
+def squared_softplus(x: Value) -> Value:
+    """softplus(x)^2."""
+    positive = ef.softplus(x)
+    return positive * positive
+
+
+def squared_sine(x: Value) -> Value:
+    """sin(x)^2."""
+    return ef.sin(x) ** 2 * 1.0
+
+
+@pytest.mark.parametrize("function", [squared_softplus, squared_sine])
+def test_a_new_body_is_recognised_in_any_spelling(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call with default arguments holds `x * 1.0`, which the graph that is searched does not."""
+    name = function.__name__
+    monkeypatch.setitem(VOCABULARY, name, Entry(name, "activation", function))
+    monkeypatch.setitem(vocabulary._OUR_OBJECTS, id(function), name)
+
+    def epi(accum: Any) -> Any:
+        D = function(accum)
+        return D
+
+    graph, problem = problem_for(epi)
+    plain = passes.canonicalise(lower(passes.infer_types(graph, problem), frozenset()), problem)
+    assert calls(passes.fuse_operators(plain, problem)) == [name]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from epifuse.base.errors import fail
+
 _PREFIX = "EPIFUSE_"
 
 
@@ -36,7 +38,7 @@ class Config:
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:
-    """Read `Config` from the environment; a value that does not parse is a `ValueError` that names the variable."""
+    """Read `Config` from the environment; a value that does not parse is an `ArgumentError` that names the variable."""
     source = os.environ if environment is None else environment
     values: dict[str, bool | int | Path | None] = {}
     for field in fields(Config):
@@ -46,14 +48,14 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             continue
         if field.type == "bool":
             if text not in ("0", "1"):
-                raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+                raise fail("option", None, name=name, want="0 or 1", value=text)
             values[field.name] = text == "1"
         elif field.type == "Path | None":
             # Absolute at once: a program may change its folder later. An empty text is how a shell unsets a variable.
             values[field.name] = Path(text).expanduser().absolute() if text else None
         else:
             if not text.isdigit():
-                raise ValueError(f"{name} must be a whole number, got {text!r}")
+                raise fail("option", None, name=name, want="a whole number", value=text)
             values[field.name] = int(text)
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above
 

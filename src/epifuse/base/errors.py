@@ -19,7 +19,7 @@ from epifuse.base.exceptions import (
     rebuild,
 )
 from epifuse.base.places import Loc
-from epifuse.base.sentences import EPILOGUE, Sentence
+from epifuse.base.sentences import EPILOGUE, FORMS, Sentence
 
 __all__ = [
     "CATALOGUE",
@@ -53,6 +53,7 @@ def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
     if hint := sentence.hint.format(**values):
         parts.append(f"  hint: {hint}")
     error = rebuild(sentence.kind, key, loc, "\n".join(parts))
+    error.values = values
     if isinstance(error, SyntaxError) and loc is not None:
         error.filename, error.lineno, error.offset, error.text = loc.file, loc.line, loc.column + 1, loc.text
     return error
@@ -64,7 +65,7 @@ CATALOGUE: dict[str, Sentence] = {
     **EPILOGUE,
     # --- arguments
     "missing_operand": Sentence(
-        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "pass {name}=..."
+        _A, "Argument {name} is not provided in the kwargs of the EpilogueArguments constructor", "{hint}"
     ),
     "operand_not_given": Sentence(_A, "Argument {name} is not provided, and the epilogue takes it", "pass {name}=..."),
     "extra_operand": Sentence(
@@ -193,12 +194,13 @@ CATALOGUE: dict[str, Sentence] = {
     "leading_operand": Sentence(
         _U,
         "'{name}' of shape {shape} has only some of the leading dims {lead}, which are merged into one dim",
-        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+        "{hint}",
     ),
     "leading_dims": Sentence(
         _U,
         "the leading dims are merged into one dim, so an epilogue cannot take {what}",
-        "flatten them yourself, so that the product has two or three dims: x.flatten(0, -3)",
+        "flatten them yourself in x and in each operand that has them, so that the product has two or three dims: "
+        "x.flatten(0, -3)",
     ),
     "inner_extent": Sentence(
         _A,
@@ -212,7 +214,7 @@ CATALOGUE: dict[str, Sentence] = {
     "gemm_dtypes": Sentence(
         _A,
         "{first} is {a} and {second} is {b}: the two dtypes must agree",
-        "cast one with .to(dtype); what may be mixed is the fp8 dtypes, int8 with uint8, 16 bits with 8 of {second}",
+        "{hint}",
     ),
     "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "compute (B.mT @ A.mT).mT"),
     "scaled_batches": Sentence(
@@ -236,7 +238,9 @@ CATALOGUE: dict[str, Sentence] = {
     "operand_dtype": Sentence(_A, "operand '{name}' has dtype {dtype}, which an epilogue cannot load"),
     "declared_dtype": Sentence(_A, "'{name}' has dtype {dtype}, and {epilogue} was made for {want}"),
     "operand_float64": Sentence(
-        _A, "operand '{name}' is float64 beside a float32 accumulator", "cast it, or use accumulator_type=torch.float64"
+        _A,
+        "operand '{name}' is float64 beside an accumulator of {accumulator}",
+        "pass {name}.float(), or make both matrices float64",
     ),
     "device": Sentence(_A, "{name} is on {device}, but the GEMM is on {expected}"),
     "no_output_d": Sentence(
@@ -288,83 +292,7 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "no_data": Sentence(_A, "{name} has no data, and a launch needs it", "pass real tensors, or use ef.explain"),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
-    # --- visitor trees
-    "compute_function": Sentence(
-        _AT,
-        "Compute takes a function of the epilogue language, and {what} is none",
-        "pass ef.<name>, one of torch's functions of the same name, or a Python function of values",
-    ),
-    "tree_node": Sentence(
-        _AT, "{visitor} takes nodes of a visitor tree, not {what}", "write AccFetch(), Compute(fn), EVT(op, ...)"
-    ),
-    "tree_field": Sentence(_AT, "{field} of {node} must be {want}, not {value}"),
-    "tree_operator": Sentence(
-        _AT, "{node} computes nothing, so it can have no children", "EVT takes Compute, AuxStore or a reduction first"
-    ),
-    "tree_arity": Sentence(
-        _A, "{node} takes {want} inputs, and has {have}", "join an operator to its inputs: EVT(operator, *children)"
-    ),
-    "tree_edges": Sentence(
-        _A,
-        "TopologicalVisitor was given edges for {have} nodes and a list of {want} nodes",
-        "give one tuple of edges for each node",
-    ),
-    "tree_edge": Sentence(_A, "node {position}, {node}, takes the value of {source}: nodes are numbered 0 to {last}"),
-    "tree_order": Sentence(
-        _A,
-        "node {position}, {node}, takes the value of node {source}, {other}, which is visited later",
-        "list nodes in topological order: each after those whose values it takes",
-    ),
-    "tree_cycle": Sentence(_A, "the edges of this TopologicalVisitor are a cycle: {cycle}"),
-    "tree_name": Sentence(_A, "{name!r} is no name for an operand or output", "use a Python name"),
-    "tree_default": Sentence(
-        _A,
-        "two nodes named '{name}' have different defaults for a null pointer, {first:g} and {second:g}",
-        "give both nodes the same default, or different names",
-    ),
-    "tree_name_twice": Sentence(
-        _A, "'{name}' is an output, and also another output or an operand of this tree", "give each its own name"
-    ),
-    "tree_reduction": Sentence(
-        _A,
-        "{node}: {first} and {second} are not one reduction",
-        "use plus with atomic_add, maximum with atomic_maximum, or one reduction of the vocabulary",
-    ),
-    "tree_identity": Sentence(
-        _A, "{node} cannot start from {identity}: the result would depend on the tiles", "{hint}"
-    ),
-    "tree_stride": Sentence(_A, "the strides of {node} are {want}, and cannot be {stride}"),
-    "tree_pointer": Sentence(
-        _A, "{node}: the strides (dM, dN, dL) = {stride} do not fit a tensor of shape {shape} and strides {strides}"
-    ),
-    "tree_arguments": Sentence(_A, "the arguments of {node} are {want}, and not {value}"),
-    "tree_argument_twice": Sentence(_A, "the argument '{name}' is given twice, and differently"),
-    "tree_null": Sentence(_A, "the pointer of {node} is null, and there is no value to use instead"),
-    "tree_access": Sentence(_T, "{node} loads a {want}, and the operand has shape {shape}", "{hint}"),
-    "tree_reduced_dims": Sentence(
-        _T, "the reduction of a visitor tree takes a value with accum's dims; this one has shape {shape}"
-    ),
-    # --- functors, the class form, plan objects
-    "held_parameter": Sentence(
-        _A,
-        "{name} of {functor} was fixed when it was made, and cannot be assigned",
-        "make a new {functor}, or pass {name}=... to the call",
-    ),
-    "undefined_functor": Sentence(_A, "{functor} is not defined for {what}: {why}"),
-    "unknown_parameter": Sentence(_A, "{function} has no parameter '{name}'; it has {parameters}"),
-    "parameter_twice": Sentence(_A, "{function} got the parameter '{name}' twice"),
-    "missing_parameter": Sentence(_A, "{function} needs {name}", "pass it here or to the constructor"),
-    "plan_tensor": Sentence(_A, "{name} is {have}, and this plan is for {want}", "make another plan for it"),
-    "class_epilogue": Sentence(
-        _A,
-        "{name}.epilogue_operation must be a method that takes self and an accumulator",
-        "write 'def epilogue_operation(self, accumulator, ...)'",
-    ),
-    "not_constructed": Sentence(_A, "{name} was not initialised", "call super().__init__() in its __init__"),
-    "mismatch": Sentence(
-        InternalError, "output '{name}' differs from PyTorch in {wrong} of {total} elements, {detail}"
-    ),
-    "positional": Sentence(_A, "{function} takes {want} by position, not {have} arguments"),
+    **FORMS,
     # --- planning and running
     "filter_type": Sentence(_AT, "metadata_filter must be a function of a kernel's metadata, not {type}"),
     "no_kernel": Sentence(_U, "no kernel can run this:\n{reasons}", "{hint}"),
@@ -373,7 +301,9 @@ CATALOGUE: dict[str, Sentence] = {
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(
-        _U, "{what} needs the package {package}", "in a checkout of epifuse: pip install '.[{extra}]'"
+        _U,
+        "{what} needs the package {package}",
+        "in a checkout of epifuse: pip install '.[{extra}]'; from a wheel: pip install 'FILE.whl[{extra}]'",
     ),
     "no_compile": Sentence(
         _U,

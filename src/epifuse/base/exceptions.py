@@ -12,6 +12,8 @@ EpifuseError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from epifuse.base.places import Loc
@@ -23,6 +25,8 @@ class EpifuseError(Exception):
     key: str = ""
     loc: Loc | None = None
     message: str = ""
+    values: Mapping[str, Any] = MappingProxyType({})
+    """What the sentence was made with; an error that comes from another process has none."""
 
     def __str__(self) -> str:
         return self.message

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
+from epifuse.base.errors import fail
 from epifuse.frontend import signature
 from epifuse.frontend.identity import key_of
 from epifuse.frontend.names import NOTHING, FunctionRef, Guard, Reader, Root, Scope, Static, is_number, known_function
 from epifuse.frontend.source import Source, from_function, from_string
 from epifuse.frontend.statements import Parser, drive
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph, Load, Output
 
@@ -188,7 +190,10 @@ def _wrap_vocabulary(function: Any) -> Any:
 
 @cache
 def activation_body(name: str) -> Graph:
-    """The body of an activation over loads named after its parameters; its one output is the result."""
+    """The body of an activation over loads named after its parameters; its one output is the result.
+
+    Raises `EpilogueSyntaxError` where it holds more than elementwise operations, as a reduction.
+    """
     function = VOCABULARY[name].function
     source = from_function(function)
     parser = Parser(source, Scope(function), reassign=False)  # type: ignore[arg-type]  # activations are plain functions
@@ -197,4 +202,9 @@ def activation_body(name: str) -> Graph:
     for parameter in parameters:
         parser.frame.env[parameter] = parser.builder.node("load", attr=Load(parameter))
     result = parser.value(drive(parser.body(source)), source.definition)
-    return Graph(tuple(parameters), (Output("D", result),))
+    body = Graph(tuple(parameters), (Output("D", result),), locs=parser.builder.locs)
+    for node in body.nodes:
+        if node.op not in PRIMITIVES and node.op not in ("call", "const", "load"):
+            operation = node.attr[0] if node.op == "reduce_dims" else node.op
+            raise fail("activation_body", body.loc(node), name=name, operation=operation)
+    return replace(body, locs={})

@@ -101,8 +101,7 @@ class Type:
     host: bool = False
 
     def __str__(self) -> str:
-        name = {"mask": "mask", "int32": "s32", "int64": "s64", "int": "int", "float": "float"}[self.kind]
-        return f"host {name}" if self.host else name + "[" + ", ".join(map(str, self.factors)) + "]"
+        return f"host {self.kind}" if self.host else self.kind + "[" + ", ".join(map(str, self.factors)) + "]"
 
     @property
     def axes(self) -> frozenset[str]:

@@ -13,6 +13,11 @@ from epifuse.request.problem import Problem
 
 
 def canonicalise(graph: Graph, problem: Problem) -> Graph:
+    """The pass: see `canonical_form`, which depends on no problem."""
+    return canonical_form(graph)
+
+
+def canonical_form(graph: Graph) -> Graph:
     """Rewrite bottom-up, once: every rule's result is already in canonical form."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:

@@ -67,10 +67,17 @@ def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) ->
 
 def index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
     """What to write where an operand of this shape does not broadcast."""
-    e = problem.extents
-    if len(shape) == 1 and shape[0] == e["m"]:
+    return shape_hint(name, shape, problem.accum_shape)
+
+
+def shape_hint(name: str, shape: tuple[int, ...], accum: tuple[int, ...]) -> str:
+    """The same beside an accum of this shape, which has two or three dims."""
+    *batches, rows, columns = accum
+    if len(shape) == 1 and shape[0] == rows:
         return f"a column vector has the shape (M, 1): write {name}[:, None]"
-    if len(shape) == 2 and problem.batched and shape[0] == e["l"]:
+    if shape == (columns, 1):
+        return f"one value a column has the shape (N,): write {name}[:, 0]"
+    if len(shape) == 2 and batches and shape[0] == batches[-1]:
         return f"write {name}[:, None, :] for one row a batch, or {name}[:, :, None] for one column a batch"
     return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
 

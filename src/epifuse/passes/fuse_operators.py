@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
 from epifuse.frontend import activation_body
 from epifuse.fusion.operations import COMMUTATIVE
 from epifuse.fusion.vocabulary import VOCABULARY, Entry, ours
-from epifuse.ir import Builder, Graph, Node, rewrite
+from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import applied, keep
+from epifuse.passes.canonicalise import canonical_form
+from epifuse.passes.kinds import kinds_of_body
 from epifuse.passes.split_operators import has_costly_body
 from epifuse.request.problem import Problem
 
@@ -121,20 +124,30 @@ def _may_stand(entry: Entry, present: Container[str]) -> bool:
 
 @cache
 def _patterns_of(name: str) -> tuple[Pattern, ...]:
-    """The body as written, and with its calls opened. None of what takes cheap instructions: a name gains nothing."""
+    """The body as written, and with its calls opened. None of what takes cheap instructions: a name gains nothing.
+
+    All in canonical form, as the graph is where they are looked for: a call with the defaults of its parameters holds
+    `x * 1.0`, for instance, which the graph does not.
+    """
     if not has_costly_body(name):
         return ()
     bodies = [activation_body(name)]
     if any(node.op == "call" for node in bodies[0].nodes):
         bodies += _opened(name, short=True), _opened(name, short=False)
     found = []
-    for body in {str(body): body for body in bodies}.values():
+    for body in {str(body): body for body in map(_canonical, bodies)}.values():
         loads = {node.attr.name: node for node in body.loads()}
         size = sum(node.op not in ("load", "const") for node in body.nodes)
         if size > 1:
             parameters = tuple(loads[parameter] for parameter in body.inputs)
             found.append(Pattern(name, body.outputs[0].node, parameters, size))
     return tuple(found)
+
+
+def _canonical(body: Graph) -> Graph:
+    """A body over floats in canonical form."""
+    kinds = kinds_of_body(body, ["float"] * len(body.inputs))
+    return canonical_form(replace(body, types={node: Type(kind) for node, kind in kinds.items()}))
 
 
 def _opened(name: str, *, short: bool) -> Graph:

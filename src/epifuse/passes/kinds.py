@@ -9,7 +9,7 @@ from typing import Any
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.ir import Kind, Node
+from epifuse.ir import Graph, Kind, Node
 from epifuse.ir.graph import applied
 from epifuse.ir.types import INT32, promote
 
@@ -131,7 +131,12 @@ def reduction_kind(name: str, kind: Kind) -> Kind:
 def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
     """Kind of an activation's result: the rules applied to its body. Raises `KindError`."""
     body = activation_body(name)
-    return applied(body, kinds, _kind)[body.outputs[0].node]
+    return kinds_of_body(body, kinds)[body.outputs[0].node]
+
+
+def kinds_of_body(body: Graph, kinds: Sequence[Kind]) -> dict[Node, Kind]:
+    """The kind of each value of an activation's body, over parameters of these kinds. Raises `KindError`."""
+    return applied(body, kinds, _kind)
 
 
 def _kind(node: Node, args: tuple[Kind, ...]) -> Kind:

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.base.errors import fail
+from epifuse.base.errors import EpifuseError, fail
 from epifuse.frontend import Parsed
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Builder, Graph, Node
 from epifuse.ir.graph import topological
-from epifuse.passes.dims import DimsError
+from epifuse.passes.dims import DimsError, shape_hint
 from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
 from epifuse.request.checks import check_plain
 from epifuse.request.scaled import SCALES
@@ -44,6 +44,35 @@ class Fold(NamedTuple):
     def of_any(self) -> Fold:
         """Without what one call handed over, which would be kept alive."""
         return self._replace(parsed=self.parsed.bound(NOTHING, {}), given={})
+
+    def unfolded(self, error: EpifuseError, handed: Mapping[str, Any]) -> EpifuseError:
+        """The error with the shapes that the caller knows in place of those of the folded product.
+
+        `handed` are operands and destinations as the caller gave them.
+        """
+        if error.key not in ("operand_shape", "output_shape", "reduced_shape"):
+            return error
+        values, name = dict(error.values), error.values["name"]
+        shape = values["shape"] = self._shape_of(name, values["shape"], handed)
+        leads = {"accum": True, "want": name in self.forms and self.forms[name].leading == len(self.lead)}
+        for key in leads.keys() & values.keys():
+            first, *rest = values[key] or (None,)
+            if leads[key] and first == math.prod(self.lead) and (rest or key == "want"):
+                values[key] = (*self.lead, *rest)
+        if error.key == "operand_shape":
+            accum = (1, 1, *values["accum"])[-3:]
+            values["hint"] = shape_hint(name, shape, accum if len(self.lead) > 1 else accum[1:])
+        told = fail(error.key, error.loc, **values)
+        told.__cause__, told.__suppress_context__ = error.__cause__, True
+        return told.with_traceback(error.__traceback__)
+
+    def _shape_of(self, name: str, shape: Shape, handed: Mapping[str, Any]) -> Shape:
+        """That of the tensor as it was handed over, unless the epilogue reshapes it."""
+        folded, whole = (values.get(name) for values in (self.given, handed))
+        folded, whole = (value.tensor if isinstance(value, Hint) else value for value in (folded, whole))
+        if not (isinstance(folded, torch.Tensor) and isinstance(whole, torch.Tensor)):
+            return shape
+        return tuple(whole.shape) if tuple(folded.shape) == shape else shape
 
     def restored(self, outputs: Mapping[str, torch.Tensor], handed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The outputs in eager's shapes: destinations as they were `handed`, and views of what was allocated."""
@@ -193,7 +222,11 @@ def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies:
     if len(first) > len(lead):
         raise Unfit("operand_dims", name=name, shape=shape, rank=len(lead) + kept)
     if first != lead and not (_ones(first) and len(first) <= len(lead)):
-        raise Unfit("leading_operand", name=name, shape=shape, lead=lead)
+        whole = (*lead, *shape[-kept:])
+        hint = f"an operand has all of them or none: pass {name}.expand{whole}.contiguous()"
+        if any(own not in (1, given) for own, given in zip(reversed(first), reversed(lead), strict=False)):
+            hint = f"an operand has all of them or none; those of '{name}' do not broadcast to them"
+        raise Unfit("leading_operand", name=name, shape=shape, lead=lead, hint=hint)
     return rows(f"operand '{name}'", tensor, len(first), copies=copies), Form(len(first), kept)
 
 
@@ -204,7 +237,8 @@ def _destination(name: str, tensor: torch.Tensor, lead: Shape, kept: int, form: 
     if form.leading is None and len(shape) <= kept:
         return tensor
     if not _ones(shape[:-kept]):
-        raise Unfit("leading_operand", name=name, shape=shape, lead=lead)
+        hint = "an output has all of them or none: pass a tensor that has"
+        raise Unfit("leading_operand", name=name, shape=shape, lead=lead, hint=hint)
     return rows(f"output '{name}'", tensor, len(shape) - kept)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.errors import EpifuseError, UnsupportedError, fail
 from epifuse.base.results import Results
 from epifuse.frontend import Parsed
 from epifuse.frontend import parsed as parse_cached
@@ -128,7 +128,7 @@ def _traced(
     if not _are_read(function, identity, shown, shown_operands, nested, *seen):
         return _break(_CHANGED)
     spec = _spec(form, function, identity, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options)
-    if spec.startswith(_WHY):
+    if spec.startswith(_WHY) or spec.startswith(_NOT_VALID):  # noqa: PIE810 - Dynamo traces this
         return _break(spec)
     names, single, accumulated = _names(spec)
     to = {single if name == "" else name: value for name, value in written.items()}
@@ -210,6 +210,12 @@ _UNREADABLE = "epifuse cannot follow what a closure made in the compiled functio
 _UNREADABLE += "the epilogue outside, and hand numbers over by name"
 _CHANGED = "epifuse cannot follow what the compiled function changes of its epilogue: change it outside"
 _WHY = "epifuse plans and launches outside the compiled graph: "
+_NOT_VALID = "epifuse cannot run this call: "
+
+
+def _told(error: EpifuseError) -> str:
+    """Why a call is not in the graph. What is wrong with the call itself would be so outside the graph, too."""
+    return f"{_WHY if isinstance(error, UnsupportedError) else _NOT_VALID}{error}"
 
 
 @_constant
@@ -237,7 +243,7 @@ def _captures(
     except UnreadableError as error:
         return f"{_WHY}what compiles a model cannot follow {error}"
     except EpifuseError as error:
-        return f"{_WHY}{error}"
+        return _told(error)
 
 
 @_constant
@@ -311,7 +317,7 @@ def _spec(
         chosen = chosen._replace(out_dtypes=chosen_dtypes(chosen.out_dtypes, names) | given)
         return encoded(Spec(parsed, (*tensors, *chosen.accumulated), numbers, chosen, NAMES[form], cast, form))
     except EpifuseError as error:
-        return f"{_WHY}{error}"
+        return _told(error)
 
 
 def missing(parsed: Parsed, tensors: tuple[str, ...], numbers: tuple[str, ...]) -> set[str]:

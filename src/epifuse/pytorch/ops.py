@@ -37,22 +37,22 @@ def operator(a: Any, b: Any, operands: Sequence[Any], numbers: Sequence[Any] | N
     return torch.ops.epifuse.gemm.default(a, b, operands, numbers or None, spec)  # type: ignore[no-any-return]  # by its schema
 
 
-def recorded(request: Request) -> dict[str, torch.Tensor]:
+def recorded(request: Request, error: EpifuseError) -> dict[str, torch.Tensor]:
     """The outputs of a request by name, as one node where PyTorch traces tensors outside of Dynamo.
 
-    Destinations are written. Raises the error at hand where nothing traces: call it where that is handled.
+    Destinations are written. Raises the `error` that a launch gave where nothing traces.
     """
     tensors = request.a, request.b, *request.given.values()
     elsewhere = is_distributed(*tensors)
     if not elsewhere and not is_traced(*tensors):
-        raise
+        raise error
     try:
         return computed(request) if elsewhere else _recorded(request)
-    except EpifuseError as error:
-        raise error from None
-    except AssertionError as error:
-        if "convert all Tensors to FakeTensors" in str(error):
-            raise fail("fake_beside_real", None) from error
+    except EpifuseError as other:
+        raise other from None
+    except AssertionError as other:
+        if "convert all Tensors to FakeTensors" in str(other):
+            raise fail("fake_beside_real", None) from other
         raise
 
 

@@ -55,7 +55,8 @@ class Row:
         shape = " x ".join(map(str, (*self.shape, self.k)))
         lines = [f"{self.graph:8} {self.name}: {self.operation} {shape} {short(self.dtype)}"]
         if self.fused:
-            lines.append(f"  took     {counted(self.taken) or 'nothing'}; {self.outputs} outputs, by {self.plan}")
+            outputs = "1 output" if self.outputs == 1 else f"{self.outputs} outputs"
+            lines.append(f"  took     {counted(self.taken) or 'nothing'}; {outputs}, by {self.plan}")
             lines.append(f"  saves    {self.bytes_saved / 1e6:.3g} MB, {self.seconds_saved * 1e6:.3g} us (predicted)")
         else:
             lines.append(f"  left to PyTorch: {self.reason}")

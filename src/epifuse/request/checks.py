@@ -132,7 +132,8 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
             raise fail("gemm_dtype", None, name=name, dtype=info.dtype)
     if multiplied_as(a.dtype, b.dtype) is None:
         key = "gemm_dtypes" if multiplied_as(b.dtype, a.dtype) is None else "gemm_narrow_a"
-        raise fail(key, None, first=names[0], second=names[1], a=a.dtype, b=b.dtype)
+        hint = _mixing(a.dtype, b.dtype, *names)
+        raise fail(key, None, first=names[0], second=names[1], a=a.dtype, b=b.dtype, hint=hint)
     if accumulator is None:
         return
     if not isinstance(accumulator, torch.dtype):
@@ -142,13 +143,21 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
         raise fail("accumulator", None, dtype=accumulator, a=a.dtype, b=b.dtype, allowed=", ".join(map(str, allowed)))
 
 
+def _mixing(a: torch.dtype, b: torch.dtype, first: str, second: str) -> str:
+    """What to do where two dtypes do not multiply."""
+    if b.itemsize == 1 and a.itemsize > 1:
+        return f"{second} of 8 bits needs {first} in bfloat16 or float16: {first}.to(torch.bfloat16)"
+    allowed = f"two dtypes of fp8, int8 beside uint8, and {second} of 8 bits beside {first} of 16 bits"
+    return f"cast one of them with .to(dtype); these may differ without a cast: {allowed}"
+
+
 def check_operand(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
     """An operand the epilogue can load."""
     check_device(f"operand '{name}'", info, device)
     if info.dtype not in BY_TORCH:
         raise fail("operand_dtype", None, name=name, dtype=info.dtype)
     if info.dtype == torch.float64 and accumulator != torch.float64:
-        raise fail("operand_float64", None, name=name)
+        raise fail("operand_float64", None, name=name, accumulator=accumulator)
 
 
 def check_accumulated(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:

@@ -64,7 +64,9 @@ class EpilogueArguments:
         values = {**self.parsed.defaults, **given}
         for name in (*operands, *(() if allocate else outputs)):
             if name not in values:
-                raise fail("operand_not_given" if allocate else "missing_operand", None, name=name)
+                raise fail(
+                    "operand_not_given" if allocate else "missing_operand", None, name=name, hint=_pass(name, outputs)
+                )
         self._values = values
         self.tensors, added, self.by_tma = without_hints(values, outputs)
         self.accumulated = tuple(dict.fromkeys((*added, *accumulate)))
@@ -94,6 +96,14 @@ class EpilogueArguments:
     def parameters(self) -> dict[str, Any]:
         """Operands and outputs by name, without their hints."""
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
+
+
+def _pass(name: str, outputs: tuple[str, ...]) -> str:
+    """What to do about an argument that is not given."""
+    if name not in outputs:
+        return f"pass {name}=..."
+    allocated = "or use EpilogueArguments.partial(fn, {...}), with which a launch allocates it"
+    return f"'{name}' is an output of the epilogue: pass a destination, {name}=tensor, {allocated}"
 
 
 def check_arguments(function: str, args: object) -> None:

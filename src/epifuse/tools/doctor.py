@@ -60,8 +60,8 @@ def _installed(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield "PyTorch", f"{torch.__version__}, {built}"
-    for name, package, extra in ("CuTe DSL", "nvidia-cutlass-dsl", "[cu13]"), ("tvm-ffi", "apache-tvm-ffi", ""):
-        yield name, _version(package) or f"not installed; only a GPU needs it: pip install '{package}{extra}'"
+    for name, package in ("CuTe DSL", "nvidia-cutlass-dsl"), ("tvm-ffi", "apache-tvm-ffi"):
+        yield name, _version(package) or f"{package} is not installed; kernels for GPUs need it: {_EXTRA}"
     newest = cuda_of_the_driver()
     yield "driver", "no NVIDIA driver found" if newest is None else f"{_driver()}for CUDA up to {newest}"
     if gpus:
@@ -81,6 +81,10 @@ def _installed(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
     yield "cache", told
     if chosen := sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("EPIFUSE_")):
         yield "variables", "\n".join(chosen)
+
+
+_EXTRA = "in a checkout of epifuse pip install '.[cuda]', from a wheel pip install 'FILE.whl[cuda]'"
+"""As `missing_package` of the catalogue says it."""
 
 
 def _version(package: str) -> str | None:

@@ -278,6 +278,11 @@ def _shapes() -> Iterator[str]:
     yield "`(L, M, N)` where A or B has a batch. `ef.linear` has the dims of `torch.nn.functional.linear`'s result,"
     yield "`ef.gemm` those of `torch.matmul`'s: operands broadcast against them, and `dim` counts them. Beyond three,"
     yield "the leading dims are one for the product, and are reduced, reshaped or permuted together or not at all."
+    yield "There an operand has all of the leading dims or none of them: `s.expand(...).contiguous()` gives it all."
+    yield ""
+    yield "An operand may have the name of a parameter of the function that is called, as `out` of both or `x` and"
+    yield "`weight` of `ef.linear`. Then pass it as `operands={'x': ...}`; `x=...` would be the parameter itself, which"
+    yield "Python refuses with a `TypeError` where it is given twice."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]

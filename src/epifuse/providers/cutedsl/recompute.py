@@ -69,7 +69,9 @@ class _Ways:
             if isinstance(several, Allocation):
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
-            if several.reason != refusal.reason:
+            # Where it is not asked for, what matters is that some design can: that one's line says so.
+            some = any(isinstance(one, Allocation) for one in way.answers.values())
+            if several.reason != refusal.reason and (self.problem.constraints.allow_recompute or not some):
                 text = f"{text}; with {len(way.parts)} launches: {several.reason}"
         return Reason(text, refusal.loc)
 
@@ -132,8 +134,7 @@ def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
     count = len(parts)
     further = "a second launch recomputes" if count == 2 else f"{count - 1} further launches recompute"
     return (
-        f"{_what_to_store(parts, problem)} in the next GEMM's epilogue, or pass allow_recompute=True: {further} the "
-        f"product, {count}.0 x the FLOPs"
+        f"{_what_to_store(parts, problem)}, or pass allow_recompute=True: {further} the product, {count}.0 x the FLOPs"
     )
 
 
@@ -142,11 +143,18 @@ def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
         squares = any(node.attr[0] == "mean" and _is_square(node.args[0]) for node in dependent)
         example = " (mean(x * x) - mean(x) ** 2 for a variance, less exact where the mean is large)" if squares else ""
         unless = f"its reductions need one another: where they can be written so that none does{example}, "
-        return f"{unless}store and apply them"
+        return f"{unless}store and apply them {_WHERE}"
     stored = _reductions_between(parts, problem)
     many = {count: "both " if count == 2 else f"all {count} " for count in stored.values() if count > 1}
     each = [many.get(count, "") + text for text, count in stored.items()]
-    return f"store {' and '.join(each)} and apply {'it' if stored.total() == 1 else 'them'}"
+    what, them = " and ".join(each), "it" if stored.total() == 1 else "them"
+    if any(text.startswith("logsumexp(") for text in stored):
+        # No epilogue can apply it alone: exp(x) overflows, and exp(x - logsumexp(x)) needs x itself.
+        return f"store x and {what}, and apply {them} where x is read next (softmax(x) is exp(x - logsumexp(x)))"
+    return f"store {what} and apply {them} {_WHERE}"
+
+
+_WHERE = "in the next GEMM's epilogue"
 
 
 def _reductions_of_crossing(parts: tuple[Part, ...]) -> list[Node]:

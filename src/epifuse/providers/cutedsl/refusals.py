@@ -9,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest, short
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory
+from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory, tuned
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -75,7 +75,8 @@ def unsplit(design: Design, problem: Problem) -> str | None:
         return None
     if problem.accumulator.itemsize != 4:
         return f"it adds up parts of K in 32 bits, and the accumulator is {problem.accumulator}"
-    return f"K is too short for {design.split} parts" if is_short(problem) else None
+    too_short = f"K is too short for {design.split} parts: split-K takes {tuned.SHORT_K.value} bytes of K at least"
+    return too_short if is_short(problem) else None
 
 
 def unscaled(design: Design) -> str | None:
