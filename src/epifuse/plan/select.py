@@ -106,16 +106,17 @@ def _named(names: list[str]) -> str:
 def select(structure: Structure, problem: Problem, candidates: Iterable[Candidates]) -> Selection:
     """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
     found: list[Answers] = []
+    elsewhere: list[Answers] = []  # their refusals come last: mostly nobody wants another target
     target = problem.target
     device, cc = target.device, target.cc
     for provider, specs in candidates:
         here = [spec for spec in specs if cc in spec.ccs and spec.device == device]
         if len(here) < len(specs):
-            found.append(Answers.none(partial(_elsewhere, specs, here, target)))
+            elsewhere.append(Answers.none(partial(_elsewhere, specs, here, target)))
         if here:
             work = structure.work(here[0].provider, provider.lower, problem)
             found.append(provider.supports(specs if len(here) == len(specs) else here, work, problem))
-    return Selection(structure, problem, tuple(found))
+    return Selection(structure, problem, (*found, *elsewhere))
 
 
 def _least(answers: Answers) -> float:
