@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from epifuse.frontend import activation_body
 from epifuse.fusion.activation import __name__ as activations
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
@@ -25,9 +26,18 @@ OTHER_SIGNATURE = {
 }
 
 # On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes; its scalar tail, its float64 and the formula give inf.
-INF_IS_NAN_IN_PYTORCH = {"gelu", "gelu_erf"}
+_INF_IS_NAN = {"gelu", "gelu_erf"}
 
 ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.function.__module__ == activations]
+
+
+def calls(name: str) -> set[str]:
+    """An activation, and those that its body calls."""
+    below = [str(node.attr) for node in activation_body(name).nodes if node.op == "call"]
+    return {name}.union(*map(calls, below))
+
+
+INF_IS_NAN_IN_PYTORCH = _INF_IS_NAN | {name for name in ACTIVATIONS if not _INF_IS_NAN.isdisjoint(calls(name))}
 
 
 def grid(dtype: torch.dtype) -> torch.Tensor:
