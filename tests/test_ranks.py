@@ -330,7 +330,7 @@ def refused(call: Any, *args: Any, **named: Any) -> str:
 
 
 @pytest.mark.parametrize("lead", [(3, 17), (2, 3, 17)])
-def test_an_operand_that_does_not_broadcast_is_told_beside_the_whole_result(lead: tuple[int, ...]) -> None:
+def test_what_does_not_broadcast_is_told_beside_the_result(lead: tuple[int, ...]) -> None:
     x, weight = integers(*lead, K), integers(50, K)
     text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(17))
     assert f"operand 's' of shape (17,) does not broadcast to accum's {(*lead, 50)}" in text
@@ -356,7 +356,7 @@ def test_a_destination_of_another_shape_is_told_as_it_was_given(lead: tuple[int,
     assert "must have the shape (); the tensor given has (51,)" in text
 
 
-def test_the_way_out_for_an_operand_with_some_of_the_leading_dims_works() -> None:
+def test_the_hint_for_some_of_the_leading_dims_works() -> None:
     x, weight, s = integers(2, 3, 17, K), integers(N, K), integers(2, 1, 1, N)
     text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=s)
     assert "pass s.expand(2, 3, 1, 6).contiguous()" in text

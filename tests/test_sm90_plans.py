@@ -37,7 +37,7 @@ def test_wide_rows_are_refused_with_what_to_store(epilogue):
     assert ADVICE[epilogue] in refusals["sm90_gemm_128x256_cooperative_2x1"]
 
 
-def test_where_a_design_can_take_two_launches_the_others_say_nothing_of_them():
+def test_one_reason_where_a_design_takes_two_launches():
     def softmax(accum):
         return ef.softmax(accum, dim=-1)
 

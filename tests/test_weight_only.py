@@ -104,7 +104,7 @@ def test_a_compiled_call_is_an_operator():
     ("a", "b", "message"),
     [
         (INT8, BF16, "A has fewer bits than B: torch.int8 and torch.bfloat16"),
-        (F32, INT8, "16 bits with 8 of B"),
+        (F32, INT8, "needs A in bfloat16 or float16"),
         (INT8, E4M3, "the two dtypes must agree"),
         (BF16, torch.int16, "B is torch.int16, which no kernel multiplies"),
     ],

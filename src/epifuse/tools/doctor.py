@@ -60,9 +60,10 @@ def _installed(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield "PyTorch", f"{torch.__version__}, {built}"
-    for name, package in ("CuTe DSL", "nvidia-cutlass-dsl"), ("tvm-ffi", "apache-tvm-ffi"):
-        yield name, _version(package) or f"{package} is not installed; kernels for GPUs need it: {_EXTRA}"
     newest = cuda_of_the_driver()
+    needed = "kernels for GPUs need it" if gpus or newest else "it is needed only to compile for another machine's GPU"
+    for name, package in ("CuTe DSL", "nvidia-cutlass-dsl"), ("tvm-ffi", "apache-tvm-ffi"):
+        yield name, _version(package) or f"{package} is not installed; {needed}: {_EXTRA}"
     yield "driver", "no NVIDIA driver found" if newest is None else f"{_driver()}for CUDA up to {newest}"
     if gpus:
         shown = (f"{one.name}, compute capability {one.cc / 10}, {size(one.memory)}" for one in gpus)
@@ -141,7 +142,7 @@ class _Family:
     def _why_not(self, lacks: str | None, here: set[int]) -> str | None:
         runs = here & set(self.ccs)
         if lacks is not None:
-            return lacks if runs else f"{self._needs(here)}. {lacks}"
+            return lacks if runs else f"{self._needs(here)}. To compile it here: {lacks.splitlines()[0]}"
         return None if runs else f"{self._needs(here)}. It can be compiled here: ef.precompile(args, cc={self.ccs[0]})"
 
     def _needs(self, here: set[int]) -> str:
