@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 
 from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
 from epifuse.request.problem import Problem
@@ -77,9 +78,17 @@ def shape_hint(name: str, shape: tuple[int, ...], accum: tuple[int, ...]) -> str
         return f"a column vector has the shape (M, 1): write {name}[:, None]"
     if shape == (columns, 1):
         return f"one value a column has the shape (N,): write {name}[:, 0]"
-    if len(shape) == 2 and batches and shape[0] == batches[-1]:
-        return f"write {name}[:, None, :] for one row a batch, or {name}[:, :, None] for one column a batch"
-    return "operands broadcast by NumPy's rule: number, (N,), (M, 1), (L, 1, 1), (L, 1, N), (L, M, 1) or accum's shape"
+    if len(shape) == 2 and batches and shape[0] == batches[-1] and shape[1] in (rows, columns):
+        ways = f"{name}[:, None, :] for one row a batch", f"{name}[:, :, None] for one column a batch"
+        return "write " + ", or ".join(
+            way for way, extent in zip(ways, (columns, rows), strict=True) if extent == shape[1]
+        )
+    column = (*batches, rows, 1)
+    if batches and shape in ((prod(column),), (prod(column), 1)):
+        return f"one value a row has the shape {column}: write {name}.reshape{column}"
+    further = [(*batches, 1, 1), (*batches, 1, columns), column] if batches else []
+    shapes = ", ".join(map(str, [(columns,), (rows, 1), *further]))
+    return f"operands broadcast by NumPy's rule: a number, {shapes} or {accum}"
 
 
 _MOST_DIMS = 64  # torch's own limit
