@@ -285,3 +285,17 @@ def test_a_stored_derivative_makes_no_float32_copy(name: str) -> None:
     with Copies():
         y.backward(torch.ones_like(y))
     assert (y.shape, torch.float32) not in made
+
+
+def test_ever_more_kinds_of_tensors_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further one is described, and right; none pays for being kept again and again."""
+    cache.forget()
+    kept: list[Any] = []
+    remember = again.remember_again
+    monkeypatch.setattr(again, "remember_again", lambda key, known: (kept.append(key), remember(key, known)))
+    kinds = [[value.detach() for value in layer()] for _ in range(9)]
+    for step, (_, weight, _) in enumerate(kinds, start=1):
+        weight.data = torch.randn(N, step * K)[:, :K]
+    for given in [*kinds, *kinds, *kinds]:
+        torch.testing.assert_close(linear(*given), expected(*given))
+    assert 0 < len(kept) < len(kinds)

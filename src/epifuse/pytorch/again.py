@@ -21,7 +21,7 @@ from epifuse.request.checks import PLAIN
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import tf32_allowed
 from epifuse.request.signature import Call, Request, describe, new
-from epifuse.runtime.launch import Prepared, Ready, find, find_again, remember_again
+from epifuse.runtime.launch import Prepared, Ready, find, find_again, is_full, remember_again
 from epifuse.runtime.run import planned
 
 Tensors = dict[str, torch.Tensor]
@@ -81,11 +81,11 @@ def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> Non
     taken = (request.a, handed[1] if turned else request.b, *operands.values())
     if described.numbers or described.infos or not operands.keys().isdisjoint(request.parsed.output_names):
         return
-    if len(taken) != len(handed):
+    if len(taken) != len(handed) or is_full(key) or (guard := guard_of(handed)) is None:
         return
     views = [_view(*pair, folded=fold is not None) for pair in zip(handed, taken, strict=True)]
     launch = None if None in views else _launch(ready, tuple(operands), turned)
-    if launch is not None and (guard := guard_of(handed)) is not None:
+    if launch is not None:
         names = request.parsed.output_names
         remember_again(key, (guard, launch if fold is None else _folded(launch, views, names, fold.of_any())))
 

@@ -319,9 +319,14 @@ def find_again(key: Hashable) -> tuple[Again, ...]:
 
 def remember_again(key: Hashable, known: Again) -> None:
     """Keep what launches a call that is written so, where its tensors are alike, beside others like it."""
-    others = _PREPARED.get(key)
+    others = find_again(key)
     _PREPARED.drop(key, others)
-    _PREPARED.put(key, (known, *(others or ())[: _MOST_ALIKE - 1]))
+    _PREPARED.put(key, (known, *others))
+
+
+def is_full(key: Hashable) -> bool:
+    """Whether no further kind of tensors is kept for `key`: calls that come with ever more would else pay each time."""
+    return len(find_again(key)) == _MOST_ALIKE
 
 
 def find(call: Call) -> Ready | None:
