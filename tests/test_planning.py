@@ -72,6 +72,17 @@ def test_a_plan_found_again_is_the_one_made_anew(name: str) -> None:
         assert told(args) == before
 
 
+def test_rows_of_a_transposed_result_are_its_step() -> None:
+    """An address that TMA cannot take for 1001 of them."""
+    text = "def epi(accum): D = accum.permute(1, 0); return D"
+    made = {}
+    for m in (1000, 1001):
+        a, b = PLACES["by rows"](m, 64), PLACES["by columns"](64, 256)
+        made[m] = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(text, {}))
+    told(made[1000])
+    assert "D: tile, bf16[n, m], direct" in told(made[1001])
+
+
 ON_THE_CPU = {
     **{name: text for name, text in EPILOGUES.items() if "print" not in text},
     "vectors": "def epi(accum, row, C): s = sum(accum + C, dim=-1, keepdim=True); D = accum * s + row; return D, s",

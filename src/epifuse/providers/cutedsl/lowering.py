@@ -122,6 +122,18 @@ class Lowered:
         return all(one.at is not None for one in along) and not views
 
     @cached_property
+    def ends_in_rows(self) -> bool:
+        """Whether rows of the result are the last of several dims of an output, as of a transposed one: where that is
+        allocated, their number is a stride."""
+        axis = 1 if self.is_swapped else 0
+        return any(
+            len(write.along.dims) > 1
+            and write.along.at is not None
+            and write.along.at[axis] == len(write.along.dims) - 1
+            for write in self.writes
+        )
+
+    @cached_property
     def shares_rows(self) -> bool:
         """Whether some value needs a whole row at once."""
         return shares_rows(self.walked)

@@ -66,7 +66,7 @@ def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
         columns, rows, along_k = extents["m"], extents["n"], b.strides[-2]
     else:
         rows, columns, along_k = extents["m"], extents["n"], a.strides[-1]
-    by_rows = work.is_plain and along_k == 1 and (columns > 1 or not work.is_swapped)
+    by_rows = work.is_plain and along_k == 1 and (columns > 1 or not work.is_swapped) and not work.ends_in_rows
     tensors: list[tuple[Hashable, ...] | None] = [
         (a.strides, a.aligned, a.dtype, a.shape[:-2]),
         (b.strides, b.aligned, b.dtype, b.shape[:-2]),
