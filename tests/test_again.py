@@ -291,8 +291,8 @@ def test_ever_more_kinds_of_tensors_are_not_all_kept(monkeypatch: pytest.MonkeyP
     """Each further one is described, and right; none pays for being kept again and again."""
     cache.forget()
     kept: list[Any] = []
-    remember = again.remember_again
-    monkeypatch.setattr(again, "remember_again", lambda key, known: (kept.append(key), remember(key, known)))
+    remember = again.remember_beside
+    monkeypatch.setattr(again, "remember_beside", lambda key, known: (kept.append(key), remember(key, known)))
     kinds = [[value.detach() for value in layer()] for _ in range(9)]
     for step, (_, weight, _) in enumerate(kinds, start=1):
         weight.data = torch.randn(N, step * K)[:, :K]

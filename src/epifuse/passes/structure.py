@@ -76,11 +76,22 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
         ]
     )
     exact: Hashable = None
-    if not _reading(graph).isdisjoint(graph.ops):
-        exact = extents["n"] if _reads_columns(graph, problem) else tuple(extents.values())
+    if reads_rows(graph, problem):
+        exact = tuple(extents.values())
+    elif _reads_extents(graph):
+        exact = extents["n"]
     product = len(problem.a.shape), len(problem.b.shape), problem.a.dtype, problem.b.dtype, problem.accumulator
     scaled = tuple([name for name, _ in problem.scales])
     return product, scaled, sizes, operands, problem.accumulated, problem.constraints, exact
+
+
+def reads_rows(graph: Graph, problem: Problem) -> bool:
+    """Whether operations of the `graph` as written may read another extent than N."""
+    return _reads_extents(graph) and not _reads_columns(graph, problem)
+
+
+def _reads_extents(graph: Graph) -> bool:
+    return not _reading(graph).isdisjoint(graph.ops)
 
 
 def _reads_columns(graph: Graph, problem: Problem) -> bool:

@@ -111,17 +111,24 @@ class Refusal:
         return f"{self.kernel}: {self.reason}"
 
 
+def _depends(rows: int) -> None:
+    """What is not known to be the same with other rows."""
+
+
 class Answers(NamedTuple):
     """What a provider says of its kernels and a problem: those that can run it, and why the others cannot.
 
     `costs` are those of the allocations, in the order of `specs`: the lowest is best. An allocation is made where its
     plan is looked at, and a refusal told where somebody asks: of thirty designs one runs.
+    `of_rows` are the costs of the same problem with so many rows, where nothing else of the answers depends on them;
+    None where something does.
     """
 
     specs: Sequence[KernelSpec]
     costs: Sequence[float]
     allocation: Callable[[int], Allocation]
     refusals: Callable[[], Sequence[Refusal]]
+    of_rows: Callable[[int], Sequence[float] | None] = _depends
 
     @staticmethod
     def of(answers: Iterable[tuple[KernelSpec, Allocation | Refusal]]) -> Answers:
@@ -138,7 +145,7 @@ class Answers(NamedTuple):
     def beside(self, other: Answers) -> Answers:
         """These answers, then those of `other`, which is about other kernels."""
         if not other.specs:
-            return Answers(*self[:3], lambda: [*self.refusals(), *other.refusals()])
+            return self._replace(refusals=lambda: [*self.refusals(), *other.refusals()])
         own = len(self.specs)
         return Answers(
             [*self.specs, *other.specs],
@@ -170,6 +177,10 @@ class Plan:
     binding: tuple[str, ...]
     allocation: Allocation
     graph: Graph = field(compare=False, repr=False)
+
+    def with_rows(self, rows: int) -> Plan:
+        """The same kernel for a problem that differs in its rows alone, on which the allocation does not depend."""
+        return Plan(self.spec, self.problem.with_rows(rows), self.digest, self.binding, self.allocation, self.graph)
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, t
 
 One may have `quick(names, outputs, turned=)` too. It makes a function of a sequence of A, B (or its transpose) and the
 operands of these names, which allocates the outputs, launches and returns them; it makes none where a launch does more.
+And `with_rows(rows)`, which makes the same of a problem that differs in its rows alone, or None where more does.
 """
 
 

@@ -21,7 +21,7 @@ from epifuse.request.checks import PLAIN
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import tf32_allowed
 from epifuse.request.signature import Call, Request, describe, new
-from epifuse.runtime.launch import Prepared, Ready, find, find_again, is_full, remember_again
+from epifuse.runtime.launch import Prepared, Ready, find, find_all, is_full, remember_beside
 from epifuse.runtime.run import planned
 
 Tensors = dict[str, torch.Tensor]
@@ -68,7 +68,7 @@ def run(request: Request, call: Written | None = None, fold: Fold | None = None)
 
 def again(call: Written, names: tuple[str, ...]) -> Any:
     """What a call returns whose outputs have these names, if it is like one that was kept."""
-    for guard, launch in find_again(call.key):
+    for guard, launch in find_all(call.key):
         if are_alike(guard, call.handed):
             outputs = launch(call.handed)
             return outputs[0] if len(outputs) == 1 else Results(dict(zip(names, outputs, strict=True)))
@@ -87,7 +87,7 @@ def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> Non
     launch = None if None in views else _launch(ready, tuple(operands), turned)
     if launch is not None:
         names = request.parsed.output_names
-        remember_again(key, (guard, launch if fold is None else _folded(launch, views, names, fold.of_any())))
+        remember_beside(key, (guard, launch if fold is None else _folded(launch, views, names, fold.of_any())))
 
 
 _Shape = tuple[int, ...]

@@ -200,6 +200,23 @@ class Problem(_Fields):
         vars(made)["extents"] = self.extents  # they are known by now
         return made
 
+    def with_rows(self, rows: int) -> Problem:
+        """The same product of two dims with so many rows, whose outputs are to be allocated. Each extent of A and of
+        operands that is equal to the number of rows is taken for it."""
+        old, extents = self.extents["m"], {**self.extents, "m": rows}
+
+        def changed(info: Any) -> Any:
+            if old not in getattr(info, "shape", ()):
+                return info
+            return info._replace(shape=tuple([rows if extent == old else extent for extent in info.shape]))
+
+        operands, scales = (
+            tuple([(name, changed(info)) for name, info in one]) for one in (self.operands, self.scales)
+        )
+        made = self._replace(a=changed(self.a), operands=operands, scales=scales)
+        vars(made)["extents"] = extents
+        return made
+
     @property
     def accum_dims(self) -> Dims:
         """accum as the user sees it: (l, m, n), or (m, n) without a batch."""

@@ -28,7 +28,6 @@ from epifuse.plan import Plan
 from epifuse.plan.destinations import reach
 from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.providers import WORKSPACE, Runner, Step
-from epifuse.request.alike import Guard
 from epifuse.request.problem import HostNumber, Problem, dense
 from epifuse.request.signature import Call
 
@@ -298,35 +297,33 @@ _PREPARED: LRU[Hashable, Any] = LRU(1024)
 """By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
 
 Where an output given and another tensor lie within each other's reach, their distances are part of the key.
-By how a call was written, see `pytorch.again`: what its tensors looked like, and what launches it.
+By how a call was written, see `pytorch.again`: what its tensors looked like, and what launches it. By the signature
+without the number of rows, see `rows`: what chooses a kernel by it, and the calls prepared for some number.
 """
-
-
-Again = tuple[Guard, Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
 
 _MOST_ALIKE = 4
 """Kinds of tensors of one shape that a call may come with: frozen and trained layers, other strides."""
 
 
-def find_again(key: Hashable) -> tuple[Again, ...]:
-    """What `remember_again` kept for `key`, the newest first."""
+def find_all(key: Hashable) -> tuple[Any, ...]:
+    """What `remember_beside` kept for `key`, the newest first."""
     try:
         return _PREPARED.get(key) or ()
     except TypeError:  # an option of a type that cannot be right
         return ()
 
 
-def remember_again(key: Hashable, known: Again) -> None:
-    """Keep what launches a call that is written so, where its tensors are alike, beside others like it."""
-    others = find_again(key)
+def remember_beside(key: Hashable, known: Any) -> None:
+    """Keep what serves some calls of this key, beside what serves others."""
+    others = find_all(key)
     _PREPARED.drop(key, others)
     _PREPARED.put(key, (known, *others))
 
 
 def is_full(key: Hashable) -> bool:
-    """Whether no further kind of tensors is kept for `key`: calls that come with ever more would else pay each time."""
-    return len(find_again(key)) == _MOST_ALIKE
+    """Whether nothing further is kept for `key`: ever more kinds of tensors would make each call pay for keeping."""
+    return len(find_all(key)) == _MOST_ALIKE
 
 
 def find(call: Call) -> Ready | None:

@@ -237,4 +237,4 @@ def _answers(
             with_other_rows=tuple if bits is None else partial(others, None if found.design.swapped else bits),
         )
 
-    return Answers(able, costs, allocation, lambda: refusals)
+    return Answers(able, costs, allocation, lambda: refusals, partial(size.of_rows, carried))

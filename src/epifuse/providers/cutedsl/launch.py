@@ -31,7 +31,8 @@ class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
     `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the
-    bytes 0 and 1 that the kernel reads and writes.
+    bytes 0 and 1 that the kernel reads and writes. `by_rows` where the first extent is that of M, and nothing else
+    depends on it.
     """
 
     shape: tuple[int, ...]
@@ -39,24 +40,31 @@ class View(NamedTuple):
     same: bool = False
     start: int = 0
     mask: bool = False
+    by_rows: bool = False
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so."""
-        shape, strides, _, start, mask = self
+        shape, strides, _, start, mask, _ = self
         return seen_as(tensor.view(torch.uint8) if mask else tensor, shape, strides, start)
 
     @property
-    def make(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    def make(self) -> View | None:
         """What makes it; None where the tensor is handed over itself: whether that wants a gradient, tvm-ffi does not
         ask."""
-        return None if self.same else self.of
+        return None if self.same else self
+
+    def with_rows(self, rows: int) -> View:
+        """The same of a problem with so many rows."""
+        return self._replace(shape=(rows, *self.shape[1:])) if self.by_rows else self
 
     @staticmethod
-    def beside(own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> View:
+    def beside(
+        own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0, *, by_rows: bool = False
+    ) -> View:
         """The view of a tensor, which knows whether it is the tensor itself."""
         mask = own.dtype is torch.bool
         same = shape == own.shape and strides == own.strides and not mask and not start
-        return View(shape, strides, same, start, mask)
+        return View(shape, strides, same, start, mask, by_rows)
 
 
 class GpuKernel:
@@ -82,6 +90,17 @@ class GpuKernel:
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters = 0
+
+    def with_rows(self, rows: int) -> GpuKernel | None:
+        """The same of a problem that differs in its rows alone; None where more than extents depends on them."""
+        if self.empty or self.prints or self.zeros or self.workspace_bytes:
+            return None
+        made = GpuKernel.__new__(GpuKernel)
+        vars(made).update(vars(self))
+        made.a = self.a.with_rows(rows)
+        made.of_a = made.a.make
+        made.operands, made.outputs = _with_rows(self.operands, rows), _with_rows(self.outputs, rows)
+        return made
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
@@ -120,7 +139,7 @@ class GpuKernel:
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
         none, index, function, of_a = self.none, self.index, self.function, self.of_a
-        of_b = self.b.of if turned else self.of_b
+        of_b = self.b if turned else self.of_b
         reads = [(names.index(name) + 2, make) for name, make in self.operands]
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
@@ -168,7 +187,7 @@ class GpuKernel:
     def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""
         of_a, of_b = (torch.zeros(self.zeros, dtype=like.dtype, device=like.device) for like in (a, b))
-        return self.a.of(of_a), self.b.of(of_b)
+        return self.a(of_a), self.b(of_b)
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -226,9 +245,12 @@ def _nothing_given() -> Any:
     return tvm_ffi.Array(())
 
 
-_Make = Callable[[torch.Tensor], torch.Tensor] | None
-_Made = tuple[tuple[str, _Make], ...]
+_Made = tuple[tuple[str, View | None], ...]
 _Printed = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+def _with_rows(made: _Made, rows: int) -> _Made:
+    return tuple([(name, None if view is None else view.with_rows(rows)) for name, view in made])
 
 
 def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Printed]:
@@ -246,8 +268,8 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
     product = multiplied(swap.problem_of(given) if swapped else given, design.rewritten)
     first, second = (product.b, product.a) if swapped else (product.a, product.b)
     extents, batched = product.extents, product.batched
-    operands: list[tuple[str, _Make]] = []
-    outputs: list[tuple[str, _Make]] = []
+    operands: list[tuple[str, View | None]] = []
+    outputs: list[tuple[str, View | None]] = []
     printed: list[tuple[str, tuple[int, ...], torch.dtype]] = []
     for program in found.source.programs:
         problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
@@ -279,7 +301,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
         )
     )
     # Python's garbage collector does not visit a tuple that holds names and None alone.
-    return a, b, tuple(operands), tuple(outputs), tuple(printed)
+    return a._replace(by_rows=True), b, tuple(operands), tuple(outputs), tuple(printed)
 
 
 def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
@@ -319,7 +341,7 @@ def _full(
             shape = (*shape[:-1], 1)
     if swapped and not any(inner):
         shape, strides = (shape[1], shape[0], *shape[2:]), (strides[1], strides[0], *strides[2:])
-    return View.beside(own, shape, strides, found.start)
+    return View.beside(own, shape, strides, found.start, by_rows=not inner[0])
 
 
 def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, swapped: bool) -> View:

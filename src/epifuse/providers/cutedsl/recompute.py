@@ -28,7 +28,7 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
     # Which of both is taken would follow from M, and they merge rows differently.
     invariant = problem.constraints.batch_invariant and len(answers.specs) > 0
     if invariant or not (problem.constraints.allow_recompute and ways.found):
-        return Answers(*answers[:3], lambda: [ways.refused(one) for one in answers.refusals()])
+        return answers._replace(refusals=lambda: [ways.refused(one) for one in answers.refusals()])
     own = _by_name(answers)
     return Answers.of([(spec, ways.settled(own[spec.name])) for spec in specs])
 

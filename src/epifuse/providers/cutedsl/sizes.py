@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.base.target import Target
-from epifuse.providers.cutedsl import weave
+from epifuse.providers.cutedsl import swap, weave
 from epifuse.providers.cutedsl.design import WGMMA
 from epifuse.providers.cutedsl.family import FAMILIES, Carried, Family, cuts, family_of
 from epifuse.providers.cutedsl.heuristic import Priced, costs, priced
@@ -38,11 +38,19 @@ class Placed(NamedTuple):
     instruction: str
 
 
+_COUNTED = 1 << 20
+"""So many rows, and as many columns, have tiles that are counted in 32 bits; see `inputs.uncounted`."""
+
+
 class Sized:
     """A family where all of a problem is known but its rows, from which alone follows what its kernels cost."""
 
-    def __init__(self, family: Family, problem: Problem) -> None:
-        self.family = family
+    def __init__(self, family: Family, problem: Problem, placed: Placed) -> None:
+        self.family, work, columns = family, placed.work, placed.others[0]
+        # For fewer rows A and B may change places.
+        is_open = placed.rows == 2 and not (work.is_swapped or problem.batched) and columns <= _COUNTED
+        self._rows = range(swap.most_rows(problem) + 1, _COUNTED if is_open else 0)
+        self._cuts = placed.cuts if work.reduces_axes else None
         self._problem = weave.problem_of(family.work.order, problem, family.work.typed)
         self._priced: tuple[Carried, list[Priced]] | None = None
 
@@ -52,12 +60,20 @@ class Sized:
             self._priced = known = carried, priced(carried.rates, self._problem)
         return costs(known[1], rows)
 
+    def of_rows(self, carried: Carried, rows: int) -> list[float] | None:
+        """The same where so many rows change nothing else: which kernels there are, and what they compute."""
+        if rows not in self._rows:
+            return None
+        if self._cuts is not None and cuts({**self._problem.extents, "m": rows}, swapped=False) != self._cuts:
+            return None
+        return self.costs(carried, rows)
+
 
 def sized(work: Lowered, problem: Problem, *, instruction: str = WGMMA) -> Sized:
     """The problem's family, of the kernels that multiply by this instruction, at its size."""
     placed = _placed(work, problem, instruction)
     found: Sized | None = FAMILIES.get(placed)
-    return found or FAMILIES.put(placed, Sized(family_of(work, problem, instruction), problem))
+    return found or FAMILIES.put(placed, Sized(family_of(work, problem, instruction), problem, placed))
 
 
 def _placed(work: Lowered, problem: Problem, instruction: str) -> Placed:
