@@ -10,13 +10,14 @@ import epifuse as ef
 from epifuse.base.cache import forget
 from epifuse.base.errors import EpifuseError
 from epifuse.base.target import TARGETS
-from epifuse.plan import settle
+from epifuse.plan import Plan, Selection, settle
 from epifuse.providers import candidates, cutedsl
 from epifuse.providers.cutedsl import launch
 from epifuse.request.options import USUAL
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime import rows, run
 from epifuse.runtime.arguments import parsed
+from epifuse.runtime.background import Choice, Outcome
 from epifuse.runtime.launch import Prepared
 from tests.passes import test_pipeline
 
@@ -73,10 +74,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     like = rows.like
 
-    def seen(call: Call) -> Prepared | None:
-        if (prepared := like(call)) is not None:
+    def seen(call: Call) -> rows.Found | None:
+        if (known := like(call)) is not None:
             found.append(call.request.a.shape[0])
-        return prepared
+        return known
 
     monkeypatch.setattr(run.rows, "like", seen)
     return found
@@ -151,6 +152,24 @@ def test_destinations_are_planned(launched, taken):
     for m in (500, 600):
         run.run(request("def epi(accum): D = accum; return D", m, D=torch.empty(m, N, dtype=BF16)))
     assert not taken
+
+
+def test_a_stand_in_serves_until_the_better_kernel_is_there(launched, taken, monkeypatch):
+    text, until = "def epi(accum, bias): D = relu(accum + bias); return D", Outcome()
+
+    def choose(best: Plan, selection: Selection) -> Choice:
+        return Choice(best) if until.done() else Choice(next(selection.stand_ins()), until)
+
+    monkeypatch.setattr(run, "choose", choose)
+    for m in (1000, 1001):
+        run.run(request(text, m))
+    assert (taken, len({kernel for kernel, _ in launched})) == ([1001], 1)
+    assert run.find(describe(request(text, 1001))) is not None
+    until.set_result(None)
+    assert run.find(describe(request(text, 1001))) is None
+    for m in (1001, 1002):
+        run.run(request(text, m))
+    assert (taken, len({kernel for kernel, _ in launched})) == ([1001, 1002], 2)
 
 
 def test_any_rows_serve_each_other(launched, taken):

@@ -7,59 +7,67 @@ key of what they do not decide; what they do decide, `Answers.of_rows` tells.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from epifuse.passes.structure import reads_rows
-from epifuse.plan import Answers, Selection
+from epifuse.plan import Answers, Plan, Selection
 from epifuse.plan.settle import Settled
 from epifuse.request.signature import Call
 from epifuse.runtime.launch import Prepared, find_all, is_full, outputs_of, remember_beside
 
 
+class Found(NamedTuple):
+    """A prepared call. If it runs on a stand-in, `until` is done once there may be a better kernel."""
+
+    prepared: Prepared
+    until: Future[Any] | None
+
+
 class _Known(NamedTuple):
-    """What was found for one number of rows, and the calls that are prepared so far, by the place of their kernel."""
+    """What was found for one number of rows, and what calls ran on so far, by the place of the best kernel."""
 
     answers: Answers
-    prepared: dict[int, Prepared]
+    found: dict[int, Found]
 
 
-def like(call: Call) -> Prepared | None:
-    """What launches the call, if one was prepared that differs in its rows alone and takes the same kernel."""
+def like(call: Call) -> Found | None:
+    """What serves the call, if one was prepared that differs in its rows alone, and whose best kernel is the same."""
     if (key := _key(call)) is None:
         return None
     rows = call.request.a.shape[0]
     for known in find_all(key):
         if (costs := known.answers.of_rows(rows)) is not None:
-            prepared = known.prepared.get(costs.index(min(costs)))
-            return None if prepared is None else _with_rows(prepared, rows)
+            found = known.found.get(costs.index(min(costs)))
+            return None if found is None else _with_rows(found, rows)
     return None
 
 
-def _with_rows(known: Prepared, rows: int) -> Prepared | None:
-    """The same for so many rows; None where its kernel is not ready for any number of them."""
-    make = getattr(known.runner, "with_rows", None)
-    runner = None if make is None else make(rows)
+def _with_rows(found: Found, rows: int) -> Found | None:
+    """The same for so many rows; None where its kernel does not serve any number, or a better one is there."""
+    (known, until), make = found, getattr(found.prepared.runner, "with_rows", None)
+    runner = None if make is None or (until is not None and until.done()) else make(rows)
     if runner is None:
         return None
     plan = known.plan.with_rows(rows)
     outputs = outputs_of(plan.graph, plan.problem)
-    return Prepared(plan, runner, known.kinds, outputs, known.accumulates, known.is_final)
+    return Found(Prepared(plan, runner, known.kinds, outputs, known.accumulates, known.is_final), until)
 
 
-def remember(call: Call, settled: Settled, selection: Selection, prepared: Prepared) -> None:
-    """Keep what was planned for a call, for others that differ in their rows alone."""
+def remember(call: Call, settled: Settled, selection: Selection, best: Plan, found: Found) -> None:
+    """Keep what a call runs on whose `best` plan is known, for others that differ in their rows alone."""
     able = [answers for answers in selection.answers if answers.specs]
     rows = settled.problem.extents["m"]
-    if len(able) != 1 or able[0].of_rows(rows) is None or not _is_open(call, settled, prepared):
+    if len(able) != 1 or able[0].of_rows(rows) is None or not _is_open(call, settled):
         return
-    key, place = _key(call), able[0].specs.index(prepared.plan.spec)
+    key, place = _key(call), able[0].specs.index(best.spec)
     try:
         for known in find_all(key):
             if known.answers.of_rows(rows) is not None:
-                known.prepared[place] = prepared
+                known.found[place] = found
                 return
         if not is_full(key):
-            remember_beside(key, _Known(able[0], {place: prepared}))
+            remember_beside(key, _Known(able[0], {place: found}))
     except TypeError:  # an option that is no key, as a list of names
         return
 
@@ -73,15 +81,13 @@ def _key(call: Call) -> Hashable:
     return ("any rows", *[None if fact == rows else fact for fact in call.signature])
 
 
-def _is_open(call: Call, settled: Settled, prepared: Prepared) -> bool:
+def _is_open(call: Call, settled: Settled) -> bool:
     """Whether the number of rows is in the signature as extents of A and of operands alone, and decides no check."""
-    problem, _ = settled
+    problem, parsed = settled.problem, call.request.parsed
     rows, (a, b, *others) = problem.extents["m"], call.infos
     fixed = (a.shape[-1], *a.strides, *b.shape, *b.strides, *(step for info in others for step in info.strides))
-    parsed = call.request.parsed
     return (
-        prepared.is_final
-        and not problem.constraints.tune
+        not problem.constraints.tune
         and not problem.batched
         and rows not in fixed
         and call.tensors.keys().isdisjoint(parsed.output_names)

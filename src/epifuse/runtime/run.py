@@ -84,9 +84,9 @@ def planned(call: Call) -> dict[str, torch.Tensor]:
     """The outputs by name, of a call that was not seen before, and that autograd is not to record."""
     if call.recorded:
         require_unrecorded(call)
-    if (prepared := rows.like(call)) is not None:
-        outputs = prepared.launch(call)
-        remember(call, prepared)
+    if (found := rows.like(call)) is not None:
+        outputs = found.prepared.launch(call)
+        remember(call, *found)
         return outputs
     call.request.options.check()
     call = looked_at(call)
@@ -110,7 +110,7 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
         return _fall_back(call, settled, [str(error)])
     outputs = prepared.launch(call)
     remember(call, prepared, until)
-    rows.remember(call, settled, selection, prepared)
+    rows.remember(call, settled, selection, selection.best, rows.Found(prepared, until))
     return outputs
 
 
