@@ -89,6 +89,31 @@ def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tm
     assert "injected" not in report
 
 
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        "def epi(accum, wide): D = accum + wide; return D",
+        "def epi(accum, bias, wide): D = gelu(accum + bias) + wide; return D",
+        "def epi(accum, wide): D = dgelu(accum, wide); return D",
+        "def epi(accum, C, E): D = silu(accum * C) + E; return D",
+        "def epi(accum, wide): D = accum + wide; t = absmax(D); return D, t",
+    ],
+)
+def test_six_fragments_fit_beside_160_accumulators(epilogue, capfd, tmp_path):
+    """As a gradient that is added onto one of float32."""
+    m, n, k = 640, 4096, 2048
+    given = {"wide": torch.empty(m, n), "bias": torch.empty(n, dtype=BF16)}
+    given |= dict.fromkeys("CE", torch.empty(m, n, dtype=BF16))
+    used = {name: tensor for name, tensor in given.items() if name in epilogue.partition(")")[0]}
+    made = ef.EpilogueArguments.partial(epilogue, used)
+    a, b = torch.empty(k, m, dtype=BF16).t(), torch.empty(k, n, dtype=BF16)
+    args = ef.GemmArguments(a, b, epilogue=made, out_dtypes={"D": torch.float32})
+    design = next(design for design in DESIGNS if (design.tile, design.cluster) == ((128, 160), (2, 1)))
+    program, _, _ = built(args, tmp_path, design)
+    assert sum(access.dtype.itemsize for access in (*program.coming, *program.stores) if access.travels.staged) >= 6
+    assert set(spills(capfd.readouterr().err)) == {0}
+
+
 @pytest.fixture
 def reporting(monkeypatch, tmp_path, capfd):
     """Kernels are compiled anew, and the compiler reports on them; `capfd` has what it said."""

@@ -123,7 +123,8 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
         return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
-    if fragments > tuned.ROOM_BESIDE_192.value:
+    room = tuned.ROOM_BESIDE_192 if _accumulators(design) > _WIDE else tuned.ROOM_BESIDE_160
+    if fragments > room.value:
         return "its accumulator leaves too few registers for so many operands and outputs"
     if any(access.dtype.itemsize == 8 for access in program.stores if access.travels.by_value):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
@@ -156,7 +157,7 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
     return _accumulators(design) > _ROOMY and _fragments(program) > room.value
 
 
-_ROOMY = 64  # registers of a thread
+_ROOMY, _WIDE = 64, 160  # registers of a thread
 
 
 def _accumulators(design: Design) -> int:
