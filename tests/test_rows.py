@@ -148,6 +148,22 @@ def test_steps_as_long_as_the_rows_are_planned(launched, taken):
     assert not taken
 
 
+def test_as_many_rows_as_blocks_of_k_are_planned(launched, taken):
+    """Whose scales are checked by their shape."""
+    blocks, scales = 520, torch.ones(700, 700)
+    b = torch.zeros(512, 128 * blocks).to(torch.float8_e4m3fn).t()
+
+    def scaled(m: int) -> Any:
+        a = torch.zeros(m, 128 * blocks).to(torch.float8_e4m3fn)
+        return ef.gemm(ef.Scaled(a, scales[:m, :m]), b, out_dtypes=BF16)
+
+    scaled(blocks)
+    for m in (521, 528, 600, 640):
+        with pytest.raises(EpifuseError, match="the scales of"):
+            scaled(m)
+    assert not taken
+
+
 def test_destinations_are_planned(launched, taken):
     for m in (500, 600):
         run.run(request("def epi(accum): D = accum; return D", m, D=torch.empty(m, N, dtype=BF16)))

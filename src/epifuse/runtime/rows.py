@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from epifuse.passes.structure import reads_rows
 from epifuse.plan import Answers, Plan, Selection
 from epifuse.plan.settle import Settled
+from epifuse.request.scaled import SCALES
 from epifuse.request.signature import Call
 from epifuse.runtime.launch import Prepared, find_all, is_full, outputs_of, remember_beside
 
@@ -85,7 +86,10 @@ def _is_open(call: Call, settled: Settled) -> bool:
     """Whether the number of rows is in the signature as extents of A and of operands alone, and decides no check."""
     problem, parsed = settled.problem, call.request.parsed
     rows, (a, b, *others) = problem.extents["m"], call.infos
-    fixed = (a.shape[-1], *a.strides, *b.shape, *b.strides, *(step for info in others for step in info.strides))
+    fixed = [a.shape[-1], *a.strides, *b.shape, *b.strides, *(step for info in others for step in info.strides)]
+    lying = dict(zip(call.tensors, others, strict=True))
+    for name, first in zip(SCALES, (1, 0), strict=True):  # those of A have rows
+        fixed += lying[name].shape[first:] if name in lying else ()
     return (
         not problem.constraints.tune
         and not problem.batched
