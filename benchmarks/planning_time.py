@@ -8,7 +8,7 @@ The epilogues are known by then, only M is new, or was evicted from every cache 
 over the extents, with the 10th and the 90th percentile: the host's spread is wide, and a first M of a class of extents
 takes as long as all planning once did. Each call is made once more; the difference is taken call by call.
 
-Hosts differ by a factor of four: a loop of Python that adds a thousand numbers is timed beside.
+Hosts run Python at different speeds: a loop that adds a thousand numbers is timed as well, to compare them.
 
 On a GPU with an empty store of kernels, workers compile beside the first calls and take caches and cores from them: a
 second run shows planning alone.

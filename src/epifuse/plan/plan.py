@@ -111,8 +111,8 @@ class Refusal:
         return f"{self.kernel}: {self.reason}"
 
 
-def _depends(rows: int) -> None:
-    """What is not known to be the same with other rows."""
+def _unknown(rows: int) -> None:
+    """The costs with other rows, of a provider that does not tell them."""
 
 
 class Answers(NamedTuple):
@@ -120,15 +120,15 @@ class Answers(NamedTuple):
 
     `costs` are those of the allocations, in the order of `specs`: the lowest is best. An allocation is made where its
     plan is looked at, and a refusal told where somebody asks: of thirty designs one runs.
-    `of_rows` are the costs of the same problem with so many rows, where nothing else of the answers depends on them;
-    None where something does.
+    `of_rows` gives the costs of the same problem with another number of rows. It gives None where more than the costs
+    would change with that number, or where this is not known.
     """
 
     specs: Sequence[KernelSpec]
     costs: Sequence[float]
     allocation: Callable[[int], Allocation]
     refusals: Callable[[], Sequence[Refusal]]
-    of_rows: Callable[[int], Sequence[float] | None] = _depends
+    of_rows: Callable[[int], Sequence[float] | None] = _unknown
 
     @staticmethod
     def of(answers: Iterable[tuple[KernelSpec, Allocation | Refusal]]) -> Answers:

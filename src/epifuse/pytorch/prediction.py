@@ -5,14 +5,14 @@ and computes. Where a row is spread over the CTAs of a cluster, which wait for e
 overlaps the product and memory, but not the end of a tile with the next one. Inductor's loops take as long as their
 bytes or as their instructions, whichever is longer.
 
-Five constants are fitted to drawn sites, 200 on an H100 and 69 on two H200 (benchmarks/results/sites_h100.json,
+Four constants are fitted to drawn sites, 200 on an H100 and 69 on two H200 (benchmarks/results/sites_h100.json,
 sites.json and sites_second.json, without those for which planning chooses another kernel now). docs/pytorch.md has the
 errors.
 """
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil, prod, sqrt
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
@@ -131,9 +131,6 @@ _OVERLAP = 1.5
 """The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse."""
 _IN_THE_WAY = 0.1
 """The part of the time of loading the epilogue's operands that the main loop does not hide."""
-_IDLE = 0.25
-"""The exponent of the plan's time beside that of a product without idle multiprocessors. With half, 1.3 % is lost on
-the H100 and not 0.7: products with K = 16384 were fused too rarely."""
 _COLUMNS = 0.7e-6
 """Seconds for each wave of tiles in which columns are reduced, between warps that wait for each other, and for the
 kernel that merges the tiles' results."""
@@ -158,8 +155,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     else:
         waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
         shown = (computing + operands) / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
-        # Idle multiprocessors leave power and L2 to the others: between the plan's time and what all would take.
-        own = _norm(planned**_IDLE * product ** (1 - _IDLE), moving, computing) + shown
+        # Idle multiprocessors leave power and L2 to the others: a mean of the plan's time and of what all would take.
+        own = _norm(sqrt(planned * product), moving, computing) + shown
     return Prediction(own + parts.loops_fused / memory, apart)
 
 

@@ -84,7 +84,7 @@ def planned(call: Call) -> dict[str, torch.Tensor]:
     """The outputs by name, of a call that was not seen before, and that autograd is not to record."""
     if call.recorded:
         require_unrecorded(call)
-    if (found := rows.like(call)) is not None:
+    if (found := rows.like(call)) is not None:  # all that the checks below depend on is in its key
         outputs = found.prepared.launch(call)
         remember(call, *found)
         return outputs

@@ -210,7 +210,7 @@ ROOM_BESIDE_160 = Tuned(
     6,
     "fragments of 16 bits a value",
     ("test_six_fragments_fit_beside_160_accumulators",),
-    "More may spill beside 160 accumulators a thread: an exact gelu beside three operands spills 260 bytes.",
+    "More may spill beside 160 accumulators a thread.",
 )
 ROOM_BESIDE_128 = Tuned(
     13,
