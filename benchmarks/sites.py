@@ -309,7 +309,7 @@ def main() -> int:
 
 
 def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")  # str: a target
+    path.write_text(json.dumps(value, default=str) + "\n", encoding="utf-8")  # str: a target
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from site_cases import Case, gelu, graph_of, relu_backward
+from site_cases import Case, gelu, graph_of, relu_backward, softmax
 
 from epifuse.base.processors import GPUS
 from epifuse.base.target import CPU, TARGETS, Target
@@ -90,6 +90,20 @@ def test_a_dearer_plan_costs(site: Site) -> None:
 def test_waiting_for_rows_costs(site: Site) -> None:
     if site.target != CPU:
         assert gain(site._replace(waits=True)) < gain(site)
+
+
+def test_operands_wait_with_the_rows(site: Site) -> None:
+    """They cost more than what is written, and more than where the main loop hides them."""
+    if site.target == CPU:
+        return
+
+    def more(field: str, *, waits: bool) -> float:
+        given = site._replace(waits=waits)
+        moves = given.moved._replace(**{field: getattr(given.moved, field) + (100 << 20)})
+        return predicted(given._replace(moved=moves)).fused - predicted(given).fused
+
+    assert more("operands", waits=True) > more("outputs", waits=True)
+    assert more("operands", waits=True) > more("operands", waits=False)
 
 
 def test_reducing_columns_costs(site: Site) -> None:
@@ -177,6 +191,19 @@ def test_instructions_are_those_of_the_machine_code() -> None:
     """Inductor's kernel for gelu has 40 a value (loop_instructions.json)."""
     case = Case(0, "mm", gelu, (256, 4096), 1024, torch.bfloat16, wide=False, by_columns=True)
     assert 36 <= moves_of(case, H200).instructions / (256 * 4096) <= 44
+
+
+def test_a_long_row_is_computed_twice() -> None:
+    """Inductor holds a row of up to 1024 values in registers, in lanes whose number is a power of two."""
+
+    def each(wide: int) -> float:
+        case = Case(0, "mm", softmax, (256, wide), 512, torch.bfloat16, wide=False, by_columns=True)
+        return moves_of(case, H200).instructions / (256 * wide)
+
+    assert each(640) == pytest.approx(1.6 * each(512))
+    assert each(512) == each(1024)
+    assert each(2048) == each(4096) == pytest.approx(2 * each(1024))
+    assert each(1536) == pytest.approx(each(2048) / 0.75)
 
 
 ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.group == "activation"]

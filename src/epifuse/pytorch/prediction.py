@@ -1,18 +1,18 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
 On a GPU a fused kernel overlaps the product, memory and arithmetic, but for what the epilogue of the last tiles reads
-and computes. Where a row is spread over the CTAs of a cluster, which wait for each other, nothing overlaps. cuBLAS
-overlaps the product and memory, but not the end of a tile with the next one. Inductor's loops take as long as their
-bytes or as their instructions, whichever is longer.
+and computes. Where a row is spread over the CTAs of a cluster, which wait for each other, nothing overlaps, and
+operands come at half of memory's rate, by a fit. cuBLAS overlaps the product and memory, but not the end of a tile with
+the next one. Inductor's loops take as long as their bytes or as their instructions, whichever is longer.
 
-Four constants are fitted to drawn sites, 200 on an H100 and 69 on two H200 (benchmarks/results/sites_h100.json,
-sites.json and sites_second.json, without those for which planning chooses another kernel now). docs/pytorch.md has the
-errors.
+Five constants are fitted to drawn sites, 400 on an H100 and 65 on two H200 (benchmarks/results/sites_h100.json,
+sites_h100_second.json, sites.json and sites_second.json, without those for which planning chooses another kernel now).
+docs/pytorch.md has the errors.
 """
 
 from __future__ import annotations
 
-from math import ceil, prod, sqrt
+from math import ceil, prod
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
@@ -129,6 +129,10 @@ _BY_LANES = 0.84
 """Of the multiply-adds of all lanes, by cuBLAS's float32 products: 48 to 49 TFLOP/s (full_float32_h100.json)."""
 _OVERLAP = 1.5
 """The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse."""
+_OF_PLAN = 0.25
+"""The weight of the plan's time in its geometric mean with what all multiprocessors would take: idle ones leave power
+and L2 to the others. With K = 16384 the plan's time was 1.14 of that, and fused kernels took 1.00 to 1.03 of cuBLAS's
+product (sites_h100_second.json)."""
 _IN_THE_WAY = 0.1
 """The part of the time of loading the epilogue's operands that the main loop does not hide."""
 _COLUMNS = 0.7e-6
@@ -151,12 +155,12 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     moving = (site.factors + parts.operands + parts.outputs) / memory
     computing, operands = site.work / rates.instructions_a_second, parts.operands / memory
     if site.waits:
-        own = planned + moving + computing
+        own = planned + moving + operands + computing
     else:
-        waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
-        shown = (computing + operands) / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
-        # Idle multiprocessors leave power and L2 to the others: a mean of the plan's time and of what all would take.
-        own = _norm(sqrt(planned * product), moving, computing) + shown
+        busy = extents.tiles(extents.tile) / rates.multiprocessors
+        waves = max(1.0, busy)
+        shown = computing / busy + operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
+        own = _norm(planned**_OF_PLAN * product ** (1 - _OF_PLAN), moving, computing) + shown
     return Prediction(own + parts.loops_fused / memory, apart)
 
 
