@@ -306,7 +306,7 @@ def _errors(case: Case, call: Callable[[], Any], x: Operands) -> list[float]:
 
 def _write(path: Path, saved: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(saved, indent=1) + "\n")
+    path.write_text(json.dumps(saved) + "\n")
 
 
 if __name__ == "__main__":
