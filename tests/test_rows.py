@@ -83,8 +83,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def request(source: Any, m: int, n: int = N, **given: Any) -> Request:
-    a, b = torch.empty(m, K, dtype=BF16), torch.empty(n, K, dtype=BF16).t()
+def request(source: Any, m: int, n: int = N, k: int = K, **given: Any) -> Request:
+    a, b = torch.empty(m, k, dtype=BF16), torch.empty(n, k, dtype=BF16).t()
     epilogue, known = parsed(source), operands(m)
     named = {name: known[name] for name in epilogue.parameters if name in known}
     return Request(a, b, epilogue, {**named, **given}, USUAL)
@@ -131,6 +131,24 @@ def test_what_serves_is_what_is_planned_anew(name, launched, taken):
         assert shown(given) == shown(wanted)
     assert not set(taken) & {1, 64, 128}
     assert taken or name not in OPEN
+
+
+@pytest.mark.parametrize("first", [300, 200, 64])
+def test_rows_whose_best_kernel_exchanges_a_and_b(first, launched, taken):
+    """It is among those that a call with few rows does not have, and serves as any other."""
+    text, swapped = "def epi(accum, bias): D = gelu(accum + bias); return D", set()
+    for m in (first, 290, 298, 256, 257, 3000, 129, 306, 1000, 299):
+        one = request(text, m, n=6144, k=4096, bias=torch.empty(6144))
+        run.run(one)
+        served, expected = run.find(describe(one)), anew(one)
+        assert looks(served) == looks(expected)
+        swapped |= {m} if expected.plan.spec.design.swapped else set()
+        served.launch(describe(one))
+        expected.launch(describe(one))
+        (text_served, given), (text_wanted, wanted) = launched[-2:]
+        assert text_served == text_wanted
+        assert shown(given) == shown(wanted)
+    assert swapped & set(taken)
 
 
 def test_extents_that_become_equal_are_planned(launched, taken):
