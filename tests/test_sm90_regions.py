@@ -187,9 +187,8 @@ def test_a_tile_is_of_one_region():
     """Those whose columns do not divide a bound take a launch for each region, and say so."""
     for design, plan in kernels_of(CASES["biased"]).items():
         divided = 1024 % design.tile[1] == 0 == 1280 % design.tile[1]
-        alone = design.split > 1 or design.swapped
-        assert bool(plan.allocation.launches) == (alone or not divided), design
-        if not divided and not alone:
+        assert bool(plan.allocation.launches) == (design.split > 1 or not divided), design
+        if not divided and design.split == 1:
             why = f"a region begins at column 1024, which is no multiple of the tile's {design.tile[1]} columns"
             assert f"each region of columns takes a launch of its own, because {why}" in str(plan)
 

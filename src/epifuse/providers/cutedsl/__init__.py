@@ -213,7 +213,7 @@ def _swapped(
     other = swap.unfit(problem, few=few) or work.swapped
     if isinstance(other, str):
         answers = _none(specs, other)
-        is_for_more = specs and not few and problem.extents["m"] < swap.LEAST_ROWS
+        is_for_more = not few and swap.is_asked(problem) and problem.extents["m"] < swap.LEAST_ROWS
         return answers._replace(of_rows=swap.still_unfit) if is_for_more else answers
     transposed = swap.problem_of(problem)
     found = sized(other, transposed)

@@ -70,8 +70,8 @@ read B. Eight rows took as long as sixteen."""
 
 WIDE_SWAPPED_DESIGNS = tuple(Design((rows, 128), _ACROSS, True, swapped=True) for rows in (144, 160, 176))
 """Candidates for more rows, with A and B exchanged, as tiles of the result: wgmma has any multiple of 8 of the columns
-that it multiplies, but 64 rows. So 298 rows take two tiles of 160, and three of 128. No GPU has measured them: what
-they take is the model's, of the same tiles with A and B in their places. Beside an operand 192 rows spill 12 bytes."""
+that it multiplies, but 64 rows. So 298 rows take two tiles of 160, and three of 128. No GPU has measured them, so
+they have to be asked for. Beside an operand 192 rows spill 12 bytes."""
 
 
 MULTISTAGE_DESIGNS = tuple(

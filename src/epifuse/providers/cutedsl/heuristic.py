@@ -106,10 +106,8 @@ def _rate(design: Design) -> float:
         return multistage.rate(design)
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
-    factor = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
-    if design.swapped and not design.for_few_rows:
-        factor *= tuned.EXCHANGED_RATE.value
-    return tuned.RATES.value[design.tile, design.pingpong] * factor
+    promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
+    return tuned.RATES.value[design.tile, design.pingpong] * promoted
 
 
 def _exchanging(design: Design) -> float:

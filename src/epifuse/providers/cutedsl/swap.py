@@ -81,11 +81,18 @@ def unfit(problem: Problem, *, few: bool) -> str | None:
     rows, most = problem.extents["m"], most_rows(problem)
     if few:
         return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
+    if not is_asked(problem):
+        return "no GPU has measured its tiles, with A and B exchanged: schedule='swapped' asks for them"
     if {problem.a.dtype.itemsize, problem.b.dtype.itemsize} != {2}:
         return "it is for A and B of 16 bits"
     return (
         f"it is for {LEAST_ROWS} rows and more, with A and B exchanged, and M is {rows}" if rows < LEAST_ROWS else None
     )
+
+
+def is_asked(problem: Problem) -> bool:
+    """Whether the caller wants A and B exchanged."""
+    return problem.constraints.schedule == "swapped"
 
 
 def still_unfit(rows: int) -> tuple[float, ...] | None:

@@ -71,12 +71,6 @@ PROMOTED_RATE: Tuned[Mapping[bool, float]] = Tuned(
     ("promoted-fp8", "promoted-pingpong"),
     "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
 )
-EXCHANGED_RATE = Tuned(
-    0.95,
-    "rate beside the same tile's",
-    MODEL,
-    "With A and B exchanged. Assumed, not measured: the model is wrong by so much for one product in ten.",
-)
 WAVE_HIDDEN = Tuned(0.22, "waves", MODEL, "A multiprocessor begins its next tile before all have ended theirs.")
 EXPOSED_K = Tuned(
     130,
