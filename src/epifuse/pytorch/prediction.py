@@ -131,8 +131,8 @@ _OVERLAP = 1.5
 """The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse."""
 _OF_PLAN = 0.25
 """The weight of the plan's time in its geometric mean with what all multiprocessors would take: idle ones leave power
-and L2 to the others. With K = 16384 the plan's time was 1.14 of that, and fused kernels took 1.00 to 1.03 of cuBLAS's
-product (sites_h100_second.json)."""
+and L2 to the others. With K = 16384 the plan's time was 1.12 to 1.14 of that, and fused kernels took 1.00 to 1.03 of
+cuBLAS's product (sites_h100_second.json)."""
 _IN_THE_WAY = 0.1
 """The part of the time of loading the epilogue's operands that the main loop does not hide."""
 _COLUMNS = 0.7e-6

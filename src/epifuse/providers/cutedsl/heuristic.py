@@ -56,7 +56,7 @@ class Rated(NamedTuple):
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides.
-    - `swapped`: whether A and B are exchanged, and `for_few_rows`: whether for few rows.
+    - `swapped`: whether A and B are exchanged.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
 
@@ -72,7 +72,6 @@ class Rated(NamedTuple):
     spilling: float
     launching: float
     swapped: bool
-    for_few_rows: bool
     parts: Parts | None
     rewritten: Rewritten | None
 
@@ -94,7 +93,6 @@ class Rated(NamedTuple):
             tuned.SPILLING.value if spills else 1.0,
             tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 and not design.in_pairs else 0.0,  # seen on Hopper
             design.swapped,
-            design.for_few_rows,
             Parts.of(design),
             Rewritten.of(design),
         )
@@ -230,8 +228,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
     found = []
     for one in designs:
         lying = _Lying.of(one, problem)
-        price = (_for_few_rows if one.for_few_rows else _exchanged) if one.swapped else _as_it_is
-        rows, beside, l2, memory, rewriting = price(one, lying)
+        rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile
         moved, moved_a_row, moved_again = memory
@@ -276,22 +273,6 @@ def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
 
 
 def _exchanged(one: Rated, lying: _Lying) -> _Prices:
-    """The same where the rows are N here."""
-    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), k = lying
-    batches, height = extents["l"], extents["m"]
-    rows, beyond = -(-height // one.down), tuned.BEYOND.value - 1
-    beside, covered = batches * rows, rows * one.down
-    sent = b_line * beside * one.across * (1 + beyond) + a_line * batches * (covered + beyond * (covered - height))
-    less = b_line * beside * beyond
-    again = tuned.DRIFT.value * max(1 - tuned.DRIFTING_K.value / k, 0.0) if k else 0.0
-    once = 1 - again
-    moved = once * of_a * a * height, once * of_b * b + 2 * batches * height  # D, of 16 bits
-    clusters = again * beside * (one.down * a + one.across * b)
-    few = 0 if one.shares_b else tuned.FEW_COLUMNS.value
-    return one.across, beside, (sent, less, few), (*moved, clusters), (a_written * height, b_written)
-
-
-def _for_few_rows(one: Rated, lying: _Lying) -> _Prices:
     """The rows are N here, and each cluster of them reads the long operand again."""
     extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), _ = lying
     batches, height = extents["l"], extents["m"]
