@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from epifuse.ir import Node
+from epifuse.ir import Graph, Node
 from epifuse.providers.cutedsl.precision import Accuracy
 
 Registers = Literal["few", "some", "many", "most"]
@@ -131,6 +131,12 @@ COSTS: Mapping[str, Cost] = {**LEAVES, **PRIMITIVES, **FAST}
 def name_of(node: Node) -> str:
     """The name of its row."""
     return str(node.attr) if node.op == "call" else node.op
+
+
+def instructions(graph: Graph) -> int:
+    """Of one value of the result, about: of what is computed value by value."""
+    each = [node for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
+    return sum(COSTS[name_of(node)].instructions for node in each)
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from epifuse.base.cache import LRU
@@ -27,6 +27,7 @@ from epifuse.providers.cutedsl import (
     weave,
 )
 from epifuse.providers.cutedsl.accesses import Layout, Sides, carried, layouts, sides
+from epifuse.providers.cutedsl.costs import instructions
 from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design, Rewriting
 from epifuse.providers.cutedsl.designs import (
     MULTISTAGE_SPECS,
@@ -196,10 +197,11 @@ class Family:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
         shares_rows, processor = self.work.shares_rows, self.problem.target.processor
+        rated = partial(Rated.of, processor=processor, instructions=instructions(self.work.stored))
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(Rated.of(found.design, processor, shares_rows=shares_rows, spills=found.spills) for _, found in able),
+            tuple(rated(found.design, shares_rows=shares_rows, spills=found.spills) for _, found in able),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

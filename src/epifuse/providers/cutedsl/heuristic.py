@@ -52,7 +52,8 @@ class Rated(NamedTuple):
     - `down`, `across`: rows and columns of a cluster; `shares_b`: whether several of its CTAs read the same part of B.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
-    - `exposed`: an epilogue that nothing hides takes as long as so many elements along K.
+    - `exposed`: an epilogue that no other tile hides takes as long as so many elements along K.
+    - `epilogue`: the time of one that another tile hides, and that follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides.
@@ -67,7 +68,8 @@ class Rated(NamedTuple):
     resident: int
     byte: float
     byte_of_l2: float
-    exposed: int
+    exposed: float
+    epilogue: float
     tile: float
     spilling: float
     launching: float
@@ -76,9 +78,22 @@ class Rated(NamedTuple):
     rewritten: Rewritten | None
 
     @staticmethod
-    def of(design: Design, processor: Processor, *, shares_rows: bool, spills: bool) -> Rated:
-        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
+    def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
+        """`instructions` of the epilogue for a value; `shares_rows` where values need whole rows, which the CTAs of a
+        cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
+        tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
+        is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
+        launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
+        computing = 0.0  # measured where each CTA has its own rows, on Hopper
+        if not (shares_rows or design.is_simple):
+            computing = (
+                instructions
+                * m
+                * design.columns
+                * processor.operations_a_second
+                / (2 * processor.instructions_a_second)
+            )
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
         return Rated(
             m * cm,
@@ -88,10 +103,11 @@ class Rated(NamedTuple):
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             sent * second / processor.l2_bytes_a_second,
-            0 if design.pingpong else tuned.EXPOSED_K.value,
-            m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0),
+            0.0 if design.pingpong else tuned.EXPOSED_K.value + computing / tile,
+            tuned.BY_ONE_GROUP.value * computing if design.pingpong else 0.0,
+            tile,
             tuned.SPILLING.value if spills else 1.0,
-            tuned.CLUSTER_LAUNCH.value * second if design.ctas > 1 and not design.in_pairs else 0.0,  # seen on Hopper
+            launching,
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
@@ -134,6 +150,7 @@ class Terms(NamedTuple):
     of_l2: float
     sums: float
     spilling: float
+    besides: float
 
     @property
     def multiplied(self) -> float:
@@ -149,6 +166,7 @@ class Terms(NamedTuple):
             "memory": self.reading,
             "L2": self.of_l2,
             "sums of parts of K": self.sums,
+            "launch and last epilogue": self.besides,
         }
         parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
         spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
@@ -167,7 +185,7 @@ class Priced(NamedTuple):
         rewriting A and B  rewritten + rewritten_a_row * R
         sums of parts of K summed * W + handed_over
 
-    `spilling` is the factor for registers that spill, and `launching` what the launch takes besides.
+    `spilling` is the factor for registers that spill, and `besides` what is added to all that.
     """
 
     rows: int
@@ -185,7 +203,7 @@ class Priced(NamedTuple):
     summed: float
     handed_over: float
     spilling: float
-    launching: float
+    besides: float
 
 
 class _Lying(NamedTuple):
@@ -231,6 +249,9 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile
+        wave = max(
+            wave, (wave + one.epilogue) / 2
+        )  # a warp group multiplies, and has its epilogue, while two tiles pass
         moved, moved_a_row, moved_again = memory
         found.append(
             Priced(
@@ -246,7 +267,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
                 summed,
                 handed_over,
                 one.spilling,
-                one.launching,
+                one.launching + one.epilogue,
             )
         )
     return found
@@ -292,7 +313,7 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
     hidden, narrow = tuned.WAVE_HIDDEN.value, tuned.NARROW.value
     for (
         tile, abreast, resident, wave, sent, less, few, moved, moved_a_row, moved_again, rewritten, rewritten_a_row,
-        summed, handed_over, spilling, launching,
+        summed, handed_over, spilling, besides,
     ) in designs:  # fmt: skip
         clusters = -(-rows // tile)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
@@ -303,9 +324,9 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
             of_l2 *= narrow
         reading = moved + moved_a_row * rows + moved_again * clusters
         sums, splitting = waves * summed + handed_over, rewritten + rewritten_a_row * rows
-        # The root as a power: a call would take longer.
-        rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5
-        yield splitting + (rest + sums) * spilling + launching, splitting, multiplying, reading, of_l2, sums, spilling
+        rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5  # a call would take longer
+        cost = splitting + (rest + sums) * spilling + besides
+        yield cost, splitting, multiplying, reading, of_l2, sums, spilling, besides
 
 
 def costs(designs: Iterable[Priced], rows: int) -> list[float]:

@@ -12,6 +12,7 @@ from functools import partial
 
 from epifuse.plan import Allocation, Details, KernelSpec
 from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
+from epifuse.providers.cutedsl.costs import instructions
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.heuristic import Rated, band, cost, estimate, is_long, is_short
@@ -114,7 +115,8 @@ def _allocated(
     spills = any(each.spills for each in arranged)
     spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
     source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
-    rated = Rated.of(found, problem.target.processor, shares_rows=False, spills=spills)
+    computed = max(instructions(program.graph) for program in programs)
+    rated = Rated.of(found, problem.target.processor, computed, shares_rows=False, spills=spills)
     return Allocation(
         design.tile,
         cost(rated, problem),

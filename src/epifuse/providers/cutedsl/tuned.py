@@ -24,6 +24,7 @@ class Tuned(Generic[Value]):
 
 
 MODEL = ("picked_h100.json", "picked_h200.json", "drawn_h100.json", "drawn_h100_second.json")
+EPILOGUES = ("epilogues_h100.json", "epilogues_h200.json")
 SPLITS = ("split_h100.json",)
 SPILLS = ("test_reductions_fit_beside_the_widest_accumulator",)
 
@@ -48,6 +49,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     {
         ((128, 128), True): 0.97,
         ((128, 192), True): 0.96,
+        ((128, 192), False): 0.95,
         ((128, 160), True): 0.96,
         ((64, 256), True): 0.83,
         ((128, 256), False): 0.89,
@@ -74,7 +76,13 @@ EXPOSED_K = Tuned(
     130,
     "elements of 16 bits along K",
     (*MODEL, "trees_of_two_models_h100.json"),
-    "What an exposed epilogue costs, as a longer K: 72 by the fit to plain products, and more where it has more to do.",
+    "What loading and storing an exposed tile costs, as a longer K: 72 by the fit to plain products.",
+)
+BY_ONE_GROUP = Tuned(
+    4,
+    "of the time of an epilogue's instructions",
+    EPILOGUES,
+    "What they take one warp group, by a fit: each of its four warps waits for its own results. Two groups take 1.",
 )
 EPILOGUE_K = Tuned(
     160, "elements of 16 bits along K", ("design_choice.json",), "The same of cuBLAS's, which is exposed as a whole."
