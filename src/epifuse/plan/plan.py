@@ -26,7 +26,8 @@ class Details(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: a text for people, and the cost if A and B were in shared memory already."""
+    """What a plan's cost is made of: a text for people, and the cost if A and B were in shared memory already and
+    the epilogue computed nothing."""
 
     text: str
     multiplied: float

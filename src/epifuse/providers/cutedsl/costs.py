@@ -61,7 +61,7 @@ PRIMITIVES: Mapping[str, Cost] = {
     "exp2": _PLAIN,
     "log": _PLAIN,
     "log2": _PLAIN,
-    "log1p": Cost("some", 140),
+    "log1p": Cost("most", 27),
     "sin": _WAVE,
     "cos": _WAVE,
     "tan": _WAVE,

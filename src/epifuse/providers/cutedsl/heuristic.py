@@ -52,8 +52,9 @@ class Rated(NamedTuple):
     - `down`, `across`: rows and columns of a cluster; `shares_b`: whether several of its CTAs read the same part of B.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
-    - `exposed`: an epilogue that no other tile hides takes as long as so many elements along K.
-    - `epilogue`: the time of one that another tile hides, and that follows the last tile.
+    - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
+    - `shown`, `epilogue`: the time of what a tile's epilogue computes where no other tile hides it, and where one does;
+      then it follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides.
@@ -68,7 +69,8 @@ class Rated(NamedTuple):
     resident: int
     byte: float
     byte_of_l2: float
-    exposed: float
+    exposed: int
+    shown: float
     epilogue: float
     tile: float
     spilling: float
@@ -87,13 +89,8 @@ class Rated(NamedTuple):
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
         computing = 0.0  # measured where each CTA has its own rows, on Hopper
         if not (shares_rows or design.is_simple):
-            computing = (
-                instructions
-                * m
-                * design.columns
-                * processor.operations_a_second
-                / (2 * processor.instructions_a_second)
-            )
+            each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
+            computing = instructions * m * design.columns * each
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
         return Rated(
             m * cm,
@@ -103,7 +100,8 @@ class Rated(NamedTuple):
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             sent * second / processor.l2_bytes_a_second,
-            0.0 if design.pingpong else tuned.EXPOSED_K.value + computing / tile,
+            0 if design.pingpong else tuned.EXPOSED_K.value,
+            0.0 if design.pingpong else computing,
             tuned.BY_ONE_GROUP.value * computing if design.pingpong else 0.0,
             tile,
             tuned.SPILLING.value if spills else 1.0,
@@ -248,7 +246,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         lying = _Lying.of(one, problem)
         rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
-        wave = (lying.k / number + one.exposed) * one.tile
+        wave = (lying.k / number + one.exposed) * one.tile + one.shown
         wave = max(
             wave, (wave + one.epilogue) / 2
         )  # a warp group multiplies, and has its epilogue, while two tiles pass
@@ -346,9 +344,10 @@ def cost(rated: Rated, problem: Problem) -> float:
 
 def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
-    (fields,) = terms(priced((rated,), problem), rows_of(problem, swapped=rated.swapped))
-    found = Terms(*fields)
-    return Estimate(found.told(problem.target.processor), found.multiplied)
+    rows = rows_of(problem, swapped=rated.swapped)
+    (fields,) = terms(priced((rated,), problem), rows)
+    (bare,) = terms(priced((rated._replace(shown=0.0, epilogue=0.0),), problem), rows)
+    return Estimate(Terms(*fields).told(problem.target.processor), Terms(*bare).multiplied)
 
 
 def _shares(problem: Problem) -> tuple[float, float]:

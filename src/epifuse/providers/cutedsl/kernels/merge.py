@@ -49,7 +49,8 @@ class Finish:
         self.axis, self.batched = "".join(sorted(step.axes - {"l"})), "l" in step.axes
         self.reductions = partials.reductions_of(program.graph)
         self.elements = ELEMENTS if self.axis else 1
-        self.warps = tuned.MERGING_WARPS.value
+        few = design.swapped and self.axis == "n"  # rows of the result, as A and B are exchanged
+        self.warps = (tuned.MERGING_FEW if few else tuned.MERGING_WARPS).value
         self.lanes = self.warps * WARP // self.elements
         self.needed = step.merged
         words = sum(self.reductions[number].words for number in self.needed)
