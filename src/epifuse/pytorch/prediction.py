@@ -6,7 +6,7 @@ operands come at half of memory's rate, by a fit. cuBLAS overlaps the product an
 the next one. Inductor's loops take as long as their bytes or as their instructions, whichever is longer.
 
 Five constants are fitted to drawn sites, 400 on an H100 and 65 on two H200 (benchmarks/results/sites_h100.json,
-sites_h100_second.json, sites.json and sites_second.json, without those for which planning chooses another kernel now).
+sites_h100_second.json, sites.json and sites_second.json, without those for which planning chose another kernel then).
 docs/pytorch.md has the errors.
 """
 
