@@ -247,9 +247,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile + one.shown
-        wave = max(
-            wave, (wave + one.epilogue) / 2
-        )  # a warp group multiplies, and has its epilogue, while two tiles pass
+        wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
         moved, moved_a_row, moved_again = memory
         found.append(
             Priced(

@@ -156,7 +156,7 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     return _too_many(graph, problem)
 
 
-MERGED_BYTES = 4 * 32 * (max(tuned.MERGING_WARPS.value, tuned.MERGING_FEW.value) + 1)
+MERGED_BYTES = 4 * 32 * (tuned.MERGING_WARPS.value + 1)
 """Shared memory of the merging kernel for a word of a partial result: of 32 results by its warps, banks apart."""
 
 

@@ -36,6 +36,7 @@ except ImportError:  # its home in CuTe DSL 4.7
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
 ELEMENTS = WARP  # results of a block, where there is more than one
+FEW = 16  # words of partial results, for which shared memory has room with as many warps as a block may have
 
 
 class Finish:
@@ -49,11 +50,11 @@ class Finish:
         self.axis, self.batched = "".join(sorted(step.axes - {"l"})), "l" in step.axes
         self.reductions = partials.reductions_of(program.graph)
         self.elements = ELEMENTS if self.axis else 1
-        few = design.swapped and self.axis == "n"  # rows of the result, as A and B are exchanged
-        self.warps = (tuned.MERGING_FEW if few else tuned.MERGING_WARPS).value
-        self.lanes = self.warps * WARP // self.elements
         self.needed = step.merged
         words = sum(self.reductions[number].words for number in self.needed)
+        few = design.swapped and self.axis == "n" and words <= FEW  # rows of the result, as A and B are exchanged
+        self.warps = (tuned.MERGING_FEW if few else tuned.MERGING_WARPS).value
+        self.lanes = self.warps * WARP // self.elements
         self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // max(words, 1)))
 
     def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
@@ -126,7 +127,7 @@ class Finish:
     def buffer(self, number):
         """Shared memory for the partial results of warps, an element's in different banks."""
         numbers = self.reductions[number].numbers
-        row = self.warps + 1  # partials.MERGED_BYTES a word at most
+        row = self.warps + 1  # partials.MERGED_BYTES a word, or FEW words
         layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
