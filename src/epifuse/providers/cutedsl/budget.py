@@ -185,7 +185,8 @@ def unpromoted(design: Design) -> str | None:
     if design.promoted and _accumulators(design) + piece(design) // 2 > most:
         return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
     if design.promoted and design.tile[1] > _PIECE and design.tile[1] % _PIECE:
-        return f"sums of {design.promoted} products are added in pieces of {_PIECE} columns, which do not fill its tile"
+        wide = design.tile[1]
+        return f"sums of {design.promoted} products are added {_PIECE} columns at a time, and its tile has {wide}"
     return None
 
 

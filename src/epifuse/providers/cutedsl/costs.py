@@ -61,7 +61,9 @@ PRIMITIVES: Mapping[str, Cost] = {
     "exp2": _PLAIN,
     "log": _PLAIN,
     "log2": _PLAIN,
-    "log1p": Cost("some", 140),  # with what it spills: PTX has 27, and with 27 bce was planned for large tiles and slow
+    # PTX has 27. Beside 128 accumulators it spills, and takes what 140 would: planned with 27, a binary cross-entropy
+    # took up to 1.6 times as long fused as apart (512 x 65536 x 1024 in sites_h100_fourth.json).
+    "log1p": Cost("some", 140),
     "sin": _WAVE,
     "cos": _WAVE,
     "tan": _WAVE,
