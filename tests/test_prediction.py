@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from site_cases import Case, gelu, graph_of, relu_backward, softmax
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import epifuse as ef
 from epifuse.base.processors import GPUS
 from epifuse.base.target import CPU, TARGETS, Target
-from epifuse.frontend import activation_body
-from epifuse.fusion.vocabulary import VOCABULARY
-from epifuse.ir import Node
 from epifuse.providers.cutedsl import costs
-from epifuse.pytorch import prediction
 from epifuse.pytorch.cone import below, grow, pull
 from epifuse.pytorch.payoff import Moved, moved
 from epifuse.pytorch.prediction import Extents, Site, predicted
@@ -206,15 +204,29 @@ def test_a_long_row_is_computed_twice() -> None:
     assert each(1536) == pytest.approx(each(2048) / 0.75)
 
 
-ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.group == "activation"]
+def instructions_of(epilogue: Callable[..., object]) -> dict[str, int]:
+    """For a value of the result, by the name of the kernel."""
+    with FakeTensorMode():
+        a, b = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        args = ef.GemmArguments(a, b.T, epilogue=ef.EpilogueArguments.partial(epilogue, {}))
+        allocations = {each.plan.spec.name: each.plan.allocation for each in ef.get_kernels(args, cc=90)}
+    return {name: each.estimate().instructions for name, each in allocations.items() if each.estimate is not None}
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_takes_as_much_as_its_form_or_its_body(name: str) -> None:
-    taken = prediction._instructions(Node("call", (Node("accum"),), name))
-    assert (taken > 0) == (len(activation_body(name).nodes) > 1)
-    if name not in costs.FAST:
-        assert taken == sum(map(prediction._instructions, activation_body(name).nodes))
+def test_every_operation_of_an_epilogue_is_counted() -> None:
+    plain, doubled, gelu = (
+        instructions_of(each)
+        for each in (lambda accum: accum, lambda accum: 2.0 * accum + 1.0, lambda accum: ef.gelu(2.0 * accum + 1.0))
+    )
+    assert set(plain.values()) == {0}
+    assert all(0 < doubled[name] < gelu[name] for name in gelu)
+
+
+def test_where_a_logarithm_spills_it_takes_longer() -> None:
+    found = instructions_of(lambda accum: ef.log1p(ef.abs(accum)))
+    shared, alone = "sm90_gemm_128x192_cooperative_2x1", "sm90_gemm_128x192_pingpong_2x1"
+    assert found["sm90_gemm_128x64_pingpong_2x1"] == found[shared]
+    assert found[alone] == found["sm90_gemm_128x256_cooperative_2x1"] > 3 * found[shared]
 
 
 @pytest.mark.parametrize("row", [costs.Cost, costs.Reduced])

@@ -26,11 +26,12 @@ class Details(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: a text for people, and the cost if A and B were in shared memory already and
-    the epilogue computed nothing."""
+    """What a plan's cost is made of: a text for people, the cost if A and B were in shared memory already and the
+    epilogue computed nothing, and the instructions of the epilogue for a value of the result."""
 
     text: str
     multiplied: float
+    instructions: int
 
 
 @dataclass(frozen=True)

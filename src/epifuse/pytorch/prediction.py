@@ -12,16 +12,14 @@ docs/pytorch.md has the errors.
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
 from epifuse.base.processors import Processor
 from epifuse.base.target import Target
-from epifuse.frontend import activation_body
-from epifuse.ir import Node
 from epifuse.passes.assign_stages import shares_rows
-from epifuse.plan import Plan
-from epifuse.providers.cutedsl import costs, tuned
+from epifuse.plan import Estimate, Plan
+from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.inputs import PARTS, is_full, time_of_one
 from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved, sums_columns
@@ -90,9 +88,10 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes. It leaves out what
     # L2 sends: cuBLAS needs that too, and with it long products were fused too rarely on an H100 (lost 2.7 %, without
     # it 1.3).
-    cost = allocation.cost if allocation.estimate is None else allocation.estimate().multiplied
+    told = Estimate("", allocation.cost, 0) if allocation.estimate is None else allocation.estimate()
+    work = told.instructions * extents.batches * extents.m * extents.n
     moves, columns = moved(cone, plan.problem.target), any(map(sums_columns, cone.inside))
-    return Site(plan.problem.target, extents, factors, moves, _work(plan), cost, waits, full, columns)
+    return Site(plan.problem.target, extents, factors, moves, work, told.multiplied, waits, full, columns)
 
 
 def predicted(site: Site) -> Prediction:
@@ -166,20 +165,3 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
 
 def _norm(*seconds: float) -> float:
     return float(sum(each**_OVERLAP for each in seconds) ** (1 / _OVERLAP))
-
-
-def _work(plan: Plan) -> float:
-    graph, extents = plan.graph, plan.problem.extents
-    total = 0.0
-    for node in graph.nodes:
-        spread = graph.types[node.args[0] if node.op == "reduce" else node]
-        total += _instructions(node) * prod(factor.size(extents) for factor in spread.factors)
-    return total
-
-
-def _instructions(node: Node) -> int:
-    """Of one value: what has no row is made of what has, or is gone from the lowered graph."""
-    name = costs.name_of(node)
-    if name in costs.COSTS:
-        return costs.COSTS[name].instructions
-    return sum(map(_instructions, activation_body(name).nodes)) if node.op == "call" else 0

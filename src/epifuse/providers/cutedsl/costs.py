@@ -18,14 +18,18 @@ and beside a large accumulator even alone; not with `fast_math`."""
 
 
 class Cost(NamedTuple):
-    """What a function takes of a thread: registers, and instructions for one value, about, computed in full."""
+    """What a function takes of a thread: registers, and instructions for one value, about, computed in full; `spilling`
+    are those that it is as slow as where it spills, beside 128 accumulators or more. None where nothing was measured.
+    """
 
     registers: Registers
     instructions: int
+    spilling: int | None = None
 
 
 _HELD = Cost("few", 0)
-_LIGHT, _PLAIN, _WIDE, _WAVE = Cost("few", 3), Cost("some", 3), Cost("many", 3), Cost("most", 3)
+_LIGHT, _SHORT = Cost("few", 1), Cost("few", 3)
+_PLAIN, _WIDE, _WAVE = Cost("some", 3), Cost("many", 3), Cost("most", 3)
 
 LEAVES: Mapping[str, Cost] = {
     "accum": _HELD,
@@ -61,9 +65,8 @@ PRIMITIVES: Mapping[str, Cost] = {
     "exp2": _PLAIN,
     "log": _PLAIN,
     "log2": _PLAIN,
-    # PTX has 27. Beside 128 accumulators it spills, and takes what 140 would: planned with 27, a binary cross-entropy
-    # took up to 1.6 times as long fused as apart (512 x 65536 x 1024 in sites_h100_fourth.json).
-    "log1p": Cost("some", 140),
+    # 512 x 65536 x 1024, a binary cross-entropy in 128 x 256 (sites_h100_fourth.json): 325 us, apart 200.
+    "log1p": Cost("some", 27, spilling=140),
     "sin": _WAVE,
     "cos": _WAVE,
     "tan": _WAVE,
@@ -90,9 +93,9 @@ PRIMITIVES: Mapping[str, Cost] = {
 }
 
 FAST: Mapping[str, Cost] = {
-    "sigmoid": _LIGHT,
-    "silu": _LIGHT,
-    "gelu_tanh": _LIGHT,
+    "sigmoid": _SHORT,
+    "silu": _SHORT,
+    "gelu_tanh": _SHORT,
     "gelu_erf": Cost("some", 30),
     "dgelu_tanh": _PLAIN,
     "dgelu_erf": _PLAIN,
@@ -135,10 +138,10 @@ def name_of(node: Node) -> str:
     return str(node.attr) if node.op == "call" else node.op
 
 
-def instructions(graph: Graph) -> int:
-    """Of one value of the result, about: of what is computed value by value."""
-    each = [node for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
-    return sum(COSTS[name_of(node)].instructions for node in each)
+def instructions(graph: Graph, *, crowded: bool) -> int:
+    """Of one value of the result, about, of what is computed value by value; `crowded` beside 128 accumulators."""
+    each = [COSTS[name_of(node)] for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
+    return sum(one.spilling if crowded and one.spilling is not None else one.instructions for one in each)
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:

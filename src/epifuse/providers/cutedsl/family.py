@@ -197,11 +197,15 @@ class Family:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
         shares_rows, processor = self.work.shares_rows, self.problem.target.processor
-        rated = partial(Rated.of, processor=processor, instructions=instructions(self.work.stored))
+        counts = {crowded: instructions(self.work.stored, crowded=crowded) for crowded in (False, True)}
+        rated = partial(Rated.of, processor=processor, shares_rows=shares_rows)
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(rated(found.design, shares_rows=shares_rows, spills=found.spills) for _, found in able),
+            tuple(
+                rated(found.design, instructions=counts[budget.is_crowded(found.design)], spills=found.spills)
+                for _, found in able
+            ),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

@@ -60,6 +60,7 @@ class Rated(NamedTuple):
     - `launching`: what the launch of clusters takes besides.
     - `swapped`: whether A and B are exchanged.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
+    - `instructions`: what the epilogue computes for a value of the result.
     """
 
     down: int
@@ -78,11 +79,11 @@ class Rated(NamedTuple):
     swapped: bool
     parts: Parts | None
     rewritten: Rewritten | None
+    instructions: int
 
     @staticmethod
     def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
-        """`instructions` of the epilogue for a value; `shares_rows` where values need whole rows, which the CTAs of a
-        cluster share."""
+        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
         tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
@@ -109,6 +110,7 @@ class Rated(NamedTuple):
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
+            instructions,
         )
 
 
@@ -345,7 +347,7 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
     rows = rows_of(problem, swapped=rated.swapped)
     (fields,) = terms(priced((rated,), problem), rows)
     (bare,) = terms(priced((rated._replace(shown=0.0, epilogue=0.0),), problem), rows)
-    return Estimate(Terms(*fields).told(problem.target.processor), Terms(*bare).multiplied)
+    return Estimate(Terms(*fields).told(problem.target.processor), Terms(*bare).multiplied, rated.instructions)
 
 
 def _shares(problem: Problem) -> tuple[float, float]:
