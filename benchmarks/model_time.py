@@ -7,11 +7,12 @@
 A step is forward and backward under autocast to bfloat16, with the loss and the dropout of the configuration; weights
 are random. Each model runs in a process of its own, which ends after --limit seconds; out/<model>.json is written anew
 after each figure. Rounds run each way once, in an order drawn for each. What is saved of a way: milliseconds of a step
-(CUDA events), the sum of its kernels (the profiler, in turns as well), seconds until two steps have run for the first
-time, peak memory, the bytes that Inductor counts for its kernels, and the report. `bounds` are the times in which the
-bytes pass at the memory's rate and the operations of eager's products at the rate that large ones reach. A later way
-finds kernels that an earlier one compiled: --cold has only those seconds, each way in a process of its own with empty
-caches, and then once more with the caches that the first left and PyTorch's caches of graphs.
+(CUDA events), the time in which its kernels run (the profiler, in turns as well; a kernel that starts early, and waits
+beside the one before, counts once with it), seconds until two steps have run for the first time, peak memory, the bytes
+that Inductor counts for its kernels, and the report. `bounds` are the times in which the bytes pass at the memory's
+rate and the operations of eager's products at the rate that large ones reach. A later way finds kernels that an earlier
+one compiled: --cold has only those seconds, each way in a process of its own with empty caches, and then once more with
+the caches that the first left and PyTorch's caches of graphs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import collections
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -30,7 +32,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,7 +256,7 @@ class Runs:
         for _ in range(rounds):
             for way in drawn.sample(list(sums), len(sums)):
                 found = kernels(lambda way=way: self.step(way), self.at.device, steps=1)
-                sums[way].append(sum(found["kinds"].values()))
+                sums[way].append(found["running_ms"])
                 self.found["ways"][way]["kernels"] = found
         for way, all_ in sums.items():
             self.found["ways"][way].update(kernel_ms=statistics.median(all_), all_kernel_ms=[round(x, 3) for x in all_])
@@ -343,7 +345,7 @@ def kind_of(name: str) -> str:
 
 
 def kernels(step: Callable[[], Any], device: str, steps: int) -> dict[str, Any]:
-    """Milliseconds of a step on the device by sort of kernel, and the longest kernels."""
+    """Milliseconds of a step on the device by sort of kernel, the longest kernels, and the time in which one runs."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
@@ -360,7 +362,18 @@ def kernels(step: Callable[[], Any], device: str, steps: int) -> dict[str, Any]:
             kinds[kind_of(event.key)] += own / 1e3 / steps
             longest.append((round(own / 1e3 / steps, 4), event.count / steps, event.key[:160]))
     longest.sort(reverse=True)
-    return {"kinds": dict(kinds), "longest": longest[:40]}
+    ran = (x for x in profiled.events() if x.device_type.name == device.upper() and not x.is_user_annotation)
+    running = covered((x.time_range.start, x.time_range.end) for x in ran) / 1e3 / steps
+    return {"kinds": dict(kinds), "longest": longest[:40], "running_ms": running}
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much lies in one of the spans at least."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path, *, cold: bool) -> None:

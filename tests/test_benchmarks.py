@@ -18,6 +18,7 @@ import gemm_report
 import gemm_variants
 import gpu_timing
 import host_time
+import model_time
 import pytest
 import small_products
 import timing
@@ -499,3 +500,8 @@ def test_a_saved_command_names_no_folder_of_whoever_ran_it(words: str) -> None:
 def test_no_result_names_a_folder_of_whoever_ran_it() -> None:
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert re.findall(r"/(?:root|home|tmp|Users)/[^\"]*", path.read_text()) == [], path.name
+
+
+def test_kernels_that_overlap_count_once():
+    assert model_time.covered([]) == 0
+    assert model_time.covered([(5, 9), (0, 4), (3, 6), (20, 21), (7, 8)]) == 9 + 1
