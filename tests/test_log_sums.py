@@ -58,6 +58,7 @@ SPLIT = {
     "loss = sum(logsigmoid(accum))": 1,
     "loss = -sum(logsigmoid(accum)) / 8": 1,
     "loss = sum(softplus(accum) - accum * C)": 1,
+    "loss = sum(where(accum > 40.0, accum, log1p(exp(accum))) - accum * C)": 1,
     "loss = sum(accum * C - softplus(accum))": 1,
     "loss = sum(-(C - softplus(accum + row)))": 1,
     "loss = mean(C - (accum + (1.0 - -logsigmoid(accum))))": 1,
@@ -82,7 +83,8 @@ def test_a_logarithm_that_only_a_sum_reads_is_summed_apart(body):
     leaves = {"accum": 9 * torch.randn(M, N).double(), "C": torch.randn(M, N).double(), "row": torch.randn(N).double()}
     written = body.split("= ", 1)[1]
     torch_names = {"softplus": softplus, "logsigmoid": F.logsigmoid, "mean": torch.mean, "sum": torch.sum}
-    helpers = {"maximum": lambda x, y: x.clamp_min(y), "log1p": torch.log1p, "exp": torch.exp, "abs": torch.abs}
+    helpers = {"maximum": lambda x, y: x.clamp_min(y), "where": torch.where, "abs": torch.abs}
+    helpers |= {"log1p": torch.log1p, "exp": torch.exp}
     want = eval(written, {**torch_names, **helpers, **leaves})
     torch.testing.assert_close(meaning(graph, leaves), want, rtol=1e-12, atol=1e-12)
 

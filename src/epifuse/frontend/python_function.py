@@ -194,7 +194,11 @@ def activation_body(name: str) -> Graph:
 
     Raises `EpilogueSyntaxError` where it holds more than elementwise operations, as a reduction.
     """
-    function = VOCABULARY[name].function
+    return body_of(VOCABULARY[name].function, name)
+
+
+def body_of(function: Callable[..., object], name: str) -> Graph:
+    """The same of a function that stands for the activation `name`."""
     source = from_function(function)
     parser = Parser(source, Scope(function), reassign=False)  # type: ignore[arg-type]  # activations are plain functions
     parser.frame.inside_library = True

@@ -7,6 +7,7 @@ is fixed when the epilogue is parsed. Formulas are PyTorch's of the same name un
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from epifuse.fusion.primitives import (
@@ -139,6 +140,15 @@ def softplus(x: Value, beta: Value = 1.0, threshold: Value = 20.0) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     scaled = x * beta
     return where(scaled > threshold, x, (maximum(scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
+
+
+def _softplus_plain(x: Value, threshold: Value) -> Value:
+    """softplus with beta one, as PyTorch's compiler writes it."""
+    return where(x > threshold, x, log1p(exp(x)))
+
+
+SPELLINGS: Mapping[str, Callable[..., Value]] = {"softplus": _softplus_plain}
+"""Other bodies of activations, as graphs contain them. A parameter that one lacks has its default."""
 
 
 def mish(x: Value) -> Value:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from inspect import signature
 from typing import NamedTuple
 
-from epifuse.frontend import activation_body
+from epifuse.frontend import activation_body, body_of
+from epifuse.fusion.activation import SPELLINGS
 from epifuse.fusion.operations import COMMUTATIVE
-from epifuse.fusion.vocabulary import VOCABULARY, Entry, ours
+from epifuse.fusion.vocabulary import VOCABULARY, ours
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import applied, keep
 from epifuse.passes.canonicalise import canonical_form
@@ -25,11 +27,11 @@ from epifuse.request.problem import Problem
 
 
 class Pattern(NamedTuple):
-    """An activation, its body's result, and its parameters as they stand in the body."""
+    """An activation, a body's result, and its parameters as they stand in the body, or numbers where they do not."""
 
     name: str
     root: Node
-    parameters: tuple[Node, ...]
+    parameters: tuple[Node | float, ...]
     size: int
 
 
@@ -43,7 +45,8 @@ def fuse_operators(graph: Graph, problem: Problem) -> Graph:
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old in found:
             name, arguments = found[old]
-            made[old] = builder.node("call", *(made[argument] for argument in arguments), attr=name)
+            given = (made[each] if isinstance(each, Node) else _number(each, builder) for each in arguments)
+            made[old] = builder.node("call", *given, attr=name)
         else:
             made[old] = keep(old, args, builder)
         return made[old]
@@ -51,7 +54,13 @@ def fuse_operators(graph: Graph, problem: Problem) -> Graph:
     return rewrite(graph, rule)
 
 
-def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node, ...]]]]:
+def _number(value: float, builder: Builder) -> Node:
+    node = builder.node("const", attr=value)
+    builder.types[node] = Type("float")
+    return node
+
+
+def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node | float, ...]]]]:
     """The last value of each sequence, with the activation it is and that activation's arguments."""
     uses = Counter(arg for node in graph.nodes for arg in node.args)
     uses.update(graph.roots)
@@ -64,7 +73,8 @@ def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node, ...]]]]:
             held = _matched(pattern.root, node, {})
             if held is not None and _is_free(pattern, node, held, uses, graph):
                 taken.update(inner for part, inner in held.items() if part.op not in ("load", "const"))
-                yield node, (pattern.name, tuple(held[parameter] for parameter in pattern.parameters))
+                given = (held[each] if isinstance(each, Node) else each for each in pattern.parameters)
+                yield node, (pattern.name, tuple(given))
                 break
 
 
@@ -72,7 +82,7 @@ def _is_free(pattern: Pattern, node: Node, held: Mapping[Node, Node], uses: Mapp
     """Whether only the sequence itself needs its inner values, and its arguments are floats."""
     inner = {value for part, value in held.items() if part.op not in ("load", "const")}
     within = Counter(arg for value in inner for arg in value.args)
-    floats = all(graph.types[held[parameter]].kind == "float" for parameter in pattern.parameters)
+    floats = all(graph.types[held[each]].kind == "float" for each in pattern.parameters if isinstance(each, Node))
     return floats and all(uses[value] == within[value] for value in inner - {node})
 
 
@@ -107,18 +117,20 @@ def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[P
     """The patterns that a graph with these operations can contain, by the operation of their root, longest first."""
     found: dict[tuple[str, object], list[Pattern]] = {}
     for name, entry in VOCABULARY.items():
-        if entry.group == "activation" and _may_stand(entry, present):
+        functions = [entry.function, *([SPELLINGS[name]] if name in SPELLINGS else [])]
+        if entry.group == "activation" and any(_may_stand(function, present) for function in functions):
             for pattern in _patterns_of(name):
                 found.setdefault((pattern.root.op, pattern.root.attr), []).append(pattern)
     return {key: sorted(rows, key=lambda row: -row.size) for key, rows in found.items()}
 
 
-def _may_stand(entry: Entry, present: Container[str]) -> bool:
+def _may_stand(function: Callable[..., object], present: Container[str]) -> bool:
     """Whether all primitives that an activation's code names are present. Reading all bodies would take 9 ms."""
-    names, known = entry.function.__code__.co_names, entry.function.__globals__
+    names, known = function.__code__.co_names, function.__globals__
     absent = [other for name in names if (other := ours(known.get(name))) is not None and other.name not in present]
     return all(
-        _may_stand(other, present) if other.group == "activation" else other.group != "primitive" for other in absent
+        _may_stand(other.function, present) if other.group == "activation" else other.group != "primitive"
+        for other in absent
     )
 
 
@@ -134,12 +146,16 @@ def _patterns_of(name: str) -> tuple[Pattern, ...]:
     bodies = [activation_body(name)]
     if any(node.op == "call" for node in bodies[0].nodes):
         bodies += _opened(name, short=True), _opened(name, short=False)
+    if name in SPELLINGS:
+        bodies.append(body_of(SPELLINGS[name], name))
+    given = signature(VOCABULARY[name].function).parameters.values()
+    defaults = {each.name: each.default for each in given if each.default is not each.empty}
     found = []
     for body in {str(body): body for body in map(_canonical, bodies)}.values():
         loads = {node.attr.name: node for node in body.loads()}
         size = sum(node.op not in ("load", "const") for node in body.nodes)
         if size > 1:
-            parameters = tuple(loads[parameter] for parameter in body.inputs)
+            parameters = tuple(loads.get(each, defaults.get(each, math.nan)) for each in bodies[0].inputs)
             found.append(Pattern(name, body.outputs[0].node, parameters, size))
     return tuple(found)
 
