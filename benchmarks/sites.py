@@ -185,8 +185,8 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         chosen = sites.find(product, sites.Known.nothing(), "float32", predicted=True)
         then = dict(zip(zip(one["took"], one["plans"], strict=True), one["fused"], strict=True))
         now = [(len(each.cone.inside), each.plan.spec.name) for each in found] if isinstance(found, list) else []
-        if set(now) != set(then):
-            rows.append({"index": one["index"], "name": case.name, "changed": True})  # other kernels than then
+        if set(now) != set(then) or "superseded" in one:  # other kernels than then
+            rows.append({"index": one["index"], "name": case.name, "changed": True})
             continue
         apart, fused = statistics.median(one["apart"]), [statistics.median(then[each]) for each in now]
         which = None if isinstance(chosen, sites.Left) else now.index((len(chosen.cone.inside), chosen.plan.spec.name))

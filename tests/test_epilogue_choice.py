@@ -85,3 +85,24 @@ def test_what_fetching_into_l2_gained_is_said():
     said = f"between {1 - min(beside):.0%} less and {max(beside) - 1:.0%} more, of {len(rows)} products"
     assert said.replace("%", " %") in TUNING
     assert f"up to {max(instead) - 1:.0%} more".replace("%", " %") in TUNING
+
+
+def test_what_waiting_for_code_takes_is_said():
+    found = {(row["epilogue"], row["tile"]): row["us"] for row in saved("cold_code_h200")["rows"]}
+    epilogues_ = ("cross_entropy", "gelu_backward", "gelu_tanh_backward")
+    wide, small = (
+        [(found[name, tile]["nothing"], found[name, tile]["other kernels"]) for name in epilogues_]
+        for tile in ("128x256_cooperative", "64x128_pingpong")
+    )
+    (one, then), (second, third), (fourth, fifth) = wide
+    assert f"takes {one} us behind its like and {then} behind other kernels" in PAGE
+    assert f"(91 KiB) {second} and {third}, that of gelu_tanh (74 KiB) {fourth} and {fifth}." in PAGE
+    assert "they take " + ", ".join(f"{like} and {other}" for like, other in small) in PAGE
+
+
+def test_instructions_of_functions_are_said():
+    counts = saved("epilogue_instructions")["a value"]
+    exp, log1p, sums = (counts[name] for name in ("exp", "log1p", "sum_log1p_exp"))
+    assert f"{exp['narrow']:.0f} for an exponential whose result is stored in 16 bits" in PAGE
+    assert f"{exp['full']:.0f} for one in float32, {log1p['full']:.0f} for log1p" in PAGE
+    assert f"a sum of it takes {sums['full']:.0f} instructions a value" in PAGE

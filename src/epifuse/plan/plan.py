@@ -26,12 +26,12 @@ class Details(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: a text for people, the cost if A and B were in shared memory already and the
-    epilogue computed nothing, and the instructions of the epilogue for a value of the result."""
+    """What a plan's cost is made of: a text for people, the cost of multiplying where A and B are in shared memory and
+    the epilogue computes nothing, and the cost of all that is added but for what moves."""
 
     text: str
-    multiplied: float
-    instructions: int
+    multiplying: float
+    shown: float
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """How long a product and what is around it take, fused and apart, as the rates of the device predict.
 
-On a GPU a fused kernel overlaps the product, memory and arithmetic, but for what the epilogue of the last tiles reads
-and computes. Where a row is spread over the CTAs of a cluster, which wait for each other, nothing overlaps, and
-operands come at half of memory's rate, by a fit. cuBLAS overlaps the product and memory, but not the end of a tile with
-the next one. Inductor's loops take as long as their bytes or as their instructions, whichever is longer.
+On a GPU a fused kernel overlaps the product and memory, but for what the epilogue of the last tiles reads. What its
+instructions add is the model's by which designs are chosen. Where a row is spread over the CTAs of a cluster, which
+wait for each other, nothing overlaps, and operands come at half of memory's rate, by a fit. cuBLAS overlaps the product
+and memory, but not the end of a tile with the next one. Inductor's loops take as long as their bytes or as their
+instructions, whichever is longer.
 
 Five constants are fitted to drawn sites, 400 on an H100 and 65 on two H200 (benchmarks/results/sites_h100.json,
 sites_h100_second.json, sites.json and sites_second.json, without those for which planning chose another kernel then).
@@ -19,7 +20,6 @@ from epifuse.base.processors import Processor
 from epifuse.base.target import Target
 from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Estimate, Plan
-from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.inputs import PARTS, is_full, time_of_one
 from epifuse.pytorch.cone import Cone, tensors_of
 from epifuse.pytorch.payoff import Moved, moved, sums_columns
@@ -47,17 +47,18 @@ class Extents(NamedTuple):
 class Site(NamedTuple):
     """What the prediction depends on.
 
-    `target` is the device, `factors` are the bytes of A and B, `work` instructions of the epilogue, and `cost`
-    that of the plan: multiply-adds of 16-bit values on one multiprocessor. With `waits`, values need whole rows, and a
-    row is in several tiles. With `full`, float32 is multiplied in full, and with `columns`, columns are reduced.
+    `target` is the device and `factors` are the bytes of A and B. `multiplying` is what the plan's model says of that,
+    and `shown` of what the launch, the epilogue and sums of parts of K add to it: multiply-adds of 16-bit values on one
+    multiprocessor. With `waits`, values need whole rows, and a row is in several tiles. With `full`, float32 is
+    multiplied in full, and with `columns`, columns are reduced.
     """
 
     target: Target
     extents: Extents
     factors: int
     moved: Moved
-    work: float
-    cost: float
+    multiplying: float
+    shown: float
     waits: bool = False
     full: bool = False
     columns: bool = False
@@ -86,12 +87,10 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * each, allocation.tile)
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
     # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes. It leaves out what
-    # L2 sends: cuBLAS needs that too, and with it long products were fused too rarely on an H100 (lost 2.7 %, without
-    # it 1.3).
-    told = Estimate("", allocation.cost, 0) if allocation.estimate is None else allocation.estimate()
-    work = told.instructions * extents.batches * extents.m * extents.n
+    # L2 sends: cuBLAS needs that too.
+    told = Estimate("", allocation.cost, 0.0) if allocation.estimate is None else allocation.estimate()
     moves, columns = moved(cone, plan.problem.target), any(map(sums_columns, cone.inside))
-    return Site(plan.problem.target, extents, factors, moves, work, told.multiplied, waits, full, columns)
+    return Site(plan.problem.target, extents, factors, moves, told.multiplying, told.shown, waits, full, columns)
 
 
 def predicted(site: Site) -> Prediction:
@@ -129,9 +128,13 @@ _BY_LANES = 0.84
 _OVERLAP = 1.5
 """The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse."""
 _OF_PLAN = 0.25
-"""The weight of the plan's time in its geometric mean with what all multiprocessors would take: idle ones leave power
-and L2 to the others. With K = 16384 the plan's time was 1.12 to 1.14 of that, and fused kernels took 1.00 to 1.03 of
-cuBLAS's product (sites_h100_second.json)."""
+"""The weight of the plan's time of multiplying in its geometric mean with what all multiprocessors would take: idle
+ones leave power and L2 to the others. With K = 16384 the plan's time was 1.12 to 1.14 of that, and fused kernels took
+1.00 to 1.03 of cuBLAS's product (sites_h100_second.json)."""
+_EPILOGUE_K = 120
+"""Elements of 16 bits along K that take as long as cuBLAS's epilogue of a tile, which nothing hides. Ours hides behind
+the other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
+(gemm_epilogue.json)."""
 _IN_THE_WAY = 0.1
 """The part of the time of loading the epilogue's operands that the main loop does not hide."""
 _COLUMNS = 0.7e-6
@@ -143,23 +146,19 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
     by_lanes = extents.operations / (2 * PARTS * 2 * _BY_LANES * rates.instructions_a_second)
-    # cuBLAS's epilogue of a tile is exposed: it takes as long as EPILOGUE_K more elements along K. Ours hides behind
-    # the other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
-    # (gemm_epilogue.json).
-    library = by_lanes if site.full else product * (1 + tuned.EPILOGUE_K.value / extents.k)
+    library = by_lanes if site.full else product * (1 + _EPILOGUE_K / extents.k)
     alone = _norm(library, (site.factors + parts.product) / memory)
     loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second)
     apart = alone + loops + parts.sums / memory + parts.kernels * _KERNEL
-    planned = 2 * site.cost * rates.multiprocessors / rates.operations_a_second
-    moving = (site.factors + parts.operands + parts.outputs) / memory
-    computing, operands = site.work / rates.instructions_a_second, parts.operands / memory
+    a_second = rates.operations_a_second / (2 * rates.multiprocessors)  # in the plan's unit
+    moving, operands = (site.factors + parts.operands + parts.outputs) / memory, parts.operands / memory
+    multiplying, shown = site.multiplying / a_second, site.shown / a_second
     if site.waits:
-        own = planned + moving + operands + computing
+        own = multiplying + shown + moving + operands
     else:
-        busy = extents.tiles(extents.tile) / rates.multiprocessors
-        waves = max(1.0, busy)
-        shown = computing / busy + operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
-        own = _norm(planned**_OF_PLAN * product ** (1 - _OF_PLAN), moving, computing) + shown
+        waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
+        shown += operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
+        own = _norm(multiplying**_OF_PLAN * product ** (1 - _OF_PLAN), moving) + shown
     return Prediction(own + parts.loops_fused / memory, apart)
 
 

@@ -167,11 +167,6 @@ def _accumulators(design: Design) -> int:
     return design.rows * design.tile[1] // WARP_GROUP
 
 
-def is_crowded(design: Design) -> bool:
-    """Whether a thread has so many accumulators that functions of many registers spill beside them."""
-    return _accumulators(design) >= WARP_GROUP
-
-
 _PIECE = 128  # columns of what is promoted at once: 64 registers of a thread
 _MOST_PROMOTING = 192, 128  # registers of a thread that hold sums, and what is added to them; of a part of K
 

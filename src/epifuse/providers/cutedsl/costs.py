@@ -18,91 +18,92 @@ and beside a large accumulator even alone; not with `fast_math`."""
 
 
 class Cost(NamedTuple):
-    """What a function takes of a thread: registers, and instructions for one value, about, computed in full; `spilling`
-    are those that it is as slow as where it spills, beside 128 accumulators or more. None where nothing was measured.
-    """
+    """What a function takes of a thread: registers, and machine instructions for one value, computed in full and in the
+    narrow form, None where that is the same (epilogue_instructions.json)."""
 
     registers: Registers
     instructions: int
-    spilling: int | None = None
+    narrow: int | None = None
+
+    def of(self, accuracy: Accuracy) -> int:
+        """Instructions for a value that is computed so exactly."""
+        return self.instructions if accuracy == "full" or self.narrow is None else self.narrow
 
 
-_HELD = Cost("few", 0)
-_LIGHT, _SHORT = Cost("few", 1), Cost("few", 3)
-_PLAIN, _WIDE, _WAVE = Cost("some", 3), Cost("many", 3), Cost("most", 3)
+_HELD, _ONE, _TWO = Cost("few", 0), Cost("few", 1), Cost("few", 2)
+_SOME = Cost("some", 1)
 
 LEAVES: Mapping[str, Cost] = {
     "accum": _HELD,
     "load": _HELD,
     "const": _HELD,
-    "index": _LIGHT,
-    "reduce": _LIGHT,
+    "index": _ONE,
+    "reduce": _TWO,
     "pick": _HELD,
     "cast": Cost("some", 0),
-    "debug_print": _PLAIN,
+    "debug_print": _SOME,
 }
 """Operations that are no functions of the vocabulary."""
 
 PRIMITIVES: Mapping[str, Cost] = {
-    "add": _LIGHT,
-    "sub": _LIGHT,
-    "mul": _LIGHT,
-    "div": _PLAIN,
-    "floor_divide": _PLAIN,
-    "remainder": _PLAIN,
-    "pow": _WIDE,
-    "neg": _LIGHT,
-    "abs": _LIGHT,
-    "sign": _PLAIN,
-    "multiply_add": _LIGHT,
-    "maximum": _LIGHT,
-    "minimum": _LIGHT,
-    "clip": _LIGHT,
-    "sqrt": _PLAIN,
-    "rsqrt": _PLAIN,
-    "reciprocal": _PLAIN,
-    "exp": _PLAIN,
-    "exp2": _PLAIN,
-    "log": _PLAIN,
-    "log2": _PLAIN,
-    # 512 x 65536 x 1024, a binary cross-entropy in 128 x 256 (sites_h100_fourth.json): 325 us, apart 200.
-    "log1p": Cost("some", 27, spilling=140),
-    "sin": _WAVE,
-    "cos": _WAVE,
-    "tan": _WAVE,
-    "atan2": Cost("some", 30),
-    "tanh": _PLAIN,
-    "erf": Cost("some", 30),
-    "floor": _PLAIN,
-    "ceil": _PLAIN,
-    "round": _PLAIN,
-    "eq": _PLAIN,
-    "ne": _PLAIN,
-    "lt": _PLAIN,
-    "le": _PLAIN,
-    "gt": _PLAIN,
-    "ge": _PLAIN,
-    "logical_and": _PLAIN,
-    "logical_or": _PLAIN,
-    "logical_not": _PLAIN,
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _PLAIN),
-    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _PLAIN),
-    "where": _LIGHT,
-    "philox_rand": _WIDE,
-    "philox_rand_cpp": _WIDE,
+    "add": _ONE,
+    "sub": _ONE,
+    "mul": _ONE,
+    "div": Cost("some", 11, 7),
+    "floor_divide": Cost("some", 9),
+    "remainder": Cost("some", 7),
+    "pow": Cost("many", 72),
+    "neg": _ONE,
+    "abs": _ONE,
+    "sign": Cost("some", 5),
+    "multiply_add": _ONE,
+    "maximum": _ONE,
+    "minimum": _ONE,
+    "clip": _TWO,
+    "sqrt": Cost("some", 14, 5),
+    "rsqrt": Cost("some", 5),
+    "reciprocal": Cost("some", 10, 6),
+    "exp": Cost("some", 8, 5),
+    "exp2": Cost("some", 5),
+    "log": Cost("some", 25, 15),
+    "log2": Cost("some", 27, 15),
+    "log1p": Cost("some", 26, 14),
+    "sin": Cost("most", 75),
+    "cos": Cost("most", 75),
+    "tan": Cost("most", 81),
+    "atan2": Cost("some", 45),
+    "tanh": Cost("some", 15, 1),
+    "erf": Cost("some", 20),
+    "floor": _SOME,
+    "ceil": _SOME,
+    "round": _SOME,
+    "eq": _SOME,
+    "ne": _SOME,
+    "lt": _SOME,
+    "le": _SOME,
+    "gt": _SOME,
+    "ge": _SOME,
+    "logical_and": _SOME,
+    "logical_or": _SOME,
+    "logical_not": _SOME,
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _SOME),
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _SOME),
+    "where": _ONE,
+    "philox_rand": Cost("many", 40),
+    "philox_rand_cpp": Cost("many", 40),
 }
 
 FAST: Mapping[str, Cost] = {
-    "sigmoid": _SHORT,
-    "silu": _SHORT,
-    "gelu_tanh": _SHORT,
-    "gelu_erf": Cost("some", 30),
-    "dgelu_tanh": _PLAIN,
-    "dgelu_erf": _PLAIN,
-    "expm1": _PLAIN,
-    "softplus": _PLAIN,
-    "logsigmoid": _PLAIN,
-    "mish": _PLAIN,
+    "sigmoid": Cost("few", 12, 5),
+    "silu": Cost("few", 13, 6),
+    "gelu_tanh": Cost("few", 7),
+    "gelu_erf": Cost("some", 24, 16),
+    "dgelu_tanh": Cost("some", 26),
+    "dgelu_erf": Cost("some", 31),
+    "expm1": Cost("some", 21, 12),
+    "softplus": Cost("some", 19, 13),
+    "logsigmoid": Cost("some", 19, 13),
+    "mish": Cost("some", 15, 12),
 }
 """Activations with a fast device form; the others are computed as they are written."""
 
@@ -138,10 +139,10 @@ def name_of(node: Node) -> str:
     return str(node.attr) if node.op == "call" else node.op
 
 
-def instructions(graph: Graph, *, crowded: bool) -> int:
-    """Of one value of the result, about, of what is computed value by value; `crowded` beside 128 accumulators."""
-    each = [COSTS[name_of(node)] for node in graph.nodes if {"m", "n"} <= graph.types[node].axes]
-    return sum(one.spilling if crowded and one.spilling is not None else one.instructions for one in each)
+def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
+    """Of one value of the result, about, of what is computed value by value."""
+    spread = (n for n in graph.nodes if {"m", "n"} <= graph.types[n.args[0] if n.op == "reduce" else n].axes)
+    return sum(COSTS[name_of(node)].of(accuracies.get(node, "full")) for node in spread)
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:

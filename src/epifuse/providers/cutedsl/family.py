@@ -196,16 +196,18 @@ class Family:
     def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
-        shares_rows, processor = self.work.shares_rows, self.problem.target.processor
-        counts = {crowded: instructions(self.work.stored, crowded=crowded) for crowded in (False, True)}
-        rated = partial(Rated.of, processor=processor, shares_rows=shares_rows)
+        work, computed = self.work, instructions(self.work.stored, self._accuracies)
+        rated = partial(
+            Rated.of,
+            processor=self.problem.target.processor,
+            instructions=computed,
+            shares_rows=work.shares_rows,
+            merges_rows=work.merges_rows,
+        )
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(
-                rated(found.design, instructions=counts[budget.is_crowded(found.design)], spills=found.spills)
-                for _, found in able
-            ),
+            tuple(rated(found.design, spills=found.spills) for _, found in able),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

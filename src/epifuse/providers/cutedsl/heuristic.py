@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
-from epifuse.providers.cutedsl import multistage, tensor_memory, tuned
+from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import LINE, itemsize
 from epifuse.request.problem import Problem, TensorInfo
@@ -57,10 +57,10 @@ class Rated(NamedTuple):
       then it follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
-    - `launching`: what the launch of clusters takes besides.
+    - `launching`: what the launch of clusters takes besides, and waiting for code.
+    - `merging`: the time for each column of the result in which partial results of a row are merged.
     - `swapped`: whether A and B are exchanged.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
-    - `instructions`: what the epilogue computes for a value of the result.
     """
 
     down: int
@@ -76,22 +76,26 @@ class Rated(NamedTuple):
     tile: float
     spilling: float
     launching: float
+    merging: float
     swapped: bool
     parts: Parts | None
     rewritten: Rewritten | None
-    instructions: int
 
     @staticmethod
-    def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
-        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
+    def of(
+        design: Design, processor: Processor, instructions: int, *, shares_rows: bool, merges_rows: bool, spills: bool
+    ) -> Rated:
+        """`shares_rows` where CTAs of a cluster share whole rows, `merges_rows` where the tiles' results are merged."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
         tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
-        computing = 0.0  # measured where each CTA has its own rows, on Hopper
+        computing = waiting = 0.0  # measured where each CTA has its own rows, on Hopper
         if not (shares_rows or design.is_simple):
             each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
             computing = instructions * m * design.columns * each
+            once, waiting = (second * late for late in code.waited_for(instructions, design))
+            launching += once
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
         return Rated(
             m * cm,
@@ -102,15 +106,15 @@ class Rated(NamedTuple):
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             sent * second / processor.l2_bytes_a_second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
-            0.0 if design.pingpong else computing,
-            tuned.BY_ONE_GROUP.value * computing if design.pingpong else 0.0,
+            0.0 if design.pingpong else computing + waiting,
+            tuned.BY_ONE_GROUP.value * computing + waiting if design.pingpong else 0.0,
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,
+            merges_rows * tuned.MERGED.value * second / design.reduced,
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
-            instructions,
         )
 
 
@@ -151,11 +155,6 @@ class Terms(NamedTuple):
     sums: float
     spilling: float
     besides: float
-
-    @property
-    def multiplied(self) -> float:
-        """The cost if A and B were in shared memory already."""
-        return self.splitting + (self.multiplying + self.sums) * self.spilling
 
     def told(self, processor: Processor) -> str:
         """In microseconds."""
@@ -265,7 +264,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
                 summed,
                 handed_over,
                 one.spilling,
-                one.launching + one.epilogue,
+                one.launching + one.epilogue + one.merging * lying.extents["m" if one.swapped else "n"],
             )
         )
     return found
@@ -345,9 +344,11 @@ def cost(rated: Rated, problem: Problem) -> float:
 def estimate(rated: Rated, problem: Problem) -> Estimate:
     """What the model says of one design."""
     rows = rows_of(problem, swapped=rated.swapped)
-    (fields,) = terms(priced((rated,), problem), rows)
-    (bare,) = terms(priced((rated._replace(shown=0.0, epilogue=0.0),), problem), rows)
-    return Estimate(Terms(*fields).told(problem.target.processor), Terms(*bare).multiplied, rated.instructions)
+    idle = rated._replace(shown=0.0, epilogue=0.0)
+    all_, bare = (Terms(*found) for found in terms(priced((rated, idle), problem), rows))
+    multiplying = (all_.multiplying + all_.sums) * all_.spilling
+    shown = all_.splitting + multiplying + all_.besides - bare.multiplying
+    return Estimate(all_.told(problem.target.processor), bare.multiplying, shown)
 
 
 def _shares(problem: Problem) -> tuple[float, float]:

@@ -115,8 +115,9 @@ def _allocated(
     spills = any(each.spills for each in arranged)
     spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
     source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
-    computed = max(instructions(program.graph, crowded=budget.is_crowded(found)) for program in programs)
-    rated = Rated.of(found, problem.target.processor, computed, shares_rows=False, spills=spills)
+    computed = max(instructions(program.graph, program.accuracies) for program in programs)
+    processor = problem.target.processor
+    rated = Rated.of(found, processor, computed, shares_rows=False, merges_rows=False, spills=spills)
     return Allocation(
         design.tile,
         cost(rated, problem),

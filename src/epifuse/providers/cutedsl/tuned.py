@@ -25,6 +25,7 @@ class Tuned(Generic[Value]):
 
 MODEL = ("picked_h100.json", "picked_h200.json", "drawn_h100.json", "drawn_h100_second.json")
 EPILOGUES = ("epilogues_h100.json", "epilogues_h200.json")
+COLD = ("cold_code_h200.json",)
 SPLITS = ("split_h100.json",)
 SPILLS = ("test_reductions_fit_beside_the_widest_accumulator",)
 
@@ -84,8 +85,18 @@ BY_ONE_GROUP = Tuned(
     EPILOGUES,
     "What they take one warp group, by a fit: each of its four warps waits for its own results. Two groups take 1.",
 )
-EPILOGUE_K = Tuned(
-    160, "elements of 16 bits along K", ("design_choice.json",), "The same of cuBLAS's, which is exposed as a whole."
+FETCHED_AHEAD = Tuned(
+    52 * 1024,
+    "bytes of machine code of an epilogue",
+    COLD,
+    "After other kernels the code beyond is waited for, as the instruction cache has none of it any more.",
+)
+FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "What code beyond that comes at, into each multiprocessor.")
+FETCHED_AGAIN = Tuned(
+    104 * 1024,
+    "bytes of machine code of an epilogue",
+    COLD,
+    "What is longer does not stay in the instruction cache of 128 KiB beside the main loop, from tile to tile.",
 )
 CLUSTER_LAUNCH = Tuned(0.26e-6, "seconds", MODEL, "CTAs of a cluster start together, and wait for each other.")
 CLUSTERS_OF_FOUR = Tuned(
@@ -105,6 +116,12 @@ SPILLING = Tuned(
     "time",
     ("spilling-64x128",),
     "What spills loses so much that 64 x 128 is chosen instead.",
+)
+MERGED = Tuned(
+    3e-9,
+    "seconds for each partial result of a row",
+    ("few_rows_h100.json",),
+    "A block reads them in turn: row squares of 64 x 14336 x 4096 take 2.4 us more with eight times as many.",
 )
 BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
 L2_EXPOSED = Tuned(0.77, "of the time", MODEL, "So much of what L2 takes to send A and B counts as a bound, by a fit.")
