@@ -1,6 +1,6 @@
 """Gradients of whole models through `ef.compile`, beside eager's and torch.compile's, against float64.
 
-    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp] [--draws 8] [--save out.json]
+    python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp | --tf32] [--draws 8] [--save out.json]
 
 The transformers models come from configurations, with random weights: nothing is downloaded. For each tensor the error
 is ||g - g64|| / max(||g64||, 1e-3 x the median norm of the parameters' gradients). Each model is one graph.
@@ -209,11 +209,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model")
     parser.add_argument("--amp", action="store_true", help="under autocast in bfloat16")
+    parser.add_argument("--tf32", action="store_true", help="float32 is multiplied as tf32, on a GPU")
     parser.add_argument("--sites", default="all", choices=["all", "predicted"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--draws", type=int, default=1, help="of weights and batches")
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
+    if given.tf32:
+        torch.set_float32_matmul_precision("high")
     # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
@@ -227,7 +230,7 @@ def main() -> None:
         above = f"{len(one['tensors_above_1.1'])} of {one['tensors']} tensors above 1.1 x the others"
         print(f"{name:8} {fused:>14}     {worst}   {median}   {above}", flush=True)
     if given.save:
-        said = {"amp": given.amp, "sites": given.sites, "draws": given.draws, "models": results}
+        said = {"amp": given.amp, "tf32": given.tf32, "sites": given.sites, "draws": given.draws, "models": results}
         save(given.save, {**machine(given.device), **said})
 
 
