@@ -96,7 +96,7 @@ def test_what_waiting_for_code_takes_is_said():
     )
     (one, then), (second, third), (fourth, fifth) = wide
     assert f"takes {one} us behind its like and {then} behind other kernels" in PAGE
-    assert f"(91 KiB) {second} and {third}, that of gelu_tanh (74 KiB) {fourth} and {fifth}." in PAGE
+    assert f"(91 kB) {second} and {third}, that of gelu_tanh (74 kB) {fourth} and {fifth}." in PAGE
     assert "they take " + ", ".join(f"{like} and {other}" for like, other in small) in PAGE
 
 

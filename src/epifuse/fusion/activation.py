@@ -142,9 +142,9 @@ def softplus(x: Value, beta: Value = 1.0, threshold: Value = 20.0) -> Value:
     return where(scaled > threshold, x, (maximum(scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
 
 
-def _softplus_plain(x: Value, threshold: Value) -> Value:
-    """softplus with beta one, as PyTorch's compiler writes it."""
-    return where(x > threshold, x, log1p(exp(x)))
+def _softplus_plain(x: Value) -> Value:
+    """As PyTorch's compiler writes it. With a threshold above 88 exp(x) would overflow where softplus does not."""
+    return where(x > 20.0, x, log1p(exp(x)))
 
 
 SPELLINGS: Mapping[str, Callable[..., Value]] = {"softplus": _softplus_plain}

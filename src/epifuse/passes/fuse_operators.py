@@ -155,7 +155,7 @@ def _patterns_of(name: str) -> tuple[Pattern, ...]:
         loads = {node.attr.name: node for node in body.loads()}
         size = sum(node.op not in ("load", "const") for node in body.nodes)
         if size > 1:
-            parameters = tuple(loads.get(each, defaults.get(each, math.nan)) for each in bodies[0].inputs)
+            parameters = tuple(loads[each] if each in loads else defaults[each] for each in bodies[0].inputs)
             found.append(Pattern(name, body.outputs[0].node, parameters, size))
     return tuple(found)
 
