@@ -1,5 +1,5 @@
-"""How long kernels wait for their own machine code: behind their like, behind other kernels, and behind one that
-overwrites L2.
+"""How long kernels wait for their own machine code: right behind their own launch, behind other kernels, and behind one
+that overwrites L2.
 
 python benchmarks/cold_code.py --save benchmarks/results/
 

@@ -95,14 +95,15 @@ def test_what_waiting_for_code_takes_is_said():
         for tile in ("128x256_cooperative", "64x128_pingpong")
     )
     (one, then), (second, third), (fourth, fifth) = wide
-    assert f"takes {one} us behind its like and {then} behind other kernels" in PAGE
-    assert f"(91 kB) {second} and {third}, that of gelu_tanh (74 kB) {fourth} and {fifth}." in PAGE
+    assert f"takes {one} us right behind its own launch and {then} behind other kernels" in PAGE
+    assert f"an exact gelu {second} and {third}, that of gelu_tanh {fourth} and {fifth}." in PAGE
     assert "they take " + ", ".join(f"{like} and {other}" for like, other in small) in PAGE
 
 
 def test_instructions_of_functions_are_said():
     counts = saved("epilogue_instructions")["a value"]
-    exp, log1p, sums = (counts[name] for name in ("exp", "log1p", "sum_log1p_exp"))
+    exp, log1p, sums, plain = (counts[name] for name in ("exp", "log1p", "sum_log1p_exp", "sum"))
     assert f"{exp['narrow']:.0f} for an exponential whose result is stored in 16 bits" in PAGE
     assert f"{exp['full']:.0f} for one in float32, {log1p['full']:.0f} for log1p" in PAGE
-    assert f"a sum of it takes {sums['full']:.0f} instructions a value" in PAGE
+    opened = exp["full"] + log1p["full"] + plain["full"]
+    assert f"takes {sums['full']:.0f} instructions a value, where a sum of log1p(exp(x)) takes {opened:.0f}" in PAGE

@@ -147,7 +147,7 @@ def _softplus_plain(x: Value) -> Value:
     return where(x > 20.0, x, log1p(exp(x)))
 
 
-SPELLINGS: Mapping[str, Callable[..., Value]] = {"softplus": _softplus_plain}
+SPELLINGS: Mapping[str, tuple[Callable[..., Value], ...]] = {"softplus": (_softplus_plain,)}
 """Other bodies of activations, as graphs contain them. A parameter that one lacks has its default."""
 
 

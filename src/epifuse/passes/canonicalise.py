@@ -8,7 +8,7 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.ir.types import canonical
-from epifuse.passes.kinds import primitive_kind
+from epifuse.passes.kinds import const_kind, primitive_kind
 from epifuse.request.problem import Problem
 
 
@@ -47,9 +47,7 @@ def _unspread(args: tuple[Node, ...], builder: Builder, result: Type) -> tuple[N
 def _as_float(arg: Node, builder: Builder) -> Node:
     if arg.op != "const" or isinstance(arg.attr, float):
         return arg
-    node = builder.node("const", attr=float(arg.attr))
-    builder.types[node] = Type("float")
-    return node
+    return constant(float(arg.attr), builder)
 
 
 def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Type) -> Node | None:
@@ -72,15 +70,20 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
         case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(
             divisor
         ):
-            inverse = builder.node("const", attr=1.0 / divisor)
-            builder.types[inverse] = Type("float")
-            return builder.node("mul", x, inverse)
+            return builder.node("mul", x, constant(1.0 / divisor, builder))
     return None
 
 
 def _is_power_of_two(value: float) -> bool:
     # The bounds keep both the number and its inverse normal in float32, so that the product is exact.
     return math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5 and 2.0**-100 < abs(value) < 2.0**100
+
+
+def constant(value: float, builder: Builder) -> Node:
+    """A number of the text, with its type."""
+    node = builder.node("const", attr=value)
+    builder.types.setdefault(node, Type(const_kind(value)))
+    return node
 
 
 def typed(builder: Builder, op: str, args: tuple[Node, ...]) -> Node:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Factor, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
-from epifuse.passes.canonicalise import typed
+from epifuse.passes.canonicalise import constant, typed
 from epifuse.passes.kinds import reduction_kind
 from epifuse.request.problem import Problem
 
@@ -80,7 +80,7 @@ def _of_one_hot(at: _Reduction, along: tuple[Factor, ...]) -> Node | None:
     if of_ones is None or not set(along) <= set(gone):
         return None
     number = of_ones(at.count(factor for factor in gone if factor not in along))
-    return _varying(_const(number, at.builder), at.graph.types[at.old].factors, at.builder)
+    return _varying(constant(number, at.builder), at.graph.types[at.old].factors, at.builder)
 
 
 def _of_chosen(at: _Reduction, product: Node) -> Node | None:
@@ -118,7 +118,7 @@ def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
     how, number_of = REDUCTIONS[name].of_equal
     op, nothing_changes = _REPEATS[how]
     number = number_of(count)
-    return value if number == nothing_changes else typed(builder, op, (value, _const(number, builder)))
+    return value if number == nothing_changes else typed(builder, op, (value, constant(number, builder)))
 
 
 _REPEATS = {"times": ("mul", 1.0), "plus": ("add", 0.0), "power": ("pow", 1.0)}
@@ -130,12 +130,6 @@ def _varying(value: Node, factors: tuple[Factor, ...], builder: Builder) -> Node
     for factor in factors:
         index = builder.node("index", attr=(factor,))
         builder.types.setdefault(index, Type("int32", (factor,)))
-        there = typed(builder, "ge", (index, _const(0, builder)))
+        there = typed(builder, "ge", (index, constant(0, builder)))
         value = typed(builder, "where", (there, value, value))
     return value
-
-
-def _const(value: float, builder: Builder) -> Node:
-    node = builder.node("const", attr=value)
-    builder.types.setdefault(node, Type("int32" if isinstance(value, int) else "float"))
-    return node

@@ -20,7 +20,7 @@ from epifuse.fusion.operations import COMMUTATIVE
 from epifuse.fusion.vocabulary import VOCABULARY, ours
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import applied, keep
-from epifuse.passes.canonicalise import canonical_form
+from epifuse.passes.canonicalise import canonical_form, constant
 from epifuse.passes.kinds import kinds_of_body
 from epifuse.passes.split_operators import has_costly_body
 from epifuse.request.problem import Problem
@@ -45,19 +45,13 @@ def fuse_operators(graph: Graph, problem: Problem) -> Graph:
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old in found:
             name, arguments = found[old]
-            given = (made[each] if isinstance(each, Node) else _number(each, builder) for each in arguments)
+            given = (made[each] if isinstance(each, Node) else constant(each, builder) for each in arguments)
             made[old] = builder.node("call", *given, attr=name)
         else:
             made[old] = keep(old, args, builder)
         return made[old]
 
     return rewrite(graph, rule)
-
-
-def _number(value: float, builder: Builder) -> Node:
-    node = builder.node("const", attr=value)
-    builder.types[node] = Type("float")
-    return node
 
 
 def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node | float, ...]]]]:
@@ -117,7 +111,7 @@ def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[P
     """The patterns that a graph with these operations can contain, by the operation of their root, longest first."""
     found: dict[tuple[str, object], list[Pattern]] = {}
     for name, entry in VOCABULARY.items():
-        functions = [entry.function, *([SPELLINGS[name]] if name in SPELLINGS else [])]
+        functions = entry.function, *SPELLINGS.get(name, ())
         if entry.group == "activation" and any(_may_stand(function, present) for function in functions):
             for pattern in _patterns_of(name):
                 found.setdefault((pattern.root.op, pattern.root.attr), []).append(pattern)
@@ -146,8 +140,7 @@ def _patterns_of(name: str) -> tuple[Pattern, ...]:
     bodies = [activation_body(name)]
     if any(node.op == "call" for node in bodies[0].nodes):
         bodies += _opened(name, short=True), _opened(name, short=False)
-    if name in SPELLINGS:
-        bodies.append(body_of(SPELLINGS[name], name))
+    bodies += [body_of(function, name) for function in SPELLINGS.get(name, ())]
     given = signature(VOCABULARY[name].function).parameters.values()
     defaults = {each.name: each.default for each in given if each.default is not each.empty}
     found = []

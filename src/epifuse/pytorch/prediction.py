@@ -6,9 +6,8 @@ wait for each other, nothing overlaps, and operands come at half of memory's rat
 and memory, but not the end of a tile with the next one. Inductor's loops take as long as their bytes or as their
 instructions, whichever is longer.
 
-Five constants are fitted to drawn sites, 400 on an H100 and 65 on two H200 (benchmarks/results/sites_h100.json,
-sites_h100_second.json, sites.json and sites_second.json, without those for which planning chose another kernel then).
-docs/pytorch.md has the errors.
+All constants but two, `_BY_LANES` and `_CPU_CALL`, are fitted to sites that were drawn and measured on four H100 and
+four H200. docs/pytorch.md has the data and the errors.
 """
 
 from __future__ import annotations

@@ -146,12 +146,6 @@ class Design:
         return self.tile[1] // self.parts
 
     @property
-    def reduced(self) -> int:
-        """Columns of the result whose part of a row is one partial result: of a tile, or of a warp where A and B are
-        exchanged."""
-        return 16 if self.swapped else self.columns
-
-    @property
     def subtile(self) -> tuple[int, int]:
         """What one warp group's epilogue works on at once."""
         return SUBTILE[0], min(SUBTILE[1], self.columns)

@@ -197,13 +197,8 @@ class Family:
         answers = [(spec, self.of(spec)) for spec in specs]
         able = [(spec, found) for spec, found in answers if isinstance(found, Arranged)]
         work, computed = self.work, instructions(self.work.stored, self._accuracies)
-        rated = partial(
-            Rated.of,
-            processor=self.problem.target.processor,
-            instructions=computed,
-            shares_rows=work.shares_rows,
-            merges_rows=work.merges_rows,
-        )
+        processor = self.problem.target.processor
+        rated = partial(Rated.of, processor=processor, instructions=computed, shares_rows=work.shares_rows)
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),

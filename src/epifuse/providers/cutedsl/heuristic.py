@@ -58,7 +58,6 @@ class Rated(NamedTuple):
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides, and waiting for code.
-    - `merging`: the time for each column of the result in which partial results of a row are merged.
     - `swapped`: whether A and B are exchanged.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
@@ -76,16 +75,13 @@ class Rated(NamedTuple):
     tile: float
     spilling: float
     launching: float
-    merging: float
     swapped: bool
     parts: Parts | None
     rewritten: Rewritten | None
 
     @staticmethod
-    def of(
-        design: Design, processor: Processor, instructions: int, *, shares_rows: bool, merges_rows: bool, spills: bool
-    ) -> Rated:
-        """`shares_rows` where CTAs of a cluster share whole rows, `merges_rows` where the tiles' results are merged."""
+    def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
+        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
         tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
@@ -111,7 +107,6 @@ class Rated(NamedTuple):
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,
-            merges_rows * tuned.MERGED.value * second / design.reduced,
             design.swapped,
             Parts.of(design),
             Rewritten.of(design),
@@ -264,7 +259,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
                 summed,
                 handed_over,
                 one.spilling,
-                one.launching + one.epilogue + one.merging * lying.extents["m" if one.swapped else "n"],
+                one.launching + one.epilogue,
             )
         )
     return found

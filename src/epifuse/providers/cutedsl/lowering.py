@@ -163,11 +163,6 @@ class Lowered:
         """What is merged after all tiles."""
         return reductions_of(self.stored)
 
-    @property
-    def merges_rows(self) -> bool:
-        """Whether rows of the result, as the caller sees them, are reduced in tiles and merged."""
-        return any(one.axis == ("n" if self.is_swapped else "m") and one.of is None for one in self.reductions)
-
     def launches(self, problem: Problem, *, whole_rows: bool) -> tuple[Launch, ...]:
         """One for each sweep over the product, where tiles hold `whole_rows` or do not."""
         # All that decides besides is which outputs lie over operands.

@@ -116,8 +116,7 @@ def _allocated(
     spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
     source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
     computed = max(instructions(program.graph, program.accuracies) for program in programs)
-    processor = problem.target.processor
-    rated = Rated.of(found, processor, computed, shares_rows=False, merges_rows=False, spills=spills)
+    rated = Rated.of(found, problem.target.processor, computed, shares_rows=False, spills=spills)
     return Allocation(
         design.tile,
         cost(rated, problem),
