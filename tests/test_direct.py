@@ -8,11 +8,12 @@ import torch
 import torch._inductor.config as inductor
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import epifuse as ef
-from epifuse.pytorch import direct
+from epifuse.pytorch import direct, leaves
 from epifuse.pytorch.fuse import Fuse
 from epifuse.runtime.launch import Prepared
 
@@ -82,3 +83,17 @@ def test_generated_code_calls_it() -> None:
     torch.testing.assert_close(got, A @ B + C, atol=1e-4, rtol=1e-4)
     assert "epifuse_place(" in code
     assert "torch.ops.epifuse.fused1.default(" not in code
+
+
+def test_one_row_or_column_of_float32_is_in_full() -> None:
+    """On a GPU, as cuBLAS multiplies it; the precision of others is PyTorch's switch."""
+    with FakeTensorMode():
+        for dtype, m, n, wanted in (
+            (torch.float32, 256, 1, "ieee"),
+            (torch.float32, 1, 256, "ieee"),
+            (torch.float32, 2, 2, None),
+            (torch.bfloat16, 256, 1, None),
+        ):
+            a, b = torch.empty(m, 64, dtype=dtype, device="cuda"), torch.empty(64, n, dtype=dtype, device="cuda")
+            assert leaves.options_of(a, b).precision == wanted
+            assert leaves.options_of(a.cpu(), b.cpu()).precision is None

@@ -78,6 +78,20 @@ def test_float32_trains_in_full() -> None:
     assert len(ef.report(compiled).fused) == 5
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize(("m", "n"), [(256, 1), (1, 256)])
+def test_one_row_or_column_is_multiplied_in_full(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cuBLAS, where tf32 is allowed, and so by us."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    x, w = torch.randn(m, 512, device="cuda"), torch.randn(512, n, device="cuda")
+    compiled = ef.compile(lambda x, w: (x @ w).tanh(), fullgraph=True, dynamic=False, sites="all")
+    exact = (x.double() @ w.double()).tanh()
+    with torch.no_grad():
+        ours, theirs = ((y - exact).norm() for y in (compiled(x, w), (x @ w).tanh()))
+    assert ours <= 4 * theirs
+    assert len(ef.report(compiled).fused) == 1
+
+
 SCALE = 2.0
 
 

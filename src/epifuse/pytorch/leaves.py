@@ -48,6 +48,7 @@ class Leaf(NamedTuple):
 
 _OPTIONS = Options(None, fallback="torch")
 """What was planned for an aligned tensor must run for one that is not, too."""
+_IN_FULL = _OPTIONS._replace(precision="ieee")
 _PLACE = Loc("<fused by epifuse>", 1, 0, 1, "")
 
 
@@ -85,6 +86,16 @@ def shape_of(shape: Sequence[Extent], a: torch.Tensor, b: torch.Tensor) -> tuple
     return tuple(extents[extent] if isinstance(extent, str) else extent for extent in shape)
 
 
+def options_of(a: torch.Tensor, b: torch.Tensor) -> Options:
+    """How a leaf multiplies A and B: as PyTorch would.
+
+    cuBLAS multiplies one row or one column of float32 in full, also where tf32 is allowed: on an H100 its error is 7e-8
+    for 256 x 1 x 64 and for 1 x 64 x 256, and 3e-4 for two columns or two rows.
+    """
+    in_full = a.dtype is torch.float32 and a.is_cuda and 1 in (a.shape[-2], b.shape[-1])
+    return _IN_FULL if in_full else _OPTIONS
+
+
 def _run(a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], spec: str) -> Any:
     outputs = _launched(decoded(spec), a, b, operands, {})
     return tuple(outputs.values()) if len(outputs) > 1 else next(iter(outputs.values()))
@@ -109,7 +120,7 @@ def request(
 ) -> Request:
     """What a leaf asks for."""
     given = dict(zip(leaf.parsed.parameters, operands, strict=True))
-    return Request(a, b, leaf.parsed, {**given, **out}, _OPTIONS)
+    return Request(a, b, leaf.parsed, {**given, **out}, options_of(a, b))
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, operands: list[torch.Tensor], spec: str) -> Any:

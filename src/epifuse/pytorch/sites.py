@@ -31,7 +31,7 @@ from epifuse.pytorch.cone import (
     tensors_of,
 )
 from epifuse.pytorch.flat import Layout, layouts
-from epifuse.pytorch.leaves import MOST_OUTPUTS, Value, encoded, leaf_operator, parsed_of, shape_of
+from epifuse.pytorch.leaves import MOST_OUTPUTS, Value, encoded, leaf_operator, options_of, parsed_of, shape_of
 from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
 from epifuse.pytorch.sized import Size, Sized
@@ -226,7 +226,8 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
     try:
         with torch.no_grad():
             given = {name: value_of(node).reshape(shape_of(shape, a, b)) for node, name, shape in form.operands}
-            args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(parsed, given))
+            epilogue, constraints = EpilogueArguments.partial(parsed, given), options_of(a, b).constraints
+            args = GemmArguments(a, b, epilogue=epilogue, constraints=constraints)
     except EpifuseError as error:
         return Left(str(error).partition("\n")[0])
     everywhere, device = providers.candidates(), args.problem.target.device
