@@ -76,6 +76,15 @@ def test_what_the_benchmark_takes_since_is_said():
     assert f"it takes {now:.2f} (" in PAGE
 
 
+def test_what_counting_instructions_changed_is_said():
+    rows = {(row["case"], *row["shape"]): row for row in saved("trees_epilogue_model_h100")["rows"]}
+    ratios = {case: row["ratios"]["after"][0] for case, row in rows.items()}
+    low, high = min(ratios.values()), max(ratios.values())
+    assert f"the present one takes {low:.2f} to {high:.2f} of the time in {len(rows)} cases" in PAGE
+    assert sum(row["kernels"]["before"] != row["kernels"]["after"] for row in rows.values()) == 5
+    assert max(ratios, key=ratios.__getitem__) == ("gelu", 2048, 3072, 1024)
+
+
 def test_what_fetching_into_l2_gained_is_said():
     rows = saved("prefetch_h100")["rows"]
     beside, instead = (

@@ -13,8 +13,7 @@ from epifuse.providers.cutedsl.design import WARP_GROUP, Design
 _INSTRUCTION = 16  # bytes
 
 
-def waited_for(instructions: int, design: Design) -> tuple[float, float]:
-    """Seconds once a launch, and in each tile, for an epilogue of so many instructions a value."""
+def waited_for(instructions: int, design: Design) -> float:
+    """Seconds, once a launch, for an epilogue of so many instructions a value."""
     size = _INSTRUCTION * instructions * design.rows * design.columns // WARP_GROUP
-    late = max(0, size - tuned.FETCHED_AHEAD.value) / tuned.FETCHED_LATE.value
-    return (0.0, late) if size > tuned.FETCHED_AGAIN.value else (late, 0.0)
+    return max(0, size - tuned.FETCHED_AHEAD.value) / tuned.FETCHED_LATE.value

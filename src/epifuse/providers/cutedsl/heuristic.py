@@ -86,12 +86,11 @@ class Rated(NamedTuple):
         tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
-        computing = waiting = 0.0  # measured where each CTA has its own rows, on Hopper
+        computing = 0.0  # measured where each CTA has its own rows, on Hopper
         if not (shares_rows or design.is_simple):
             each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
             computing = instructions * m * design.columns * each
-            once, waiting = (second * late for late in code.waited_for(instructions, design))
-            launching += once
+            launching += second * code.waited_for(instructions, design)
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
         return Rated(
             m * cm,
@@ -102,8 +101,8 @@ class Rated(NamedTuple):
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             sent * second / processor.l2_bytes_a_second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
-            0.0 if design.pingpong else computing + waiting,
-            tuned.BY_ONE_GROUP.value * computing + waiting if design.pingpong else 0.0,
+            0.0 if design.pingpong else computing,
+            tuned.BY_ONE_GROUP.value * computing if design.pingpong else 0.0,
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,

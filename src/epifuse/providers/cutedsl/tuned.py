@@ -92,12 +92,6 @@ FETCHED_AHEAD = Tuned(
     "Behind other kernels, which have taken the instruction cache, a launch waits for what is longer.",
 )
 FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "What code beyond that comes at, into each multiprocessor.")
-FETCHED_AGAIN = Tuned(
-    104 * 1024,
-    "bytes of machine code of an epilogue",
-    ("sites_h100_fourth.json",),
-    "Longer code does not stay in the instruction cache between tiles: 512 x 65536 x 1024 took 325 us, apart 200.",
-)
 CLUSTER_LAUNCH = Tuned(0.26e-6, "seconds", MODEL, "CTAs of a cluster start together, and wait for each other.")
 CLUSTERS_OF_FOUR = Tuned(
     1.15,
