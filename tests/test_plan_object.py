@@ -182,6 +182,7 @@ def test_tiles_of_hopper() -> None:
     tiles = Gemm(element=torch.float16, layout=ROW, cc=90).tile_descriptions()
     assert TileDescription((128, 128), (2, 1), "pingpong") in tiles
     assert len(set(tiles)) == len(tiles) > 5
+    assert all(tile.kernel_schedule != "swapped" for tile in tiles), "they are for many rows or for few"
     assert Gemm(element=torch.float64, cc=90).tile_descriptions() == []
 
 

@@ -13,7 +13,7 @@ from epifuse.base.target import TARGETS
 from epifuse.plan import Plan, Selection, settle
 from epifuse.providers import candidates, cutedsl
 from epifuse.providers.cutedsl import launch
-from epifuse.request.options import USUAL
+from epifuse.request.options import USUAL, Options
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime import rows, run
 from epifuse.runtime.arguments import parsed
@@ -83,11 +83,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def request(source: Any, m: int, n: int = N, **given: Any) -> Request:
-    a, b = torch.empty(m, K, dtype=BF16), torch.empty(n, K, dtype=BF16).t()
+def request(source: Any, m: int, n: int = N, k: int = K, options: Options = USUAL, **given: Any) -> Request:
+    a, b = torch.empty(m, k, dtype=BF16), torch.empty(n, k, dtype=BF16).t()
     epilogue, known = parsed(source), operands(m)
     named = {name: known[name] for name in epilogue.parameters if name in known}
-    return Request(a, b, epilogue, {**named, **given}, USUAL)
+    return Request(a, b, epilogue, {**named, **given}, options)
 
 
 def looks(prepared: Prepared) -> list[Any]:
@@ -131,6 +131,25 @@ def test_what_serves_is_what_is_planned_anew(name, launched, taken):
         assert shown(given) == shown(wanted)
     assert not set(taken) & {1, 64, 128}
     assert taken or name not in OPEN
+
+
+def test_rows_of_kernels_that_exchange_a_and_b(launched, taken):
+    text, asked = (
+        "def epi(accum, bias): D = gelu(accum + bias); return D",
+        USUAL._replace(pinned=ef.Constraints(schedule="swapped")),
+    )
+    for m in (300, 290, 3000, 257, 306, 1000):
+        one = request(text, m, n=6144, k=4096, options=asked, bias=torch.empty(6144))
+        run.run(one)
+        served, expected = run.find(describe(one)), anew(one)
+        assert expected.plan.spec.design.swapped
+        assert looks(served) == looks(expected)
+        served.launch(describe(one))
+        expected.launch(describe(one))
+        (text_served, given), (text_wanted, wanted) = launched[-2:]
+        assert text_served == text_wanted
+        assert shown(given) == shown(wanted)
+    assert taken
 
 
 def test_extents_that_become_equal_are_planned(launched, taken):

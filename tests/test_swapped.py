@@ -14,6 +14,7 @@ from test_sm90_compile import built
 
 import epifuse as ef
 from epifuse.providers.cutedsl import SWAPPED_DESIGNS
+from epifuse.providers.cutedsl.designs import WIDE_SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
 
 
@@ -31,11 +32,36 @@ def test_few_rows_go_into_the_least_tile_that_holds_them(m, rows):
         assert design.swapped or rows == 64
 
 
-def test_many_rows_do_not():
+def test_tiles_for_few_rows_are_for_few():
     assert not best(129).swapped
     assert not best(128).swapped, "the rows of B would be read twice"
     refusals = {r.kernel: r.reason for r in ef.explain(arguments(lambda accum: accum, m=129), cc=90).refusals}
     assert refusals["sm90_gemm_16x64_swapped_1x1"] == "it is for up to 128 rows, with A and B exchanged, and M is 129"
+
+
+def wide(m, epilogue=bias_gelu, n=4096, k=4096, **operands):
+    """The designs for many rows."""
+    made = arguments(epilogue, m=m, n=n, k=k, **(operands or {"bias": torch.empty(n, dtype=BF16)}))
+    designs = [kernel.spec.design for kernel in ef.get_kernels(made, cc=90)]
+    return [design for design in designs if design.swapped and not design.for_few_rows]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(298, 6144, 6144), (290, 8192, 3584), (300, 5120, 17920)])
+def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160(m, n, k):
+    design = best(m, n=n, k=k)
+    assert design.swapped
+    assert design.tile == (160, 128)
+
+
+def test_many_rows_take_what_has_been_tried():
+    assert len(wide(257)) == len(on_gpu.WIDE)
+    assert not wide(256)
+    assert not wide(512, lambda accum, bias: (accum + bias).sum(0), bias=torch.empty(4096, dtype=BF16))
+    assert not wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096))
+    assert not wide(512, n=4095), "lines that TMA cannot write"
+    assert not wide(512, k=1000), "a short K"
+    by_columns = ef.GemmArguments(torch.empty(1024, 512, dtype=BF16).t(), torch.empty(1024, 1024, dtype=BF16))
+    assert not any(kernel.spec.design.swapped for kernel in ef.get_kernels(by_columns, cc=90))
 
 
 REFUSED = {
@@ -88,6 +114,31 @@ def test_batches(emulated):  # noqa: F811
 def test_without_k(emulated, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch, "empty", lambda *shape, empty=torch.empty, **o: empty(*shape, **{**o, "device": "cpu"}))
     on_gpu.test_without_k(emulated)
+
+
+@pytest.mark.parametrize("rows", on_gpu.WIDE)
+@pytest.mark.parametrize("name", on_gpu.OF_MANY)
+def test_launches_for_many_rows(name, rows, emulated):  # noqa: F811
+    on_gpu.of_many(emulated, name, rows, (257, 72, 1032))
+
+
+@pytest.mark.parametrize("rows", on_gpu.WIDE)
+@pytest.mark.parametrize("name", on_gpu.OF_MANY)
+def test_the_epilogue_of_each_wide_tile(name, rows, simulated: Emulated):  # noqa: F811
+    on_gpu.of_many(simulated, name, rows, (257, 72, 1024))
+
+
+@pytest.mark.parametrize("rows", on_gpu.WIDE)
+def test_wide_tiles_are_compiled_without_spills(rows, capfd, tmp_path):
+    """Of subtiles of 16 or 32 columns of the kernel, beside a vector, an operand and two outputs."""
+    (design,) = (one for one in WIDE_SWAPPED_DESIGNS if one.tile[0] == rows)
+    text = on_gpu.source("t = gelu(accum + row); D = t + C; return t, D")
+    operands = {"C": torch.empty(512, 1024, dtype=BF16), "row": torch.empty(1024)}
+    ptx = built(arguments(text, m=512, n=1024, k=2048, **operands), tmp_path, design)[2].__ptx__
+    assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in ptx
+    report = capfd.readouterr().err
+    assert set(spills(report)) == {0}
+    assert "serialized" not in report
 
 
 @pytest.mark.parametrize("rows", on_gpu.TILES)

@@ -30,6 +30,13 @@ DTYPES = {
     "coordinates": torch.float16,
     "vectors down and across": {"t": torch.int8, "s": torch.float32, "r": BF16},
 }
+WIDE = (144, 160, 176)
+"""Rows of the result in a tile for many rows; 128 columns each."""
+OF_MANY = {
+    "plain": "D = accum; return D",
+    "of every access": "t = alpha * accum + C * column + row; D = silu(t); Aux = t - C; return D, Aux",
+    "coordinates": "D = where(index_n(accum) <= index_m(accum), accum, row * index_m(accum)); return D",
+}
 ELEMENTWISE = ("plain", "of every access", "coordinates")
 
 
@@ -74,6 +81,42 @@ def judged(machine: Machine, name: str, rows: int, shape: tuple[int, int, int], 
 def test_few_rows(name: str, rows: int, hopper: Machine) -> None:
     for m, (n, k) in itertools.product(ROWS, COLUMNS):
         judged(hopper, name, rows, (m, n, k))
+
+
+def of_many(machine: Machine, name: str, rows: int, shape: tuple[int, int, int]) -> None:
+    """A tile for many rows, with operands and outputs of 16 bits, and B by columns and by rows."""
+    m, n, k = shape
+    text = source(OF_MANY[name])
+    a, by_columns = product_of(machine, m, n, k)
+    asked = Constraints(tile=(rows, 128), schedule="swapped")
+    for b in (by_columns, by_columns.contiguous()):
+        check(machine, text, a, b, operands_of(machine, text, m, n), constraints=asked, layouts=["rows"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", WIDE)
+@pytest.mark.parametrize("name", OF_MANY)
+def test_many_rows(name: str, rows: int, hopper: Machine) -> None:
+    """A tile and a half, more than a wave of tiles, and a K that ends within a stage."""
+    for m, n, k in ((257, 264, 1032), (320, 1000, 1096), (353, 8, 1024), (1000, 13_000, 1032), (304, 6144, 4096)):
+        of_many(hopper, name, rows, (m, n, k))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", WIDE)
+@pytest.mark.parametrize("name", OF_MANY)
+def test_many_rows_have_the_bits_of_the_other_designs(name: str, rows: int, hopper: Machine) -> None:
+    text = source(OF_MANY[name])
+    swapped = Constraints(tile=(rows, 128), schedule="swapped")
+    other = Constraints(tile=(128, 128), cluster=(1, 1), schedule="pingpong", split=1)
+    for m, n, k in ((298, 1032, 4096), (1000, 520, 1096)):
+        a, b = hopper.normal(m, k, dtype=BF16), hopper.normal(n, k, dtype=BF16).t()
+        operands, function = operands_of(hopper, text, m, n), function_of(text, {})
+        found, want = (
+            run(hopper, function, a, b, operands, constraints=asked, layouts=["rows"]) for asked in (swapped, other)
+        )
+        for output, wanted in want.items():
+            assert torch.equal(found[output], wanted), (output, m, k)
 
 
 @pytest.mark.gpu

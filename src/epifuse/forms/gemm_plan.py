@@ -232,20 +232,24 @@ class Gemm:
         self._with_d = self._without_d._replace(out_dtypes=element and {"D": element})
 
     def tile_descriptions(self) -> list[TileDescription]:
-        """The tiles that kernels have for this plan's dtypes and layouts, best first for a large product."""
-        a, b = (_stand_in(self._matrices[name]) for name in ("A", "B"))
+        """The tiles that kernels have for this plan's dtypes and layouts, best first for a large product.
+
+        Tiles that are for some sizes alone are left out.
+        """
         cc = self.cc
         if cc is None and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability()
             cc = major * 10 + minor
 
-        def kernels(tile: TileDescription | None) -> list[Kernel]:
+        def kernels(tile: TileDescription | None, extent: int = _LARGE) -> list[Kernel]:
+            a, b = (_stand_in(self._matrices[name], extent) for name in ("A", "B"))
             pinned = _constraints(tile)
             args = GemmArguments(a, b, accumulator_type=self._element_accumulator, constraints=pinned)
             return get_kernels(args, cc=cc)
 
         # A kernel may say which tile it would take and still have none to choose.
-        return [tile for tile in dict.fromkeys(map(_description, kernels(None))) if kernels(tile)]
+        found = dict.fromkeys(map(_description, kernels(None)))
+        return [tile for tile in found if kernels(tile) and kernels(tile, _SMALL)]
 
     # --- running -------------------------------------------------------------------------------------------------
 
@@ -374,11 +378,11 @@ def _matrix(name: str, tensor: Any, element: Any, layout: Any) -> _Matrix:
 
 
 _HINT = "plan.tile_descriptions() lists the tiles there are"
-_LARGE = 4096
+_LARGE, _SMALL = 4096, 64
 
 
-def _stand_in(matrix: _Matrix) -> torch.Tensor:
-    made = torch.empty(_LARGE, _LARGE, dtype=matrix.element, device="meta")
+def _stand_in(matrix: _Matrix, extent: int) -> torch.Tensor:
+    made = torch.empty(extent, extent, dtype=matrix.element, device="meta")
     return made.mT if matrix.layout is LayoutType.ColumnMajor else made
 
 

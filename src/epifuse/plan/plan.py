@@ -146,20 +146,25 @@ class Answers(NamedTuple):
 
     def beside(self, other: Answers) -> Answers:
         """These answers, then those of `other`, which is about other kernels."""
-        if not other.specs:
-            return self._replace(refusals=lambda: [*self.refusals(), *other.refusals()])
         own = len(self.specs)
+
+        def of_rows(rows: int) -> Sequence[float] | None:
+            if (first := self.of_rows(rows)) is None or (further := other.of_rows(rows)) is None:
+                return None
+            return [*first, *further]
+
         return Answers(
             [*self.specs, *other.specs],
             [*self.costs, *other.costs],
             lambda index: self.allocation(index) if index < own else other.allocation(index - own),
             lambda: [*self.refusals(), *other.refusals()],
+            of_rows,
         )
 
     @staticmethod
     def none(refusals: Callable[[], Sequence[Refusal]]) -> Answers:
-        """Where no kernel can."""
-        return Answers((), (), _NO_ALLOCATIONS.__getitem__, refusals)
+        """Where no kernel can, whatever the number of rows."""
+        return Answers((), (), _NO_ALLOCATIONS.__getitem__, refusals, lambda _: ())
 
 
 _NO_ALLOCATIONS: tuple[Allocation, ...] = ()

@@ -41,6 +41,7 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
     TENSOR_MEMORY_DESIGNS,
+    WIDE_SWAPPED_SPECS,
 )
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.heuristic import estimate, rows_of
@@ -147,17 +148,19 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
-    plain, swapped, simple = _by_kind(specs)
+    plain, few, many, simple = _by_kind(specs)
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
     further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
-    if not plain and not swapped:
+    if not plain and not few and not many:
         answers, *further = further
     elif (found := sized(work, problem)).family.refused is not None:
-        answers = _none((*plain, *swapped), found.family.refused)
+        answers = _none((*plain, *few, *many), found.family.refused)
     else:
-        others = partial(other_rows.kernels, plain, swapped, work, problem)
-        answers = _answers(plain, found, problem, others).beside(_swapped(swapped, work, problem, others))
+        others = partial(other_rows.kernels, plain, few, work, problem)
+        answers = _answers(plain, found, problem, others)
+        for own, is_few in ((few, True), (many, False)):
+            answers = answers.beside(_swapped(own, work, problem, others, few=is_few))
     return reduce(Answers.beside, further, answers)
 
 
@@ -165,20 +168,22 @@ def _none(specs: Sequence[KernelSpec], reason: str | Callable[[], str]) -> Answe
     return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
 
 
-Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Mapping[str, Sequence[KernelSpec]]]
-_OF_HOPPER: Kinds = PLAIN_SPECS, SWAPPED_SPECS, {MMA_SYNC: MULTISTAGE_SPECS}
+Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec], Mapping[str, Sequence[KernelSpec]]]
+_OF_HOPPER: Kinds = PLAIN_SPECS, SWAPPED_SPECS, WIDE_SWAPPED_SPECS, {MMA_SYNC: MULTISTAGE_SPECS}
 _RULES = {MMA_SYNC: multistage, TCGEN05: tensor_memory}
 """Where the kernels of each instruction but Hopper's are taken."""
 
 
 def _by_kind(specs: Sequence[KernelSpec]) -> Kinds:
-    """Hopper's that multiply A and B as they are, those that exchange them, and others by what multiplies."""
+    """Hopper's that multiply A and B as they are, those that exchange them, for few rows and for more, and others by
+    what multiplies."""
     if tuple(specs) == HOPPER_SPECS:
         return _OF_HOPPER
     own = [s for s in specs if not s.design.is_simple]
     return (
         tuple(s for s in own if not s.design.swapped),
-        tuple(s for s in own if s.design.swapped),
+        tuple(s for s in own if s.design.for_few_rows),
+        tuple(s for s in own if s.design.swapped and not s.design.for_few_rows),
         {name: tuple(s for s in specs if s.design.instruction == name) for name in _RULES},
     )
 
@@ -197,12 +202,18 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
 
 
 def _swapped(
-    specs: Sequence[KernelSpec], work: Lowered, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
+    specs: Sequence[KernelSpec],
+    work: Lowered,
+    problem: Problem,
+    others: Callable[[Hashable], tuple[str, ...]],
+    *,
+    few: bool,
 ) -> Answers:
-    """What each design takes that exchanges A and B."""
-    other = swap.many_rows(problem) or work.swapped
+    """What each design takes that exchanges A and B, for `few` rows or for more."""
+    other = swap.unfit(problem, few=few) or work.swapped
     if isinstance(other, str):
-        return _none(specs, other)
+        answers, too_few = _none(specs, other), not few and problem.extents["m"] < swap.LEAST_ROWS
+        return answers._replace(of_rows=swap.still_unfit) if too_few else answers
     transposed = swap.problem_of(problem)
     found = sized(other, transposed)
     if (refused := found.family.key.refused) is not None:  # registers are to convert, where a first kernel might do it
@@ -233,7 +244,7 @@ def _answers(
             program=found,
             bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),
-            # A kernel that exchanges A and B serves few rows alone.
+            # A kernel that exchanges A and B serves few rows alone, or many.
             with_other_rows=tuple if bits is None else partial(others, None if found.design.swapped else bits),
         )
 

@@ -136,6 +136,11 @@ class Design:
         return self.tile[0] // self.sharing
 
     @property
+    def for_few_rows(self) -> bool:
+        """Whether A and B are exchanged in tiles of 64 columns of the result: the least rows of wgmma."""
+        return self.swapped and SUBTILE[0] in self.tile
+
+    @property
     def k_bytes(self) -> int:
         """Bytes of K in a stage of A and B."""
         return self.spans * self.span
@@ -148,7 +153,7 @@ class Design:
     @property
     def subtile(self) -> tuple[int, int]:
         """What one warp group's epilogue works on at once."""
-        return SUBTILE[0], min(SUBTILE[1], self.columns)
+        return SUBTILE[0], SUBTILE[1] if self.columns % SUBTILE[1] == 0 else SUBTILE[1] // 2
 
     @property
     def subtiles(self) -> int:

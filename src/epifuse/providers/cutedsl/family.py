@@ -22,6 +22,7 @@ from epifuse.providers.cutedsl import (
     multistage,
     refusals,
     rows,
+    swap,
     tensor_memory,
     tuned,
     weave,
@@ -38,9 +39,11 @@ from epifuse.providers.cutedsl.designs import (
     SWAPPED_DESIGNS,
     SWAPPED_SPECS,
     TENSOR_MEMORY_SPECS,
+    WIDE_SWAPPED_SPECS,
 )
-from epifuse.providers.cutedsl.heuristic import Rated, band, is_long, is_short, length_class
+from epifuse.providers.cutedsl.heuristic import Rated
 from epifuse.providers.cutedsl.kernel_text import KernelSource, written
+from epifuse.providers.cutedsl.length import band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.partials import edges
 from epifuse.providers.cutedsl.precision import Accuracy, accuracies
@@ -158,7 +161,8 @@ def cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
     return m, n
 
 
-_SPECS = {MMA_SYNC: MULTISTAGE_SPECS, TCGEN05: TENSOR_MEMORY_SPECS}
+_WHOLE = (PLAIN_SPECS, SWAPPED_SPECS, WIDE_SWAPPED_SPECS, MULTISTAGE_SPECS, TENSOR_MEMORY_SPECS)
+"""What is asked for where nobody asked for certain kernels: these answers are kept."""
 _OF_GRAPH = {MMA_SYNC: multistage.of_graph, TCGEN05: tensor_memory.of_graph}
 """Why a kernel does not carry an epilogue that Hopper's may carry."""
 
@@ -178,20 +182,14 @@ class Family:
     def __init__(self, key: Key, problem: Problem) -> None:
         self.key, self.work, self.problem = key, key.work, problem
         self._found: dict[str, Arranged | str] = {}
+        self._whole: dict[str, Carried] = {}
 
     def answers(self, specs: Sequence[KernelSpec]) -> Carried:
         """Of these kernels."""
-        return self._all if specs == self._every else self._carried(specs)
-
-    @property
-    def _every(self) -> tuple[KernelSpec, ...]:
-        if self.key.instruction in _SPECS:
-            return _SPECS[self.key.instruction]
-        return SWAPPED_SPECS if self.work.is_swapped else PLAIN_SPECS
-
-    @cached_property
-    def _all(self) -> Carried:
-        return self._carried(self._every)
+        if specs not in _WHOLE:
+            return self._carried(specs)
+        found = self._whole.get(specs[0].name)
+        return found or self._whole.setdefault(specs[0].name, self._carried(specs))
 
     def _carried(self, specs: Sequence[KernelSpec]) -> Carried:
         answers = [(spec, self.of(spec)) for spec in specs]
@@ -248,7 +246,7 @@ class Family:
         if found is None:
             return f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B"
         program, design = found
-        refused = refusals.not_by_tma(program, problem)
+        refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))
         crowded = budget.crowded(program, design, short=is_short(problem))
         if design.split == 1 and rows.is_held_by_one_width(work.span, design.parts):
             spills = crowded is not None and budget.go_direct(program)

@@ -11,6 +11,7 @@ from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import LINE, itemsize
+from epifuse.providers.cutedsl.length import wide_k
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -58,7 +59,7 @@ class Rated(NamedTuple):
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides, and waiting for code.
-    - `swapped`: whether A and B are exchanged.
+    - `swapped`: whether A and B are exchanged, and `for_few_rows`: whether for few rows.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
 
@@ -76,6 +77,7 @@ class Rated(NamedTuple):
     spilling: float
     launching: float
     swapped: bool
+    for_few_rows: bool
     parts: Parts | None
     rewritten: Rewritten | None
 
@@ -107,6 +109,7 @@ class Rated(NamedTuple):
             tuned.SPILLING.value if spills else 1.0,
             launching,
             design.swapped,
+            design.for_few_rows,
             Parts.of(design),
             Rewritten.of(design),
         )
@@ -119,7 +122,8 @@ def _rate(design: Design) -> float:
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
     promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
-    return tuned.RATES.value[design.tile, design.pingpong] * promoted
+    of_result = design.exchanged_sides if design.swapped else design
+    return tuned.RATES.value[of_result.tile, design.pingpong] * promoted
 
 
 def _exchanging(design: Design) -> float:
@@ -213,7 +217,7 @@ class _Lying(NamedTuple):
 
     @staticmethod
     def of(one: Rated, problem: Problem) -> _Lying:
-        k, copies, shares = _wide_k(problem), _copies(problem), _shares(problem)
+        k, copies, shares = wide_k(problem), _copies(problem), _shares(problem)
         (of_a, of_b), lines, rewritten = copies, (_lines(problem.a), _lines(problem.b)), (0.0, 0.0)
         if (how := one.rewritten) is not None:  # read, and written
             rewritten = k * how.of_a * of_a * one.byte, k * how.of_b * of_b * one.byte
@@ -239,7 +243,8 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
     found = []
     for one in designs:
         lying = _Lying.of(one, problem)
-        rows, beside, l2, memory, rewriting = (_exchanged if one.swapped else _as_it_is)(one, lying)
+        price = (_for_few_rows if one.for_few_rows else _exchanged) if one.swapped else _as_it_is
+        rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile + one.shown
         wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
@@ -285,6 +290,22 @@ def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
 
 
 def _exchanged(one: Rated, lying: _Lying) -> _Prices:
+    """The same where the rows are N here."""
+    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), k = lying
+    batches, height = extents["l"], extents["m"]
+    rows, beyond = -(-height // one.down), tuned.BEYOND.value - 1
+    beside, covered = batches * rows, rows * one.down
+    sent = b_line * beside * one.across * (1 + beyond) + a_line * batches * (covered + beyond * (covered - height))
+    less = b_line * beside * beyond
+    again = tuned.DRIFT.value * max(1 - tuned.DRIFTING_K.value / k, 0.0) if k else 0.0
+    once = 1 - again
+    moved = once * of_a * a * height, once * of_b * b + 2 * batches * height  # D, of 16 bits
+    clusters = again * beside * (one.down * a + one.across * b)
+    few = 0 if one.shares_b else tuned.FEW_COLUMNS.value
+    return one.across, beside, (sent, less, few), (*moved, clusters), (a_written * height, b_written)
+
+
+def _for_few_rows(one: Rated, lying: _Lying) -> _Prices:
     """The rows are N here, and each cluster of them reads the long operand again."""
     extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), _ = lying
     batches, height = extents["l"], extents["m"]
@@ -363,32 +384,3 @@ def _copies(problem: Problem) -> tuple[int, int]:
     """How many batches of A and of B there are in memory."""
     a, b = (math.prod(info.shape[:-2]) for info in (problem.a, problem.b))
     return a, b
-
-
-def band(problem: Problem) -> int:
-    """Clusters along M in a raster band: where K is small it is outputs that count, which want longer lines."""
-    return (tuned.SHORT_BAND if _k_bytes(problem) <= tuned.SHORT_K.value else tuned.BAND).value
-
-
-def is_short(problem: Problem) -> bool:
-    """Whether K is so short that an epilogue that reduces takes longer than the main loop of a tile."""
-    return _k_bytes(problem) < tuned.SHORT_K.value
-
-
-def is_long(problem: Problem) -> bool:
-    """Whether K is so long that stages of A and B are worth more than room for what the epilogue reads and writes."""
-    return _k_bytes(problem) >= tuned.LONG_K.value
-
-
-def length_class(problem: Problem) -> tuple[int, bool, bool]:
-    """How long K is, as far as kernels differ by it."""
-    return band(problem), is_short(problem), is_long(problem)
-
-
-def _wide_k(problem: Problem) -> float:
-    """Elements of 16 bits along K."""
-    return _k_bytes(problem) / 2
-
-
-def _k_bytes(problem: Problem) -> int:
-    return problem.extents["k"] * itemsize(problem)

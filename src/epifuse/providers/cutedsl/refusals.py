@@ -13,7 +13,7 @@ from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tenso
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.designs import SPECS
-from epifuse.providers.cutedsl.heuristic import is_short
+from epifuse.providers.cutedsl.length import is_short
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access

@@ -47,9 +47,10 @@ class Sized:
 
     def __init__(self, family: Family, problem: Problem, placed: Placed) -> None:
         self.family, work, columns = family, placed.work, placed.others[0]
-        # For fewer rows A and B may change places.
-        is_open = placed.rows == 2 and not (work.is_swapped or problem.batched) and columns <= _COUNTED
-        self._rows = range(swap.most_rows(problem) + 1, _COUNTED if is_open else 0)
+        is_open = placed.rows == 2 and not problem.batched and columns <= _COUNTED
+        # For fewer rows there are other tiles that exchange A and B.
+        least = swap.LEAST_ROWS if work.is_swapped else swap.most_rows(problem) + 1
+        self._rows = range(least, _COUNTED if is_open else 0)
         self._cuts = placed.cuts if work.reduces_axes else None
         self._problem = weave.problem_of(family.work.order, problem, family.work.typed)
         self._priced: tuple[Carried, list[Priced]] | None = None
@@ -62,9 +63,11 @@ class Sized:
 
     def of_rows(self, carried: Carried, rows: int) -> list[float] | None:
         """The same where so many rows change nothing else: which kernels there are, and what they compute."""
-        if rows not in self._rows:
+        if rows not in self._rows or (carried.rates and carried.rates[0].for_few_rows):
             return None
-        if self._cuts is not None and cuts({**self._problem.extents, "m": rows}, swapped=False) != self._cuts:
+        swapped = self.family.work.is_swapped
+        extents = {**self._problem.extents, "n" if swapped else "m": rows}
+        if self._cuts is not None and cuts(extents, swapped=swapped) != self._cuts:
             return None
         return self.costs(carried, rows)
 

@@ -1,9 +1,9 @@
-"""The transposed product, for few rows: D.T = B.T @ A.T, whose tiles have 64 columns of the result and few rows of it.
+"""The transposed product: D.T = B.T @ A.T, whose tiles may have any multiple of 8 rows of the result.
 
-One multiplication of a warp group has 64 rows at least, and any multiple of 8 columns: where A has few rows, most of
-what a tile brings of it would be zeros. So A and B change places, and with them M and N, in the problem and in the
-graph; all that comes behind, from accesses to the kernel, sees one product as any other. Operands and outputs stay
-where they are: their dims say which axes they run along. Imports no cutlass.
+One multiplication of a warp group has 64 rows at least, and any multiple of 8 columns: where A has few rows, or a few
+more than a multiple of 64, much of what a tile brings of it would be zeros. So A and B change places, and with them M
+and N, in the problem and in the graph; all that comes behind, from accesses to the kernel, sees one product as any
+other. Operands and outputs stay where they are: their dims say which axes they run along. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from epifuse.ir import Factor, Graph, Load, Node
 from epifuse.ir.types import canonical
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Reason
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.program import Program
 from epifuse.request.problem import Problem, TensorInfo
 
 MOST_ROWS = 128
-"""Of A; with more, an ordinary tile is full."""
+"""Of A, for tiles of 64 columns of the result."""
 _MOST_BESIDE_8_BITS = 256
 """Of an A of 16 bits beside a weight of 8. A first kernel would read the weight and write twice its bytes, which takes
 longer than to read it for each 64 rows."""
+
+LEAST_ROWS = 257
+"""Of A, for tiles of 128 columns: up to 256 rows have tiles of 64 or 128 rows that are mostly full, and with 129 rows
+a single row of tiles would leave three quarters of the multiprocessors without one."""
 
 _OTHER = {"m": "n", "n": "m"}
 
@@ -66,14 +72,44 @@ def _exchanged(attr: Any) -> Any:
 
 
 def most_rows(problem: Problem) -> int:
-    """Up to how many rows of A it is for."""
+    """Up to how many rows of A tiles of 64 columns are for."""
     return MOST_ROWS if problem.a.dtype.itemsize == problem.b.dtype.itemsize else _MOST_BESIDE_8_BITS
 
 
-def many_rows(problem: Problem) -> str | None:
-    """Why a problem has too many rows for it."""
+def unfit(problem: Problem, *, few: bool) -> str | None:
+    """Why designs for `few` rows, or those for more, do not take a problem."""
     rows, most = problem.extents["m"], most_rows(problem)
-    return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
+    if few:
+        return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
+    if {problem.a.dtype.itemsize, problem.b.dtype.itemsize} != {2}:
+        return "it is for A and B of 16 bits"
+    if problem.a.strides[-1] != 1:
+        return "it is for A by rows: a swizzle of columns has 64 of them, and its tiles another number of rows"
+    return (
+        f"it is for {LEAST_ROWS} rows and more, with A and B exchanged, and M is {rows}" if rows < LEAST_ROWS else None
+    )
+
+
+def still_unfit(rows: int) -> tuple[float, ...] | None:
+    """What designs for many rows cost with so many: nothing where there are none, and None where there are some."""
+    return () if rows < LEAST_ROWS else None
+
+
+def untried(design: Design, program: Program, *, short: bool) -> str | None:
+    """Why a design for many rows does not carry an epilogue: what no GPU has measured so is left to other designs.
+
+    Where K is `short` the epilogue decides, of which the model knows little.
+    """
+    if not design.swapped or design.for_few_rows:
+        return None
+    if short:
+        return "a design that exchanges A and B, for many rows, takes a longer K"
+    if any(node.op == "reduce" for node in program.graph.nodes):
+        return f"{_MANY} reductions{_ELSEWHERE}"
+    travelling = [access for access in (*program.coming, *program.stores) if access.travels.by_value]
+    if any(access.dtype.itemsize > 2 or not access.travels.staged for access in travelling):
+        return f"{_MANY} operands and outputs of more than 16 bits, or that do not travel by TMA{_ELSEWHERE}"
+    return None
 
 
 def refused(graph: Graph) -> Reason | None:
@@ -90,5 +126,6 @@ def refused(graph: Graph) -> Reason | None:
     return None
 
 
-_HERE = "a design that exchanges A and B, for few rows, does not support"
+_HERE = "a design that exchanges A and B does not support"
+_MANY = "a design that exchanges A and B, for many rows, does not support"
 _ELSEWHERE = ": other designs do not have this limit"

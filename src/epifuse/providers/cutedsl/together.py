@@ -15,8 +15,9 @@ from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
 from epifuse.providers.cutedsl.costs import instructions
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.family import Arranged
-from epifuse.providers.cutedsl.heuristic import Rated, band, cost, estimate, is_long, is_short
+from epifuse.providers.cutedsl.heuristic import Rated, cost, estimate
 from epifuse.providers.cutedsl.kernel_text import KernelSource
+from epifuse.providers.cutedsl.length import band, is_long, is_short
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import walks
