@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
 from epifuse.pytorch import measure, sites
+from epifuse.pytorch.cone import below, grow
 from epifuse.pytorch.fuse import Fuse
 from epifuse.pytorch.region import Copied, region_of, text_of
 from epifuse.runtime.timing import random_like
@@ -137,6 +138,21 @@ def test_inputs_made_for_the_product_are_measured_with_it() -> None:
     region = region_of(product_of(module), [])
     assert region is not None
     assert [node.name for node in region.body] == ["mm", "cos", "add"]
+
+
+def test_a_mask_that_others_read_is_drawn_in_the_region() -> None:
+    """Without the kernel the loop around the product draws it, and with it a loop of its own."""
+    from torch._inductor import inductor_prims
+
+    def function(a: Tensor, b: Tensor, x: Tensor) -> Any:
+        mask = inductor_prims.random([*x.shape], inductor_prims.lookup_seed(a[0].long(), 0), "rand") > 0.1
+        return torch.where(mask, a @ b, 0.0), mask
+
+    product = product_of(traced(function, A, B, X))
+    region = region_of(product, [grow(product, "points", {}, below(product), cuts=True)])
+    assert region is not None
+    assert {"inductor_random", "gt"} <= {node.name for node in region.body}
+    assert {node.name for node in region.outputs} == {"gt", "where"}
 
 
 def test_a_region_computes_what_its_graph_does() -> None:

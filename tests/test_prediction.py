@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from site_cases import Case, gelu, graph_of, relu_backward, softmax
+from site_cases import Case, Given, gelu, graph_of, relu_backward, softmax
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epifuse as ef
@@ -197,6 +197,36 @@ def test_a_long_row_is_computed_twice() -> None:
     assert each(512) == each(1024)
     assert each(2048) == each(4096) == pytest.approx(2 * each(1024))
     assert each(1536) == pytest.approx(each(2048) / 0.75)
+
+
+def masked(y: torch.Tensor, at: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout whose mask the backward pass reads."""
+    from torch._inductor import inductor_prims
+
+    mask = inductor_prims.random(list(y.shape), at.row(torch.int64).select(0, 0), "rand") > 0.1
+    return torch.where(mask, y * (1 / 0.9), 0.0), mask
+
+
+def read_twice(y: torch.Tensor, at: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same where another loop computes with the mask, and so may draw it."""
+    dropped, mask = masked(y, at)
+    return dropped, mask, torch.where(mask, at.full(), 0.0)
+
+
+def test_a_mask_that_others_read_is_drawn_ahead() -> None:
+    """A loop that draws 16384 x 1024 numbers and stores a mask took 51 us on an H200 (model_time_gpt2_h200.json)."""
+    ahead, elsewhere = (
+        moves_of(Case(0, "mm", tail, (ROWS, WIDTH), 1024, torch.bfloat16, wide=False, by_columns=True), H200)
+        for tail in (masked, read_twice)
+    )
+    assert ahead.drawn / H200.processor.instructions_a_second == pytest.approx(51e-6, rel=0.1)
+    assert elsewhere.drawn == 0
+
+
+def test_drawing_ahead_costs(site: Site) -> None:
+    drawn = site._replace(moved=site.moved._replace(drawn=86 * ROWS * INNER))
+    if site.target != CPU:
+        assert predicted(drawn).fused - predicted(site).fused > predicted(drawn).apart - predicted(site).apart > 0
 
 
 def shown_of(epilogue: Callable[..., object], shape: tuple[int, int, int] = (4096, 4096, 4096)) -> dict[str, float]:

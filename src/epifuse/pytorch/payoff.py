@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from epifuse.pytorch.cone import (
     dims_of,
     elements_of,
     is_cast,
+    is_drawn,
     is_part,
     is_reduction,
     is_view,
@@ -43,7 +44,8 @@ class Moved(NamedTuple):
     where the product is apart and where it is fused.
 
     Fusing removes three things of Inductor's: so many `kernels`; the `instructions` of the loop around the product,
-    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns.
+    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns. `drawn` are
+    instructions of that loop too; fusing leaves them in a loop of their own, ahead of the product.
     """
 
     product: int
@@ -54,6 +56,7 @@ class Moved(NamedTuple):
     kernels: int
     sums: int = 0
     instructions: int = 0
+    drawn: int = 0
 
     @property
     def saved(self) -> int:
@@ -93,7 +96,10 @@ def moved(cone: Cone, target: Target) -> Moved:
     kernels = (has_own and not is_met) + _KERNELS_OF_SUMS * bool(split)
     apart += again - behind
     stores = sum(map(bytes_of, outputs))
-    return Moved(product, operands, stores, apart, fused, kernels, behind, _instructions(cone))
+    drawn = (
+        (_IN_LOOPS.get(name_of(node), 1) + _AROUND) * elements_of(node) for node in drawn_ahead(cone) if is_drawn(node)
+    )
+    return Moved(product, operands, stores, apart, fused, kernels, behind, _instructions(cone), sum(drawn))
 
 
 _WHOLE = 64
@@ -108,9 +114,11 @@ _IN_LOOPS = {
     "tanh": 21,
     **dict.fromkeys(("expm1", "log", "log2", "log10"), 25),
     **dict.fromkeys(("erf", "log1p"), 28),
+    "inductor_random": 80,
 }
 """Instructions for a value, of what takes more than one in the machine code of Inductor's loops
-(loop_instructions.json)."""
+(loop_instructions.json). A random number by the time of a loop that draws 16384 x 1024 of them and stores a mask: 51 us
+on an H200, as long as 87 instructions a value (model_time_gpt2_h200.json)."""
 _AROUND = 6
 """Of a loop around them, for each value: addresses, loads, conversions and stores (a cast, in the same file)."""
 
@@ -130,6 +138,24 @@ def _instructions(cone: Cone) -> int:
     row = max((_row_of(node) for node in cone.inside if is_reduction(node) and _along_last(node)), default=1)
     lanes = min(_BLOCK, 1 << (row - 1).bit_length())
     return total * (lanes * ceil(row / lanes)) // row * (1 + (row > _IN_REGISTERS))
+
+
+def drawn_ahead(cone: Cone) -> dict[FxNode, None]:
+    """Random numbers that are drawn for the cone outside it, and what a loop makes of them: a mask that the backward pass
+    reads too. Without the cone, the loop around the product would draw them."""
+    found: dict[FxNode, None] = {}
+    waiting = [*cone.operands]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and (is_view(node) or _is_only_for(node, (*cone.body, *found))):
+            found[node] = None
+            waiting += node.all_input_nodes
+    return found if any(map(is_drawn, found)) else {}
+
+
+def _is_only_for(node: FxNode, loops: Container[FxNode]) -> bool:
+    """Whether a loop computes the value, and no loop but these reads it."""
+    return has_loop(node) and not any(has_loop(user) and user not in loops for user in node.users)
 
 
 def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:

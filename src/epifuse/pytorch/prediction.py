@@ -147,7 +147,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     by_lanes = extents.operations / (2 * PARTS * 2 * _BY_LANES * rates.instructions_a_second)
     library = by_lanes if site.full else product * (1 + _EPILOGUE_K / extents.k)
     alone = _norm(library, (site.factors + parts.product) / memory)
-    loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second)
+    drawing = parts.drawn / rates.instructions_a_second
+    loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second + drawing)
     apart = alone + loops + parts.sums / memory + parts.kernels * _KERNEL
     a_second = rates.operations_a_second / (2 * rates.multiprocessors)  # in the plan's unit
     moving, operands = (site.factors + parts.operands + parts.outputs) / memory, parts.operands / memory
@@ -158,7 +159,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
         waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
         shown += operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
         own = _norm(multiplying**_OF_PLAN * product ** (1 - _OF_PLAN), moving) + shown
-    return Prediction(own + parts.loops_fused / memory, apart)
+    ahead = drawing + _KERNEL if drawing else 0.0
+    return Prediction(ahead + own + parts.loops_fused / memory, apart)
 
 
 def _norm(*seconds: float) -> float:

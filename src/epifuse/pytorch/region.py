@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from epifuse.pytorch.cone import Cone, below, is_constant, is_part, is_reduction, is_view, name_of
-from epifuse.pytorch.payoff import has_loop
+from epifuse.pytorch.payoff import drawn_ahead, has_loop
 
 
 class Region(NamedTuple):
@@ -28,12 +28,13 @@ class Region(NamedTuple):
 
 def region_of(product: FxNode, cones: Iterable[Cone]) -> Region | None:
     """The region around `product`, which holds what the `cones` hold; None where a value of it only has symbols."""
-    after = _after(product)
+    after, cones = _after(product), list(cones)
+    ahead = {node for cone in cones for node in drawn_ahead(cone)}
     pulled = {node for cone in cones for node in cone.pulled}
-    body = after | _before(product, after | pulled)
+    body = after | ahead | _before(product, after | pulled | ahead)
     listed = tuple(node for node in product.graph.nodes if node in body)
     inputs = tuple(dict.fromkeys(each for node in listed for each in node.all_input_nodes if each not in body))
-    outputs = tuple(node for node in listed if node in after and any(user not in body for user in node.users))
+    outputs = tuple(node for node in listed if node in after | ahead and any(user not in body for user in node.users))
     region = Region(inputs, listed, outputs)
     return region if all(map(_is_sized, (*inputs, *listed))) else None
 
