@@ -435,10 +435,12 @@ def test_checkpoints() -> None:
     def block(x: Tensor) -> Any:
         return ef.linear(x, weight, epilogue=ef.gelu)
 
-    made: Any = checkpoint(block, x, use_reentrant=False)
-    made.sum().backward()
-    for leaf, want in zip((x, weight), torch.autograd.grad(F.gelu(x @ weight.t()).sum(), (x, weight)), strict=True):
-        torch.testing.assert_close(leaf.grad, want)
+    # The first call is planned, the second described, and the third known.
+    wanted = torch.autograd.grad(F.gelu(x @ weight.t()).sum(), (x, weight))
+    for again in (False, True, True, False, True):
+        made: Any = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        for got, want in zip(torch.autograd.grad(made.sum(), (x, weight)), wanted, strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_integers_are_multiplied_and_scales_have_gradients() -> None:
@@ -448,6 +450,21 @@ def test_integers_are_multiplied_and_scales_have_gradients() -> None:
     D.sum().backward()
     want = torch.autograd.grad(torch.tanh((a.int() @ b.int()) * scale * 0.01).sum(), scale)[0]
     torch.testing.assert_close(scale.grad, want)
+
+
+HOSTED = {
+    "a variance": "s = accum.var(dim=-1, keepdim=True); D = accum * s; m = accum.mean(); return D, m",
+    "an extent": "D = square(accum) / accum.shape[-1]; m = mean(D); return D, m",
+    "a root": "D = accum * (alpha * alpha + 1.0); m = mean(D); return D, m",
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+@pytest.mark.parametrize("save", ["recompute", "preactivation", "auto"])
+def test_numbers_of_the_host_in_both_passes(name: str, save: str) -> None:
+    """The derivative computes numbers of its own, 1 / (M N), beside those that it takes from the epilogue."""
+    given = {"alpha": 1.5} if "alpha" in HOSTED[name] else {}
+    gradchecked(f"def epi({', '.join(['accum', *given])}): {HOSTED[name]}", save=save, **given)
 
 
 SIZED = {

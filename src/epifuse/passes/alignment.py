@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -51,6 +52,12 @@ class Alignment:
         self.current: Node = Node("none")
 
     @cached_property
+    def names(self) -> Iterator[str]:
+        """Names for what the host computes. A derivative reads numbers of its epilogue under theirs."""
+        given = {node.attr.name for node in self.graph.loads()}
+        return (name for name in map("#{}".format, count()) if name not in given)
+
+    @cached_property
     def accum_dims(self) -> Dims:
         """The dims of accum as the user sees it: in the problem's order, or as the graph says."""
         order = next((node.attr for node in self.graph.nodes if node.op == "accum"), None)
@@ -94,7 +101,8 @@ class Alignment:
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
         # An integer may be used as an integer and as a float: two scalars of one number.
-        name = self.hosts.setdefault((value.node, value.kind), f"#{len(self.hosts)}")
+        if (name := self.hosts.get(key := (value.node, value.kind))) is None:
+            name = self.hosts[key] = next(self.names)
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
 
     def taken(self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False) -> list[Typed]:

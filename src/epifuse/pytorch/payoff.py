@@ -44,8 +44,8 @@ class Moved(NamedTuple):
     where the product is apart and where it is fused.
 
     Fusing removes three things of Inductor's: so many `kernels`; the `instructions` of the loop around the product,
-    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns. `drawn` are
-    instructions of that loop too; fusing leaves them in a loop of their own, ahead of the product.
+    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns.
+    `drawn` are instructions of that loop too; fusing leaves them in a loop of their own, ahead of the product.
     """
 
     product: int
@@ -141,8 +141,8 @@ def _instructions(cone: Cone) -> int:
 
 
 def drawn_ahead(cone: Cone) -> dict[FxNode, None]:
-    """Random numbers that are drawn for the cone outside it, and what a loop makes of them: a mask that the backward pass
-    reads too. Without the cone, the loop around the product would draw them."""
+    """Random numbers that are drawn for the cone outside it, and what a loop makes of them: a mask that the backward
+    pass reads too. Without the cone, the loop around the product would draw them."""
     found: dict[FxNode, None] = {}
     waiting = [*cone.operands]
     while waiting:
