@@ -6,7 +6,7 @@ operations of ATen that the epilogue language holds nearly all of. What it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -56,7 +56,7 @@ class Fuse(CustomGraphPass):
         """Fuse in place."""
         sized = Sized.of(graph)
         with sized.as_numbers(graph) as refusals:
-            self._fuse(graph, partial(Known.nothing, {**refusals, **_compared_later(graph)}, sized))
+            self._fuse(graph, partial(Known.nothing, {**refusals, **_compared(graph)}, sized))
         graph.lint()
 
     def _fuse(self, graph: FxGraph, nothing: Callable[[], Known]) -> None:
@@ -126,13 +126,19 @@ def _is_tangent(node: FxNode) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
-def _compared_later(graph: FxGraph) -> dict[FxNode, str | None]:
-    """Largest and smallest values that the backward pass compares with their arguments, which it computes again.
+def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
+    """What the derivative of a largest or smallest value needs from PyTorch's loops.
 
-    A fused forward pass may round an argument otherwise, and no element would be the largest: its gradient is 0 / 0.
+    The backward pass compares the value with its argument, which it may compute again. If a kernel of ours computed the
+    argument, or what leads to it, in one pass alone, it may round otherwise there: no element would be the largest, and
+    its gradient 0 / 0.
     """
     if (context := TracingContext.try_get()) is None or context.fw_metadata is None:
         return {}
+    if any(map(_is_tangent, graph.nodes)):
+        equal = (node for node in graph.nodes if name_of(node) == "eq")
+        why = "it compares what the forward pass stored with what is computed again"
+        return {node: why for node in equal if any(map(_is_stored, node.all_input_nodes))}
     outputs = graph.output_node().args[0]
     kept: set[object] = set()
     for node in outputs[context.fw_metadata.num_forward :]:  # type: ignore[index, union-attr]  # of several
@@ -140,9 +146,37 @@ def _compared_later(graph: FxGraph) -> dict[FxNode, str | None]:
             kept.add(node)
             if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):
                 node = node.args[0]  # views are looked through
-    why = "the backward pass compares it with its argument, which is computed again there"
-    extremes = (node for node in graph.nodes if name_of(node) in ("amax", "amin"))
-    return {node: why for node in extremes if node in kept and node.args[0] not in kept}
+    waiting = [node for node in graph.nodes if node in kept and name_of(node) in _EXTREMES]
+    found: dict[FxNode, str | None] = {}
+    for extreme in waiting:
+        again = _computed_again(extreme.args[0], kept)
+        found |= dict.fromkeys((extreme, *again), _WHY_EXTREMES) if again else {}
+    return found
+
+
+_EXTREMES = ("amax", "amin", "max", "min")
+_WHY_EXTREMES = (
+    "the backward pass compares a largest or smallest value with its argument, which is computed again there"
+)
+
+
+def _computed_again(node: FxNode, kept: Container[object]) -> list[FxNode]:
+    """What the backward pass computes again to have a value, of what the forward pass kept."""
+    found: dict[FxNode, None] = {}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node not in kept and node.op == "call_function" and node.target not in PRODUCTS:
+            found[node] = None
+            waiting += node.all_input_nodes
+    return [*found]
+
+
+def _is_stored(node: FxNode) -> bool:
+    """Whether it is a floating-point value that the forward pass stored."""
+    while is_view(node) or is_cast(node):
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder" and all(value.is_floating_point() for value in tensors_of(node))
 
 
 def _mutation(graph: FxGraph) -> FxNode | None:

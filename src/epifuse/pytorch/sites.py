@@ -143,8 +143,14 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
     if not found:
         why = next((each for each in answers if isinstance(each, Left)), None)
-        return why or Left("nothing beside it is in the language or saves bytes")
+        return why or Left("nothing beside it is in the language or saves bytes" + _first_refusal(product, known))
     return sorted(found.values(), key=lambda each: -seconds_gained(each.site))
+
+
+def _first_refusal(product: FxNode, known: Known) -> str:
+    """Why the language does not hold what reads `product`."""
+    readers = (reader for reader in Cone(product).readers(product) if reader.op == "call_function")
+    return next((f" ({name_of(each)}: {why})" for each in readers if (why := known.refusals.get(each))), "")
 
 
 _MOST_ATTEMPTS = 40
