@@ -81,7 +81,7 @@ def test_a_backward_comparison_is_not_fused_without_its_input() -> None:
     assert any("amax" in name for row in fuse.report.rows for name in row.taken)
 
 
-def test_what_leads_to_a_largest_value_is_computed_alike_in_both_passes() -> None:
+def test_both_passes_compute_alike_what_leads_to_a_peak() -> None:
     """Inductor's loop finds the largest of what ours had rounded, and the backward pass compares it with its own."""
 
     class Peak(nn.Module):

@@ -271,15 +271,8 @@ class Recorded:
         return [*outputs.values()]
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:
-        """The inputs, and None in place of those that the backward does not read.
-
-        B itself where a weight was handed over: PyTorch's checkpoint compares what two calls saved, and the first may
-        have been described where the second is known.
-        """
+        """The inputs, and None in place of those that the backward does not read."""
         keeps = self.keeps if accum is None else self.keeps_beside_accum
-        if self.recording.turned and keeps[1]:
-            a, weight, *operands = tensors
-            tensors = (a, weight.detach().t(), *operands)  # no view of the weight, whose versions it counts
         if False not in keeps:
             return tensors
         return [tensor if kept else None for tensor, kept in zip(tensors, keeps, strict=True)]

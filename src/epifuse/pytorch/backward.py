@@ -36,7 +36,7 @@ class Recording(NamedTuple):
     """What autograd records of the calls of one signature.
 
     `tensors` are the names of the operands that are tensors, `wanted` those with gradients, and ACCUM for A and B, of
-    which `needs` says which have one. Where it is `turned`, B is the transpose of what is handed over.
+    which `needs` says which have one. Where it is `turned`, B is the transpose of what is handed over and saved.
     """
 
     settled: Settled
@@ -102,7 +102,7 @@ class Backward(NamedTuple):
         tensors, fused = (*reads, *(each.name for each in counted)), None
         if derivative.parsed is not None:
             stored = _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])])
-            fused = Place(stored, USUAL if alike == USUAL else alike, tensors)
+            fused = Place(stored, USUAL if alike == USUAL else alike, tensors, turned=turned)
 
         numbers = tuple(name for name in names if name not in places and name not in indices)
 
@@ -116,7 +116,7 @@ class Backward(NamedTuple):
             derivative,
             fused,
             None if numbers or counted or counts else fused,
-            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback)),
+            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
             tuple(known[name] for name in derivative.inputs),
             tensors,
             itemgetter(1, 2, *(places[name] for name in reads)),
@@ -125,7 +125,7 @@ class Backward(NamedTuple):
             counts,
             tuple((places[name] - 1, where(result)) for name, result in found.items()),
             above and where(above),
-            _of_a(problem) if needs[0] else None,
+            _of_a(problem, turned=turned) if needs[0] else None,
             _of_b(problem, turned=turned) if needs[1] else None,
         )
 
@@ -172,13 +172,15 @@ class Backward(NamedTuple):
         return made
 
 
-def _of_a(problem: Problem) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match. A B of fewer bits
     than A is converted, as it is multiplied."""
 
     def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b = b if b.dtype is above.dtype else b.to(above.dtype)
-        return b.mm(above.t()).t() if upright else above.mm(b.t())
+        if upright:
+            return (b.t() if turned else b).mm(above.t()).t()
+        return above.mm(b if turned else b.t())
 
     def of_batches(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return _times(above, b.mT.to(above.dtype), problem.a.shape)

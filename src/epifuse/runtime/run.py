@@ -51,10 +51,10 @@ def execute(call: Call) -> dict[str, torch.Tensor]:
 
 class Place:
     """Where one epilogue runs again and again, for operands of these names: what was launched serves the next tensors
-    that look alike."""
+    that look alike. Where it is `turned`, the transpose of B is handed over."""
 
-    def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = ()) -> None:
-        self.parsed, self.options, self.names = parsed, options, names
+    def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = (), *, turned: bool) -> None:
+        self.parsed, self.options, self.names, self.turned = parsed, options, names, turned
         self.known: tuple[Guard, bool, Repeat] | None = None
 
     def again(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor] | None:
@@ -71,12 +71,12 @@ class Place:
             return made
         a, b, *operands = tensors
         given = {**dict(zip(self.names, operands, strict=True)), **numbers}
-        call = describe(Request(a, b, self.parsed, given, self.options))
+        call = describe(Request(a, b.t() if self.turned else b, self.parsed, given, self.options))
         outputs = execute(call)
         if not call.infos and len(call.tensors) == len(operands) and (prepared := final(call)) is not None:
             guard = guard_of(tensors)
             tf32 = a.dtype is float32 and tf32_allowed()
-            self.known = None if guard is None else (guard, tf32, prepared.repeated(self.names))
+            self.known = None if guard is None else (guard, tf32, prepared.repeated(self.names, turned=self.turned))
         return [*outputs.values()]
 
 
