@@ -146,11 +146,10 @@ def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
             kept.add(node)
             if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):
                 node = node.args[0]  # views are looked through
-    waiting = [node for node in graph.nodes if node in kept and name_of(node) in _EXTREMES]
     found: dict[FxNode, str | None] = {}
-    for extreme in waiting:
-        again = _computed_again(extreme.args[0], kept)
-        found |= dict.fromkeys((extreme, *again), _WHY_EXTREMES) if again else {}
+    for node in graph.nodes:
+        if node in kept and name_of(node) in _EXTREMES and (again := _computed_again(node.args[0], kept)):
+            found |= dict.fromkeys((node, *again), _WHY_EXTREMES)
     return found
 
 

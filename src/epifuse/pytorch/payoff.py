@@ -143,11 +143,10 @@ def _instructions(cone: Cone) -> int:
 def drawn_ahead(cone: Cone) -> dict[FxNode, None]:
     """Random numbers that are drawn for the cone outside it, and what a loop makes of them: a mask that the backward
     pass reads too. Without the cone, the loop around the product would draw them."""
-    found: dict[FxNode, None] = {}
-    waiting = [*cone.operands]
+    body, found, waiting = cone.body, dict[FxNode, None](), [*cone.operands]
     while waiting:
         node = waiting.pop()
-        if node not in found and (is_view(node) or _is_only_for(node, (*cone.body, *found))):
+        if node not in found and (is_view(node) or _is_only_for(node, {**body, **found})):
             found[node] = None
             waiting += node.all_input_nodes
     return found if any(map(is_drawn, found)) else {}
