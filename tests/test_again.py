@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import epifuse as ef
 from epifuse.base import cache
@@ -249,6 +250,29 @@ def test_what_is_handed_over_is_what_is_saved(first: str) -> None:
     warm(linear, *given)
     saved = [value for value in linear(*given).grad_fn.saved_tensors if value is not None]
     assert all(any(value is one for one in given) for value in saved)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_a_checkpoint_sees_one_layout_of_the_weight(before: int) -> None:
+    """PyTorch compares what the forward saved with what computing it again saves."""
+    cache.forget()
+    x, weight, bias = layer()
+    for _ in range(before):
+        linear(x, weight, bias)
+    y = checkpoint(linear, x, weight, bias, use_reentrant=False)
+    want = gradients(expected(x, weight, bias), x, weight, bias)
+    torch.testing.assert_close(gradients(y, x, weight, bias), want)
+
+
+def test_batches_that_an_epilogue_tells_apart_share_a_weight() -> None:
+    x = torch.randn(3, M, K, requires_grad=True)
+    for features in (N, K):  # a square weight has its transpose's shape
+        weight = torch.randn(features, K, requires_grad=True)
+        want = torch.autograd.grad((x @ weight.t()).square().sum(-2).sin().sum(), (x, weight))
+        for _ in range(3):
+            made = ef.linear(x, weight, epilogue=lambda accum: ef.sum(accum * accum, dim=-2)).sin().sum()
+            for gradient, one in zip(torch.autograd.grad(made, (x, weight)), want, strict=True):
+                torch.testing.assert_close(gradient, one)
 
 
 def test_a_weight_changed_before_the_backward_is_torchs_error() -> None:

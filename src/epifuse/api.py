@@ -291,7 +291,7 @@ def gemm(
         return made
     given = given_by_name(parsed, by_name, operands, out)
     given = {**given, **scales} if scales else given
-    request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"))), None
+    request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"), None)), None
     elsewhere = type(a) not in PLAIN and is_distributed(a, b)
     if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
         request, fold = fold_gemm(request)
@@ -367,7 +367,8 @@ def linear(
     given = {**given, **scales} if scales else given
     elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
     turned = weight.mT if elsewhere else weight.t()  # the other one fails for DTensors in inference mode
-    request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"))), None
+    saved = weight if type(weight) in PLAIN else None
+    request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"), saved)), None
     if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
     if elsewhere:

@@ -141,7 +141,7 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
         except Unfit as error:
             unfit = error
         else:
-            return new(Request, (seen, request.b, made.parsed, made.given, request.options, request.names)), made
+            return request._replace(a=seen, parsed=made.parsed, given=made.given), made
     raise unfit.error(request.parsed)
 
 

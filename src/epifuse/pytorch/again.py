@@ -105,7 +105,7 @@ def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape 
 
 def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None:
     if isinstance(ready, Recorded):
-        return ready.turned().again if turned else ready.again
+        return ready.turned.again if turned else ready.again
     if not (isinstance(ready, Prepared) and ready.is_final):
         return None
     return ready.repeated(names, turned=turned)

@@ -187,6 +187,7 @@ class Recorded:
         made._choose()
         return made
 
+    @cached_property
     def turned(self) -> Recorded:
         """The same for calls that hand over the weight in place of B, its transpose: autograd records no transpose."""
         return replace(self, recording=self.recording._replace(turned=True), backwards={}, repeat=None)
@@ -233,8 +234,10 @@ class Recorded:
     def launch(self, call: Call) -> Tensors:
         """Run, recorded by autograd; the outputs by name."""
         request = call.request
+        weight = request.weight
+        b, recorded = (request.b, self) if weight is None else (weight, self.turned)
         try:
-            outputs = _apply(self, call, request.a, request.b, *call.tensors.values())
+            outputs = _apply(recorded, call, request.a, b, *call.tensors.values())
         except RuntimeError:
             _refuse_inference(call)
             raise

@@ -178,26 +178,27 @@ def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Te
 
     def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b = b if b.dtype is above.dtype else b.to(above.dtype)
-        if upright:
-            return (b.t() if turned else b).mm(above.t()).t()
-        return above.mm(b if turned else b.t())
-
-    def of_batches(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return _times(above, b.mT.to(above.dtype), problem.a.shape)
+        weight = b if turned else b.mT
+        if problem.batched:
+            return _times(above, weight, problem.a.shape)
+        return weight.t().mm(above.t()).t() if upright else above.mm(weight)
 
     upright = _is_upright(problem.a)
-    return of_batches if problem.batched else of_a
+    return of_a
 
 
 def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The gradient of B, or of the weight that it is the transpose of, from accum's and A."""
 
     def of_b(above: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        if problem.batched:
+            return _times(above.mT, a, shape) if turned else _times(a.mT, above, shape)
         found = above.t().mm(a) if upright else a.t().mm(above)
         return found if upright is turned else found.t()
 
     upright = _is_upright(problem.b)
-    return (lambda above, a: _times(a.mT, above, problem.b.shape)) if problem.batched else of_b
+    shape = problem.b.shape[::-1] if turned else problem.b.shape
+    return of_b
 
 
 def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Result]]:

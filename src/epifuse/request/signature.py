@@ -27,7 +27,8 @@ from epifuse.request.transports import Hint, without_hints
 class Request(NamedTuple):
     """What a person asks for: A, B, the epilogue, its operands and destinations by name, and how it is to run.
 
-    `names` are what errors call A and B.
+    `names` are what errors call A and B. `weight` is what B is the transpose of, where autograd is to save and
+    differentiate that in B's place.
     """
 
     a: Any
@@ -36,6 +37,7 @@ class Request(NamedTuple):
     given: Mapping[str, Any]
     options: Options
     names: tuple[str, str] = ("A", "B")
+    weight: torch.Tensor | None = None
 
 
 class Call(NamedTuple):
@@ -63,7 +65,7 @@ def describe(request: Request) -> Call:
 
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
-    a, b, parsed, given, options, _ = request
+    a, b, parsed, given, options, *_ = request
     if parsed.defaults or parsed.readers:
         given = everything_given(request)
     if type(a) not in PLAIN or type(b) not in PLAIN or needs_care():
