@@ -157,7 +157,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     elif (found := sized(work, problem)).family.refused is not None:
         answers = _none((*plain, *few, *many), found.family.refused)
     else:
-        others = partial(other_rows.kernels, plain, few, work, problem)
+        others = partial(other_rows.kernels, (plain, few, many), work, problem)
         answers = _answers(plain, found, problem, others)
         for own, is_few in ((few, True), (many, False)):
             answers = answers.beside(_swapped(own, work, problem, others, few=is_few))

@@ -292,13 +292,15 @@ def fit(
     """The design with the stages that fit it best, or None if too few do.
 
     First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
-    rows, warp by warp: a stage more of A and B gains more. Three or four where a warp group sends together, and waits
-    together. Only divisors of the number of subtiles, and one where a tile has one: a slot is then known while tracing.
+    rows, warp by warp, and one where that gains a stage of A and B (kernel_variants.json#one-slot). Three or four where
+    a warp group sends together, and waits together. Only divisors of the number of subtiles, and one where a tile has
+    one: a slot is then known while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2] or [1]
     loading = counts if any(access.travels.staged for access in loads) else [0]
     staged = [access for access in stores if access.travels.staged]
-    storing = (counts[:1] if all(access.by_rows for access in staged) else counts) if staged else [0]
+    by_rows = all(access.by_rows for access in staged)
+    storing = ([1, counts[0]] if by_rows else counts) if staged else [0]
     found = []
     for load_stages in loading:
         for store_stages in storing:

@@ -43,18 +43,20 @@ ROW_DESIGNS = tuple(
 SPLIT_DESIGNS = tuple(
     Design(tile, cluster, True, spans, split=split)
     for tile, spans, cluster, splits in (
-        ((128, 192), 1, _DOWN, (2,)),
+        ((128, 192), 1, _DOWN, (2, 4)),
         ((128, 160), 1, _DOWN, (2,)),
-        ((128, 128), 1, _DOWN, (2, 4)),
-        ((128, 128), 1, _ALONE, (4, 8)),
-        ((64, 128), 1, _ALONE, (4,)),
-        ((64, 64), 2, _ALONE, (2,)),
+        ((128, 128), 1, _DOWN, (2, 3, 4, 8)),
+        ((128, 128), 1, _ALONE, (4,)),
+        ((64, 128), 1, _DOWN, (3, 4)),
+        ((64, 64), 2, _DOWN, (2,)),
+        ((64, 64), 2, _ALONE, (2, 4, 8)),
     )
     for split in splits
 )
 """Further candidates where tiles are few and K is long: neighbouring clusters share a tile's K, and one adds up.
 
-Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json)."""
+Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json).
+Other numbers of parts of these tiles were at most 3 % faster than one of these on 29 products (split_many_*.json)."""
 
 SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
 """The same where values need whole rows: each of the CTAs that share them leads another."""
@@ -63,14 +65,18 @@ PLAIN_DESIGNS = (*DESIGNS, *ROW_DESIGNS, *SPLIT_DESIGNS, *SPLIT_ROW_DESIGNS)
 
 
 SWAPPED_DESIGNS = tuple(
-    Design((rows, 64), (1, 1), True, 2, swapped=True, split=split) for split in (1, 2) for rows in (16, 32, 64)
+    Design((rows, 64), (1, 1), True, 2, swapped=True, split=split) for split in (1, 2, 4, 8) for rows in (16, 32, 64)
 )
 """Candidates for few rows, with A and B exchanged (`swap.py`), as tiles of the result.
 
 Of 64 columns, which is the least that wgmma has of what it multiplies by rows: the more tiles, the more multiprocessors
-read B. Eight rows took as long as sixteen."""
+read B. Eight rows took as long as sixteen. Four and eight parts of K are for products of few columns too."""
 
-WIDE_SWAPPED_DESIGNS = tuple(Design((rows, 128), _ACROSS, True, swapped=True) for rows in (144, 160, 176))
+WIDE_SWAPPED_DESIGNS = tuple(
+    Design((rows, 128), _ACROSS, True, swapped=True, split=split)
+    for rows, splits in ((144, (1, 3)), (160, (1, 3)), (176, (1,)))
+    for split in splits
+)
 """Candidates for more rows, with A and B exchanged, as tiles of the result: wgmma has any multiple of 8 of the columns
 that it multiplies, but 64 rows. So 298 rows take two tiles of 160, and three of 128. Beside an operand 192 rows
 spill 12 bytes. By the model tiles of 80, 96 and 112 rows would gain 1 % more, these 7 %."""

@@ -279,10 +279,12 @@ class Family:
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
         design = self.given(design)
+        loaded = any(a.travels.staged for a in loads)
         # Outputs by columns need stages of their own (`budget.fit`).
-        spared = any(a.travels.staged for a in loads) and all(a.by_rows for a in stores if a.travels.staged)
+        spared = loaded and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
-        enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES).value
+        shorter = tuned.SHORT_STAGES if short and loaded else None
+        enough = (shorter or (tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES)).value
         least = budget.least_stages(design) if is_long(problem) and not (several or design.is_simple) else 0
         fitted = _with_room(design, (loads, stores), problem, enough, least)
         if fitted is None:

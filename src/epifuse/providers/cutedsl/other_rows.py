@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 
 from epifuse.plan import KernelSpec
@@ -18,17 +19,19 @@ from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.sizes import sized
 from epifuse.request.problem import Problem
 
+Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec]]
+"""Kernels that multiply A and B as they are, and that exchange them: for few rows, and for more."""
+
 _ROWS = (*range(16, 1024, 32), *range(1024, 8193, 256))
 """Where the model is asked: it changes its mind where a row of tiles begins."""
 
 
-def kernels(
-    plain: Sequence[KernelSpec], swapped: Sequence[KernelSpec], work: Lowered, problem: Problem, own: Hashable
-) -> tuple[str, ...]:
+def kernels(kinds: Kinds, work: Lowered, problem: Problem, own: Hashable) -> tuple[str, ...]:
     """One text for each order but `own`, of kernels that multiply A and B as they are: those serve any M."""
+    plain, *exchanging = kinds
     carried = sized(work, problem).family.answers(plain)
     found: dict[Hashable, str] = {}
-    for wanted, taken in _wanted(carried, swapped, work, problem):
+    for wanted, taken in _wanted(carried, exchanging, work, problem):
         if wanted not in found:
             able = [i for i, arranged in enumerate(carried.arranged) if bits(arranged.design, problem) == wanted]
             found |= {wanted: carried.arranged[min(able, key=taken.__getitem__)].text} if able else {}
@@ -36,20 +39,19 @@ def kernels(
 
 
 def _wanted(
-    carried: Carried, swapped: Sequence[KernelSpec], work: Lowered, problem: Problem
+    carried: Carried, exchanging: Sequence[Sequence[KernelSpec]], work: Lowered, problem: Problem
 ) -> Iterator[tuple[Hashable, list[float]]]:
     """The order of the best kernel with so many rows, and what each plain one costs then."""
     of_parts = weave.problem_of(work.order, problem, work.typed)
     transposed = swap.problem_of(problem)
-    few = work.swapped if swapped else ""
+    few = work.swapped if any(exchanging) else ""
     family = None if isinstance(few, str) else sized(few, transposed).family
-    exchanged = None if family is None or family.key.refused is not None else family.answers(swapped)
-    own, theirs = priced(carried.rates, of_parts), () if exchanged is None else priced(exchanged.rates, transposed)
+    all_ = [(carried, priced(carried.rates, of_parts), range(1, sys.maxsize))]
+    if family is not None and family.key.refused is None:
+        answers = map(family.answers, exchanging)
+        taken = (swap.rows_taken(problem, few=is_few) for is_few in (True, False))
+        all_ += [(one, priced(one.rates, transposed), rows) for one, rows in zip(answers, taken, strict=True)]
     for rows in _ROWS if carried.arranged else ():
-        found = costs(own, rows)
-        best, order = min(found), bits(carried.arranged[found.index(min(found))].design, problem)
-        if exchanged is not None and theirs and rows <= swap.most_rows(problem):
-            others = costs(theirs, rows)
-            if min(others) < best:
-                order = bits(exchanged.arranged[others.index(min(others))].design, problem)
-        yield order, found
+        able = [(one.arranged, costs(prices, rows)) for one, prices, taken in all_ if one.arranged and rows in taken]
+        arranged, found = min(able, key=lambda each: min(each[1]))
+        yield bits(arranged[found.index(min(found))].design, problem), able[0][1]

@@ -8,6 +8,7 @@ other. Operands and outputs stay where they are: their dims say which axes they 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -81,13 +82,24 @@ def unfit(problem: Problem, *, few: bool) -> str | None:
     rows, most = problem.extents["m"], most_rows(problem)
     if few:
         return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
+    if (reason := _unfit_for_many(problem)) is not None or rows >= LEAST_ROWS:
+        return reason
+    return f"it is for {LEAST_ROWS} rows and more, with A and B exchanged, and M is {rows}"
+
+
+def rows_taken(problem: Problem, *, few: bool) -> range:
+    """Numbers of rows with which designs for `few` rows, or those for more, take a product."""
+    if few:
+        return range(1, most_rows(problem) + 1)
+    return range(0) if _unfit_for_many(problem) else range(LEAST_ROWS, sys.maxsize)
+
+
+def _unfit_for_many(problem: Problem) -> str | None:
     if {problem.a.dtype.itemsize, problem.b.dtype.itemsize} != {2}:
         return "it is for A and B of 16 bits"
     if problem.a.strides[-1] != 1:
         return "it is for A by rows: a swizzle of columns has 64 of them, and its tiles another number of rows"
-    return (
-        f"it is for {LEAST_ROWS} rows and more, with A and B exchanged, and M is {rows}" if rows < LEAST_ROWS else None
-    )
+    return None
 
 
 def still_unfit(rows: int) -> tuple[float, ...] | None:

@@ -501,6 +501,7 @@ class Sm90Gemm:
         """The epilogue of a tile, subtile by subtile."""
         last, count = len(epilogue.walks) - 1, epilogue.division.subtiles
         arrivals, departures, served = epilogue.arrivals, epilogue.departures, threads.group
+        slots = self.design.store_stages if departures.members else 0
         arrived = {}
         for s in cutlass.range_constexpr(count + 1):
             if const_expr(s < count):
@@ -513,19 +514,24 @@ class Sm90Gemm:
                 results = epilogue.subtile(s, values, arrived, tile, threads)
                 arrived = coming
             # The subtile before leaves only now: this one's work hid its way into shared memory.
-            if const_expr(s > 0 and len(departures.members) > 0):
+            if const_expr(s > 0 and slots > 1):
                 # Where an operand was read, its fence is behind the staging as well.
                 if const_expr(not arrivals.reads_behind(s + 1, early)):
                     cute.arch.fence_proxy("async.shared", space="cta")
                 # The slot of this subtile is free once all stores but the newest were read.
-                self.vacate(max(self.design.store_stages - 2, 0), served, departures.senders, sender)
+                self.vacate(slots - 2, served, departures.senders, sender)
                 if sender.sends:
                     self.send(departures, s - 1, at, served, sender)
             if const_expr(s < count):
-                if const_expr(self.design.store_stages == 1):
-                    # A tile of one subtile has one slot, which the tile before left from.
+                if const_expr(slots == 1):
+                    # The subtile before left at once: this one's work hid how its slot was read.
                     self.vacate(0, served, departures.senders, sender)
                 departures.stage(s, results, threads)
+                if const_expr(slots == 1):
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    self.meet(served, departures.senders)
+                    if sender.sends:
+                        self.send(departures, s, at, served, sender)
 
     def send(self, departures, s, at, served, sender):
         """Subtile `s`, by one of the warps that send."""
@@ -536,7 +542,11 @@ class Sm90Gemm:
         """Wait until all but the newest `stores` were read from their slots, for all threads that share these."""
         if sender.sends:
             cute.arch.cp_async_bulk_wait_group(stores, read=True)
-        if const_expr(senders > 1):
+        self.meet(served, senders)
+
+    def meet(self, served: Int32, senders: int):
+        """All threads that share a slot wait for each other."""
+        if senders > 1:
             cute.arch.sync_warp()
         else:
             cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
