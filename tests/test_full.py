@@ -137,7 +137,7 @@ def test_matrices_that_are_the_same_have_one_copy(in_full):
 def test_partial_results_and_sums_of_parts_of_k_lie_behind(in_full):
     bias = torch.empty(512)
     for split in (1, 4):
-        asked = ef.Constraints(split=split, tile=(64, 128), cluster=(1, 1))
+        asked = ef.Constraints(split=split, tile=(64, 128), cluster=(2, 1))
         tf32 = replace(asked, precision="tf32")
         sizes = []
         for one in (asked, tf32):

@@ -88,13 +88,15 @@ def ways_of(program):
 
 
 def test_float32_leaves_room_for_stages_if_k_is_long():
-    """Two in and two out of float32 leave three stages in 128 x 128, which costs a quarter of the time at K = 4096."""
+    """Two in and two out of float32 leave three stages in 128 x 128, which costs a quarter of the time at K = 4096.
+
+    Outputs have one slot there before one goes direct."""
     design = SCHEDULES[128, 128]
-    some, fewer = ["tile", "direct"], ["tile", "tile"]
+    some, all_ = ["tile", "direct"], ["tile", "tile"]
     program, staged = arranged(many(2, 2, torch.float32, k=4096), design)
-    assert (staged.stages, *ways_of(program)) == (5, some, some)
+    assert (staged.stages, *ways_of(program)) == (5, some, all_)
     program, staged = arranged(many(2, 2, torch.float32, k=1024), design)
-    assert (staged.stages, *ways_of(program)) == (3, fewer, fewer)
+    assert (staged.stages, *ways_of(program)) == (4, all_, all_)
     program, staged = arranged(many(3, 3, BF16, k=4096), design)
     assert (staged.stages, *ways_of(program)) == (4, ["tile"] * 3, ["tile"] * 3)
 

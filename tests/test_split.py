@@ -18,10 +18,11 @@ from test_sm90_compile import built, softmax
 from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import SPLIT_DESIGNS, SPLIT_ROW_DESIGNS, SWAPPED_DESIGNS, budget, tuned
 from epifuse.providers.cutedsl.design import WARP_GROUP, Design
+from epifuse.providers.cutedsl.designs import WIDE_SWAPPED_DESIGNS
 from epifuse.providers.cutedsl.kernels import split
 from epifuse.providers.cutedsl.kernels.split import Split
 
-EXCHANGED = [one.exchanged_sides for one in SWAPPED_DESIGNS if one.split > 1]
+EXCHANGED = [one.exchanged_sides for one in (*SWAPPED_DESIGNS, *WIDE_SWAPPED_DESIGNS) if one.split > 1]
 OTHERS = Design((128, 256), (2, 1), False, split=4), Design((64, 64), (1, 1), True, 2, split=4)
 """Warp groups that share a tile, in clusters; more parts than planning takes."""
 

@@ -54,7 +54,7 @@ def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160(m, n, k):
 
 
 def test_many_rows_take_what_has_been_tried():
-    assert len(wide(257)) == len(on_gpu.WIDE)
+    assert {design.tile[0] for design in wide(257)} == {*on_gpu.WIDE}
     assert not wide(256)
     assert not wide(512, lambda accum, bias: (accum + bias).sum(0), bias=torch.empty(4096, dtype=BF16))
     assert not wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096))
@@ -128,14 +128,15 @@ def test_the_epilogue_of_each_wide_tile(name, rows, simulated: Emulated):  # noq
     on_gpu.of_many(simulated, name, rows, (257, 72, 1024))
 
 
-@pytest.mark.parametrize("rows", on_gpu.WIDE)
-def test_wide_tiles_are_compiled_without_spills(rows, capfd, tmp_path):
-    """Of subtiles of 16 or 32 columns of the kernel, beside a vector, an operand and two outputs."""
-    (design,) = (one for one in WIDE_SWAPPED_DESIGNS if one.tile[0] == rows)
-    text = on_gpu.source("t = gelu(accum + row); D = t + C; return t, D")
-    operands = {"C": torch.empty(512, 1024, dtype=BF16), "row": torch.empty(1024)}
-    ptx = built(arguments(text, m=512, n=1024, k=2048, **operands), tmp_path, design)[2].__ptx__
-    assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in ptx
+@pytest.mark.parametrize("design", WIDE_SWAPPED_DESIGNS, ids=str)
+def test_wide_tiles_are_compiled_without_spills(design, capfd, tmp_path):
+    """Of subtiles of 16 or 32 columns of the kernel, beside a vector, an operand and two outputs, or sums of parts."""
+    operand, stored = ("", "t") if design.split > 1 else ("D = t + C; ", "t, D")
+    text = on_gpu.source(f"t = gelu(accum + row); {operand}return {stored}")
+    operands = {"C": torch.empty(512, 1024, dtype=BF16)} if operand else {}
+    row = torch.empty(1024)
+    ptx = built(arguments(text, m=512, n=1024, k=2048, row=row, **operands), tmp_path, design)[2].__ptx__
+    assert f"wgmma.mma_async.sync.aligned.m64n{design.tile[0]}k16" in ptx
     report = capfd.readouterr().err
     assert set(spills(report)) == {0}
     assert "serialized" not in report

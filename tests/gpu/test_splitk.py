@@ -12,6 +12,7 @@ from gpu.harness import Machine, check, run
 import epifuse as ef
 from epifuse.providers.cutedsl import SPLIT_DESIGNS, SPLIT_ROW_DESIGNS, SWAPPED_DESIGNS
 from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.designs import WIDE_SWAPPED_DESIGNS
 
 PLAIN = "def epi(accum): D = accum; return D\n"
 EVERYTHING = (
@@ -75,6 +76,15 @@ def test_a_and_b_exchanged(design: Design, hopper: Machine) -> None:
     """With one tile a CTA, and with several."""
     for n in (1000, 20000):
         several(hopper, (min(design.tile[0], 61), n, 1544), pinned(design))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("design", [one for one in WIDE_SWAPPED_DESIGNS if one.split > 1], ids=str)
+def test_many_rows_exchanged(design: Design, hopper: Machine) -> None:
+    """With one tile a CTA, and with several, of which the last are smaller."""
+    for m, n, k in ((257, 1000, 1032), (300, 520, 4096), (1000, 6152, 1544)):
+        a, b = hopper.whole(m, k, most=1), hopper.whole(n, k, most=1).t()
+        check(hopper, PLAIN, a, b, {}, out_dtypes=torch.bfloat16, constraints=pinned(design), layouts=("rows",))
 
 
 def test_the_best_design(machine: Machine) -> None:

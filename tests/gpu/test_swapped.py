@@ -107,7 +107,7 @@ def test_many_rows(name: str, rows: int, hopper: Machine) -> None:
 @pytest.mark.parametrize("name", OF_MANY)
 def test_many_rows_have_the_bits_of_the_other_designs(name: str, rows: int, hopper: Machine) -> None:
     text = source(OF_MANY[name])
-    swapped = Constraints(tile=(rows, 128), schedule="swapped")
+    swapped = Constraints(tile=(rows, 128), schedule="swapped", split=1)
     other = Constraints(tile=(128, 128), cluster=(1, 1), schedule="pingpong", split=1)
     for m, n, k in ((298, 1032, 4096), (1000, 520, 1096)):
         a, b = hopper.normal(m, k, dtype=BF16), hopper.normal(n, k, dtype=BF16).t()
