@@ -79,7 +79,8 @@ WIDE_SWAPPED_DESIGNS = tuple(
 )
 """Candidates for more rows, with A and B exchanged, as tiles of the result: wgmma has any multiple of 8 of the columns
 that it multiplies, but 64 rows. So 298 rows take two tiles of 160, and three of 128. Beside an operand 192 rows
-spill 12 bytes. By the model tiles of 80, 96 and 112 rows would gain 1 % more, these 7 %."""
+spill 12 bytes. By the model tiles of 80, 96 and 112 rows would gain 1 % more, these 7 %. Three parts of K are for few
+tiles: other tiles took 1.25 of their time at least for 260 x 1536 x 8960 (split_many_h100_second.json)."""
 
 
 MULTISTAGE_DESIGNS = tuple(
