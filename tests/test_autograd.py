@@ -213,6 +213,7 @@ CASES: dict[str, Case] = {
     "one B": Case(gelu_residual, {"bias": random(N), "residual": random(2, M, 1)}, random(2, M, K)),
     "one A": Case(silu_gate, {"gate": random(N)}, None, random(2, K, N)),
     "an A of one batch": Case(silu_gate, {"gate": random(N)}, random(1, M, K), random(2, K, N)),
+    "a B of one batch": Case(silu_gate, {"gate": random(N)}, random(2, M, K), random(1, K, N)),
     "four dims": Case(softmax, {"bias": random(N)}, random(2, 2, M, K), random(K, N)),
     "no rows": Case(gelu_residual, {"bias": random(N), "residual": random(1)}, random(0, K)),
     "no products": Case(gelu_residual, {"bias": random(N), "residual": random(M, N)}, random(M, 0), random(0, N)),
@@ -295,6 +296,21 @@ def test_ties_are_shared_as_torch_shares_them() -> None:
     relu = torch.relu(a @ b)
     for leaf, expected in zip(mine, torch.autograd.grad(relu.sum() + 3 * relu.amax(), (a, b)), strict=True):
         torch.testing.assert_close(leaf, expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_largest_value_beside_a_reduction_is_found_again(seed: int) -> None:
+    """It is compared with values that are computed a second time, and has to be one of them to the bit."""
+    torch.manual_seed(seed)
+
+    def epilogue(accum: Any) -> Any:
+        return (accum - accum.amax(dim=-1, keepdim=True) * 0.2).amax(0)
+
+    x, weight = (torch.randn(*shape, requires_grad=True) for shape in ((40, 16), (32, 16)))
+    mine = torch.autograd.grad(ef.linear(x, weight, epilogue=epilogue).sum(), (x, weight))
+    want = torch.autograd.grad(epilogue(x @ weight.t()).sum(), (x, weight))
+    for gradient, expected in zip(mine, want, strict=True):
+        torch.testing.assert_close(gradient, expected)
 
 
 def test_an_output_nobody_uses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

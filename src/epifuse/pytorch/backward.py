@@ -241,5 +241,5 @@ def _as_tensor(value: Any, each: Input, problem: Problem, *, keeps: bool) -> tor
 
 def _times(x: torch.Tensor, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """x @ y in this shape: summed over the batches where it has none, or one, and they have several."""
-    lead = (x if x.dim() > y.dim() else y).shape[:-2]
+    lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]  # untyped
     return x @ y if lead == shape[:-2] else torch.einsum("lij,ljk->ik", x, y).reshape(shape)

@@ -235,18 +235,18 @@ class _Coder:
     def _finished(self, sweep: Sweep) -> list[Instruction]:
         """Vectors and scalars that are complete once the sweep is done: evaluated whole, stored if they leave."""
         found = []
-        for node, arguments, run, _ in sweep.finished:
+        for node, run, _ in sweep.finished:
             if node in self.masks:  # complete in a tile
                 continue
-            read: tuple[Name, ...] = arguments
+            read: tuple[Name, ...] = node.args
             if node in sweep.merged:
                 run, read = self._accumulator(node).result, (self._count(node), *self._state(node))
                 self.masks[node] = self.space.mask(self.types[node].factors)
             elif node.op == "debug_print":
-                found.append(Instruction(run, arguments, None))
+                found.append(Instruction(run, node.args, None))
                 continue
             else:
-                self.masks[node] = small_mask(self.panels.context, node, [self.masks[arg] for arg in arguments])
+                self.masks[node] = small_mask(self.panels.context, node, [self.masks[arg] for arg in node.args])
             self._whole(node, self.masks[node], self.held(node))
             found.append(Instruction(run, read, node))
         return found + [Instruction(store, (node, name), None) for name, node, *_ in sweep.left]
@@ -289,20 +289,20 @@ class _Coder:
         at: dict[Node, Name] = {**direct, **{node: node for node in complete}}
         if home is not None:
             at |= dict.fromkeys(self._at_home(sweep, home), home)
-        buffered = {node: key for node, _, _, key in sweep.program.steps if key is not None and node not in at}
+        buffered = {node: key for node, _, key in sweep.program.steps if key is not None and node not in at}
         # What is also evaluated whole, once the sweep is done, has another name there.
         at |= {node: (node, "tile") for node in buffered if not per_tile(self.stages[node])}
         instructions, buffers, accumulator = [], dict[BufferKey, list[Name]](), None
         for node, buffer in buffered.items():
             buffers.setdefault(buffer, []).append(at.get(node, node))
         cut: dict[Name, None] = dict.fromkeys(sweep.program.sources)
-        for node, arguments, run, key in sweep.program.steps:
+        for node, run, key in sweep.program.steps:
             if node.op == "load":
                 cut[given(node) if key else node] = None
             if key is None and node.op == "load":
                 continue
             out = None if key is None else at.get(node, node)
-            read = tuple([at.get(argument, argument) for argument in arguments])
+            read = tuple([at.get(argument, argument) for argument in node.args])
             if node.op == "accum":
                 accumulator = out
                 continue

@@ -147,7 +147,7 @@ class _Lowering:
         program = compile_tile(self.context, roots, number)
         left = tuple(o for o in graph.outputs if self._is_finished(o.node, number))
         finished = tuple(
-            Step(node, node.args, operation(self.context, node), None)
+            Step(node, operation(self.context, node), None)
             for node in graph.nodes
             if node.op not in _WHOLE and self._is_finished(node, number)
         )
@@ -189,11 +189,11 @@ class _Lowering:
         torch's GEMM runs on larger panels than the epilogue."""
         outputs = tuple(outputs)
         order = {step.node: position for position, step in enumerate(program.steps)}
-        last = {arg: position for position, step in enumerate(program.steps) for arg in step.arguments}
+        last = {arg: position for position, step in enumerate(program.steps) for arg in step.node.args}
         accum = next((step for step in program.steps if step.node.op == "accum"), None)
         # Stored or reduced after the last step.
         left = {output.node for output in outputs} | {arg for node in merged for arg in node.args}
-        computed = {step.node for step in program.steps if step.buffer and step.arguments and step.node.op != "reduce"}
+        computed = {step.node for step in program.steps if step.buffer and step.node.args and step.node.op != "reduce"}
         found = []
         for name, node, *_ in outputs:
             held = dtype_of(self.graph.types[node].kind, self.context.compute)
@@ -202,7 +202,7 @@ class _Lowering:
                 # Values that take over the accumulator's buffer are there at different times.
                 passing = tuple(
                     other
-                    for other, _, _, buffer in program.steps
+                    for other, _, buffer in program.steps
                     if buffer == accum.buffer and other not in left and last.get(other, order[other]) <= order[node]
                 )
             home = node.op == "accum" or (accum is not None and accum.node in passing)

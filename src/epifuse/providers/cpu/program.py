@@ -16,7 +16,6 @@ from epifuse.ir import Graph, Node
 from epifuse.passes.alignment import removed
 from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
-from epifuse.providers.cpu.fuse import Fused, fuse
 from epifuse.providers.cpu.primitives import FAST, PRIMITIVE_ROWS, Row
 from epifuse.providers.cpu.space import Mask, Space, picked
 
@@ -30,10 +29,9 @@ def per_tile(stage: Stage) -> bool:
 
 
 class Step(NamedTuple):
-    """`run(*arguments, out=buffer)` for `node`; without a buffer it has no result, or its operand is the result."""
+    """`run(*node.args, out=buffer)`; without a buffer it has no result, or its operand is the result."""
 
     node: Node
-    arguments: tuple[Node, ...]
     run: Callable[..., Any]
     buffer: BufferKey | None
 
@@ -92,17 +90,14 @@ def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TilePro
     graph = context.graph
     kept = set(roots)
     order, sources = _needed(graph, tuple(kept), sweep)
-    fused = fuse(graph, order, kept)
-    absorbed = {arg for node in fused for arg in node.args} - {arg for form in fused.values() for arg in form.arguments}
     # The product first, before the buffer that it is written to serves another value.
-    order = sorted([node for node in order if node not in absorbed], key=lambda node: node.op != "accum")
-    reads = {node: fused[node].arguments if node in fused else node.args for node in order}
-    last = {arg: position for position, node in enumerate(order) for arg in reads[node]}
+    order.sort(key=lambda node: node.op != "accum")
+    last = {arg: position for position, node in enumerate(order) for arg in node.args}
     allocator = _Allocator()
     steps = []
     for position, node in enumerate(order):
-        dying = [arg for arg in dict.fromkeys(reads[node]) if last[arg] == position and arg not in kept]
-        steps.append(_step(context, node, fused.get(node), dying, allocator))
+        dying = [arg for arg in dict.fromkeys(node.args) if last[arg] == position and arg not in kept]
+        steps.append(_step(context, node, dying, allocator))
         for arg in dying:
             allocator.release(arg)
         if node not in last and node not in kept:
@@ -133,17 +128,16 @@ def is_source(graph: Graph, node: Node, sweep: int) -> bool:
     return node.op in ("const", "index") or (not per_tile(stage) and stage.sweep < sweep)
 
 
-def _step(context: Context, node: Node, fused: Fused | None, dying: list[Node], allocator: _Allocator) -> Step:
+def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator) -> Step:
     type_ = context.graph.types[node]
     dtype = dtype_of(type_.kind, context.compute)
     if node.op == "load" and node not in context.converted:
-        return Step(node, (), _unused, None)
+        return Step(node, _unused, None)
     if node.op in ("load", "accum"):
-        return Step(node, (), _unused, allocator.take(node, dtype, type_.factors, ()))
+        return Step(node, _unused, allocator.take(node, dtype, type_.factors, ()))
     if node.op == "debug_print":
-        return Step(node, node.args, operation(context, node), None)
-    arguments, run = fused or (node.args, operation(context, node))
-    return Step(node, arguments, run, allocator.take(node, dtype, type_.factors, dying))
+        return Step(node, operation(context, node), None)
+    return Step(node, operation(context, node), allocator.take(node, dtype, type_.factors, dying))
 
 
 def operation(context: Context, node: Node) -> Callable[..., Any]:
