@@ -15,7 +15,7 @@ from epifuse import passes
 from epifuse.base import cache
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.plan import settle
-from epifuse.providers.cpu import code, fuse, kernel, lowered, primitives, program, reduce, space, store
+from epifuse.providers.cpu import code, kernel, lowered, primitives, program, reduce, space, store
 from epifuse.runtime import launch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -176,8 +176,6 @@ FAULTS: dict[str, Patch] = {
     "gelu is its approximation": _row(
         primitives.FAST, "gelu_erf", lambda x: torch.nn.functional.gelu(x, approximate="tanh")
     ),
-    "x - s * y adds": _attribute(fuse, "_sub_scaled", lambda _: fuse._add_scaled),
-    "x - y * z adds": _attribute(fuse, "_sub_product", lambda _: fuse._add_product),
     "stores saturate one short": _attribute(store, "_to_integer", _clamped_short),
     "stores truncate": _attribute(
         store, "_to_integer", lambda right: lambda x, dtype: right(torch.trunc(x.double()), dtype)
