@@ -23,6 +23,10 @@ EPILOGUES = {
     "split": "a, b, c, d = accum.split(8, dim=-1); D = a * b + c * d",
     "sections": "a, b = torch.split(accum, [16, 16], dim=1); D = a * b",
     "unbind": "a, b = accum.unflatten(-1, (2, 16)).unbind(1); D = a - b",
+    "a range of a range": "D = accum[:, 1:31][:, 2:20][:, 3:5]; E = D.sum(-1)",
+    "a range of a sum of a range": "D = (accum[:, 2:30] + row[2:30])[:, 3:9]",
+    "sections of a section": "q, kv = accum.split([8, 24], -1); k, v = kv.split([8, 16], -1); D = v * 2; E = k",
+    "a constant like a range": "D = torch.ones_like(accum[:, :5], dtype=torch.int32); E = accum[:, 5:] * 2",
     "an element": "D = accum[:, 3]",
     "a column beside all": "D = accum - accum[:, 3:4]",
     "of a row's sum": "s = accum.sum(dim=0); a, b = s.chunk(2, dim=-1); D = accum; E = a * b",
@@ -275,3 +279,12 @@ def test_an_operand_that_cannot_be_seen_so_is_refused(n: int) -> None:
     with pytest.warns(UserWarning, match="PyTorch runs it unfused"):
         got = ef.gemm(a, b, epilogue=exchanged, row=row, fallback="torch")
     torch.testing.assert_close(got, exchanged(a @ b, row))
+
+
+def test_a_range_of_what_is_reduced_over_a_range_is_refused() -> None:
+    def epilogue(accum: Any) -> Any:
+        kv = accum[:, 2:8]
+        return (kv - kv.sum(-1, keepdim=True))[:, 1:3]
+
+    with pytest.raises(ef.errors.UnsupportedError, match=r"in columns 2:8: it needs sum over whole rows"):
+        ef.gemm(torch.ones(3, 2), torch.ones(2, 9), epilogue=epilogue)

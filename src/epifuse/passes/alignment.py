@@ -93,8 +93,9 @@ class Alignment:
         """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""
         if not value.host:
             return value.node
-        if value.node.op == "const":
-            return self.emit("const", attr=value.node.attr, kind=value.kind)
+        if value.node.op == "const":  # a node of its own for each kind: an extent may stand beside floats and integers
+            number = float(value.node.attr) if value.kind == "float" else value.node.attr
+            return self.emit("const", attr=number, kind=kinds.const_kind(number))
         if value.node.op == "load" and value.kind == self.types[value.node].kind:
             return self.emit("load", attr=Load(value.node.attr.name, (), ()), kind=value.kind)
         if not any(node.op in host.LEAVES for node in topological((value.node,))):

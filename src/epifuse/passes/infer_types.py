@@ -288,14 +288,15 @@ class _Inference(Sizes):
         if gone:
             return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
         # A reduction over dims of extent one is elementwise.
+        wide = x.node if kind != "int64" else self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
         match REDUCTIONS[name].of_one:
             case "square":
-                return self.emit("mul", x.node, x.node, kind=kind, dims=dims)
+                return self.emit("mul", wide, wide, kind=kind, dims=dims)
             case "size":
                 return self.emit("abs", x.node, kind=kind, dims=dims)
             case "truth":
                 return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
-        return x.node if kind != "int64" else self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
+        return wide
 
     # --- roots -----------------------------------------------------------------------------------------------
 

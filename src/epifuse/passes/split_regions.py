@@ -223,6 +223,8 @@ class _Cutting:
                     return args[0]
             case "reduce":
                 attr = attr[0], self._factors(attr[1])
+            case "region":  # a range of this one
+                attr = attr[0] - self.columns.start, attr[1] - self.columns.start
             case "pick":
                 attr = tuple((self._factors((factor,))[0], place) for factor, place in attr)
         made = self.builder.node(node.op, *args, attr=attr, locs=self.old.locs.get(node, ()))

@@ -89,7 +89,10 @@ class Regions:
 
 def is_uneven(graph: Graph) -> bool:
     """Whether some value has columns that are not one of several equal parts."""
-    return "region" in graph.ops
+    if "region" in graph.ops:
+        return True
+    factors = (factor for type_ in graph.types.values() for factor in type_.factors)
+    return any(factor.along == "n" and factor.axis != "n" for factor in factors)  # coordinates, or constants, of some
 
 
 def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
