@@ -88,9 +88,9 @@ def ways_of(program):
 
 
 def test_float32_leaves_room_for_stages_if_k_is_long():
-    """Two in and two out of float32 leave three stages in 128 x 128, which costs a quarter of the time at K = 4096.
+    """Beside two in and two out of float32 A and B have four stages in 128 x 128, if each output has one slot.
 
-    Outputs have one slot there before one goes direct."""
+    Where K is long an operand goes direct, and they have five."""
     design = SCHEDULES[128, 128]
     some, all_ = ["tile", "direct"], ["tile", "tile"]
     program, staged = arranged(many(2, 2, torch.float32, k=4096), design)

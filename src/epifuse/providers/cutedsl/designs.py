@@ -56,7 +56,8 @@ SPLIT_DESIGNS = tuple(
 """Further candidates where tiles are few and K is long: neighbouring clusters share a tile's K, and one adds up.
 
 Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json).
-Other numbers of parts of these tiles were at most 3 % faster than one of these on 29 products (split_many_*.json)."""
+Other numbers of parts and other clusters of these tiles were at most 3 % faster on 27 products (split_many_h100.json,
+split_many_h100_second.json)."""
 
 SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
 """The same where values need whole rows: each of the CTAs that share them leads another."""

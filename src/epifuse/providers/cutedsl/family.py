@@ -283,10 +283,9 @@ class Family:
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = loaded and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
-        shorter = tuned.SHORT_STAGES if short and loaded else None
-        enough = (shorter or (tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES)).value
+        enough = tuned.SHORT_STAGES if short and loaded else tuned.ENOUGH_STAGES if many else tuned.FEWER_STAGES
         least = budget.least_stages(design) if is_long(problem) and not (several or design.is_simple) else 0
-        fitted = _with_room(design, (loads, stores), problem, enough, least)
+        fitted = _with_room(design, (loads, stores), problem, enough.value, least)
         if fitted is None:
             return None
         found, (loads, stores) = fitted

@@ -171,7 +171,7 @@ SHORT_STAGES = Tuned(
     4,
     "stages of A and B",
     ("stages-with-operands", "stages-k512"),
-    "Enough where K is short: what is left serves tiles.",
+    "Enough where K is short and operands come in tiles: what is left serves those.",
 )
 FEWER_STAGES = Tuned(
     5, "stages of A and B", ("stages-two-operands", "stages-one-operand"), "Enough where nothing is reduced or spare."
