@@ -44,7 +44,8 @@ def function(text: str, _name: str) -> Any:
         parts = _products(a, b, program.order)
         m, n, l = parts[0].shape
         extents = {"m": m, "n": n, "l": l}
-        loaded = dict(zip((node for node, _ in program.tensors), map(_whole, tensors, program.tensors), strict=True))
+        pairs = zip(tensors, program.tensors, strict=True)
+        loaded = {load[0]: _whole(tensor, load, n) for tensor, load in pairs}
         given = dict(zip(program.numbers, map(torch.as_tensor, numbers), strict=True))
 
         def leaf(node: Node) -> torch.Tensor:
@@ -77,7 +78,7 @@ def function(text: str, _name: str) -> Any:
 def transposed(program: Any, a: Any, b: Any, tensors: Any, outputs: Any) -> tuple[Any, ...]:
     """What a kernel makes of what it is handed: A and B exchanged, and M and N of all that no reshape cut."""
     pairs = (tensors, [access for _, access in program.tensors]), (outputs, program.stores)
-    each = [[x if any(access.inner) else x.transpose(0, 1) for x, access in zip(*one, strict=True)] for one in pairs]
+    each = [[x if any(access.pieces) else x.transpose(0, 1) for x, access in zip(*one, strict=True)] for one in pairs]
     return b.transpose(0, 1), a.transpose(0, 1), *each
 
 
@@ -96,16 +97,17 @@ def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torc
 def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
     """With the pieces of M, N and L, the slowest first."""
     tensor = tensor if tensor.dim() > 2 else tensor[..., None]
-    counts = [len(own) + 1 for own in access.inner]
+    counts = [len(own) + 1 for own in access.pieces]
     ends = list(itertools.accumulate(counts))
     order = [i for end, count in zip(ends, counts, strict=True) for i in reversed(range(end - count, end))]
     return tensor.permute(order)
 
 
-def _whole(tensor: torch.Tensor, load: tuple[Node, Access]) -> torch.Tensor:
+def _whole(tensor: torch.Tensor, load: tuple[Node, Access], columns: int) -> torch.Tensor:
     pieces, access = _pieces(tensor, load[1]), load[1]
-    ends = [0, *itertools.accumulate(len(own) + 1 for own in access.inner)]
-    return pieces.reshape([pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)])
+    ends = [0, *itertools.accumulate(len(own) + 1 for own in access.pieces)]
+    found = pieces.reshape([pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)])
+    return found.repeat(1, columns // access.period, 1) if access.period else found
 
 
 def _counted(node: Node, extents: dict[str, int]) -> torch.Tensor:

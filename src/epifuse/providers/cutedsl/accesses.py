@@ -20,7 +20,7 @@ from epifuse.providers.cutedsl.addresses import (
 )
 from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05
 from epifuse.providers.cutedsl.lowering import Lowered, Read, Write
-from epifuse.providers.cutedsl.ways import WAYS, Access, Lying
+from epifuse.providers.cutedsl.ways import WAYS, Access, Lying, repeats
 from epifuse.request.problem import OperandInfo, Problem, TensorInfo
 
 Extents = Mapping[str, int]
@@ -34,6 +34,7 @@ class Layout(NamedTuple):
     by_rows: bool = True
     pairs: bool = False
     inner: Inner = UNCUT
+    repeats: bool = False
 
 
 Lied = tuple[Layout | None, str]
@@ -84,8 +85,8 @@ def _direct(access: Access, why: str, *, wide: bool = False) -> Access:
 def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) -> Access | None:
     if layout is None:
         return None
-    way, dtype, by_rows, pairs, inner = layout
-    return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner)
+    way, dtype, by_rows, pairs, inner, again = layout
+    return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner, again)
 
 
 def layouts(work: Lowered, problem: Problem) -> list[Lied]:
@@ -139,7 +140,7 @@ def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
             break
         why = refused
     if way.staged:
-        return Layout(name, dtype, where.strides[1] == 1, pairs, where.inner), ""
+        return Layout(name, dtype, where.strides[1] == 1, pairs, where.inner, repeats(lying)), ""
     if lying.leaves and way is WAYS["direct"] and _is_by_rows(lying):
         name = "coalesced"
     return Layout(name, dtype, True, pairs, where.inner), why

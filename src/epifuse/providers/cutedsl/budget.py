@@ -56,9 +56,14 @@ def _is_light(program: Program) -> bool:
     return _taken(program.graph) <= {"few"} and few and not wide and not columns
 
 
-def producer_registers(program: Program) -> int:
-    """Registers of a thread that loads."""
-    return tuned.PRODUCER_REGISTERS.value[bool(program.staged)]
+def producer_registers(programs: Iterable[Program]) -> int:
+    """Registers of a thread that loads, for all regions of a launch."""
+    return tuned.PRODUCER_REGISTERS.value[any(program.staged for program in programs)]
+
+
+def most_registers(programs: Iterable[Program]) -> int:
+    """Registers of a thread that computes, in eights: what the producer leaves to two warp groups."""
+    return (_REGISTERS - producer_registers(programs)) // MATH_GROUPS // 8 * 8
 
 
 def is_heavy(graph: Graph) -> bool:
@@ -67,14 +72,14 @@ def is_heavy(graph: Graph) -> bool:
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
-    """Registers of a thread that computes: in eights, at most what the producer leaves to two warp groups.
+    """Registers of a thread that computes: `most_registers`, or fewer.
 
     An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
     that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
     Where a reduction is `waited_for`, or little is computed, many are better. What more there is to hold has eight more
     for two fragments of 16 bits a value, so that nothing spills.
     """
-    most = (_REGISTERS - producer_registers(program)) // MATH_GROUPS // 8 * 8
+    most = most_registers([program])
     reductions, heavy = _reductions(program.graph), is_heavy(program.graph)
     accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
@@ -109,22 +114,24 @@ def _bytes(program: Program) -> tuple[int, int]:
     return coming, sum(access.dtype.itemsize for access in program.stores if access.travels.by_value)
 
 
-def crowded(program: Program, design: Design, short: bool) -> str | None:
+def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str | None:
     """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
 
     Seen with CuTe DSL 4.8.1 on 128 x 192: what spills are many fragments, an exact sine, comparisons with M and N for
-    each value that is reduced, and reductions of what is not light. Where K is `short`, it is the epilogue that is
-    waited for. Epilogues of whole rows are not refused where nothing smaller fits them.
+    each value that is reduced, and reductions of what is not light. Where K is `short`, or not `long` and outputs are
+    wide, it is the epilogue that is waited for. Epilogues of whole rows are not refused where nothing smaller fits
+    them.
     """
     if _accumulators(design) <= WARP_GROUP:
         return None
-    reductions, fragments = _reductions(program.graph), _fragments(program)
+    reductions, ahead = _reductions(program.graph), reads_ahead(design, program)
+    fragments = _fragments(program, ahead=ahead)
     if design.split > 1 and (reductions or program.coming):  # up to 24 bytes spill
         return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
     if reductions and not _is_light(program):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
-    room = tuned.ROOM_BESIDE_192 if _accumulators(design) > _WIDE else tuned.ROOM_BESIDE_160
-    if fragments > room.value:
+    waited_for = short or not (long or _bytes(program)[1] <= 2)  # two operands and two outputs lose 9 % at K = 1024
+    if fragments > _room(design) or (waited_for and not ahead):
         return "its accumulator leaves too few registers for so many operands and outputs"
     if any(access.dtype.itemsize == 8 for access in program.stores if access.travels.by_value):  # 550 bytes spill
         return "its accumulator leaves too few registers for numbers of 64 bits"
@@ -140,14 +147,26 @@ def crowded(program: Program, design: Design, short: bool) -> str | None:
     return f"its accumulator leaves too few registers for an exact {hungry}" if hungry else None
 
 
-def _fragments(program: Program) -> int:
+def _room(design: Design) -> int:
+    """What there is room for beside an accumulator of more than 128 registers."""
+    return (tuned.ROOM_BESIDE_192 if _accumulators(design) > _WIDE else tuned.ROOM_BESIDE_160).value
+
+
+def reads_ahead(design: Design, program: Program) -> bool:
+    """Whether the operands of a subtile are read from shared memory while the subtile before is computed: where the
+    accumulator leaves registers for both."""
+    return _accumulators(design) <= WARP_GROUP or _fragments(program) <= _room(design)
+
+
+def _fragments(program: Program, *, ahead: bool = True) -> int:
     """What a thread holds beside the accumulator, in fragments of 16 bits a value.
 
-    A staged operand is held twice, as this subtile's and the next one's; an output until it leaves; a sum down columns
-    needs as much as an operand.
+    A staged operand that is read `ahead` is held twice, as this subtile's and the next one's; an output until it
+    leaves; a sum down columns needs as much as an operand.
     """
     coming, leaving = _bytes(program)
-    return coming + leaving // 2 + 2 * _column_reductions(program.graph)
+    once = 0 if ahead else sum(access.dtype.itemsize for access in program.staged)
+    return coming - once // 2 + leaving // 2 + 2 * _column_reductions(program.graph)
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:

@@ -166,14 +166,16 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
     An axis that a reshape cut comes in pieces, the fastest first, in the kernel's order; `whole` puts them together
     again. All else is handed over as it lies where A and B are `swapped`.
     """
-    dtype, as_it_lies = DTYPES[access.dtype], swapped and not any(access.inner)
+    dtype, as_it_lies = DTYPES[access.dtype], swapped and not any(access.pieces)
+    if access.period:
+        shape = shape[0], access.period, shape[2]
     if as_it_lies:
         shape = shape[1], shape[0], shape[2]
     if not access.travels.staged:
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
-    if any(access.inner):  # heads of columns, and batches always
+    if any(access.pieces):  # heads of columns, and batches always
         heads = shape[0], *access.inner[1], cute.sym_int(), shape[2] if "l" in access.axes else 1
         strides = _one_contiguous(1, len(heads), 8 * _BYTES // dtype.width)
         return make_fake_tensor(dtype, heads, strides, assumed_align=_BYTES)

@@ -247,7 +247,7 @@ class Family:
             return f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B"
         program, design = found
         refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))
-        crowded = budget.crowded(program, design, short=is_short(problem))
+        crowded = budget.crowded(program, design, short=is_short(problem), long=is_long(problem))
         if design.split == 1 and rows.is_held_by_one_width(work.span, design.parts):
             spills = crowded is not None and budget.go_direct(program)
         else:

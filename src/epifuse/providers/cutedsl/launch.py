@@ -15,7 +15,7 @@ from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl import swap, tuned, weave
-from epifuse.providers.cutedsl.addresses import Along, Seen, modes, seen, written
+from epifuse.providers.cutedsl.addresses import UNCUT, Along, Seen, modes, seen, written
 from epifuse.providers.cutedsl.clusters import resident_clusters
 from epifuse.providers.cutedsl.design import round_up
 from epifuse.providers.cutedsl.family import Arranged
@@ -327,7 +327,9 @@ def _full(
     A tile that does not vary over L has one batch.
     """
     shape, strides, inner = modes(found.strides, along, extents)
-    staged, cut = access.travels.staged, any(access.inner)
+    staged, cut = access.travels.staged, any(access.pieces)
+    if access.period:
+        shape, strides, inner = shape[:2] + shape[3:], strides[:2] + strides[3:], UNCUT
     if staged and not (batched or cut):
         shape, strides = shape[:2], strides[:2]
     strides = tuple([stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)])

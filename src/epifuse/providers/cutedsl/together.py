@@ -46,7 +46,6 @@ def together(
         replace(
             each.program,
             columns=(columns[i][0], columns[i][1]),
-            loads=tuple((node, _direct(access)) for node, access in each.program.loads),
             # Regions share the memory of what leaves by TMA alone.
             stores=tuple(access.without_memory for access in each.program.stores),
         )
@@ -90,31 +89,23 @@ def _apart(program: Program, design: Design) -> str | None:
     return None
 
 
-_WHY = "regions of N that share a launch read operands without TMA"
-
-
-def _direct(access: Access) -> Access:
-    """An operand that comes in tiles, read where it lies: which tiles come would follow from the region."""
-    way = access.travels
-    return replace(access, way=way.otherwise, why=_WHY) if way.staged and way.otherwise else access
-
-
 def _allocated(
     design: Design, programs: tuple[Program, ...], arranged: Sequence[Arranged], problem: Problem
 ) -> Allocation | str:
-    short = is_short(problem)
-    loads = tuple(access for program in programs for _, access in program.tensors)
+    short, long = is_short(problem), is_long(problem)
+    loads, stores = _coming(programs), _buffers([program.stores for program in programs])
     given = replace(arranged[0].design, raster=band(problem), spare=0)
     enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES).value
-    found = budget.fit(given, loads, _buffers(programs), problem.target.shared_memory, enough)
+    found = budget.fit(given, loads, stores, problem.target.shared_memory, enough)
     if found is None:
-        return "shared memory has no room for the outputs of all regions"
-    reasons = [refusals.not_by_tma(one, problem) or budget.crowded(one, found, short) for one in programs]
+        return "shared memory has no room for the operands and outputs of all regions"
+    reasons = [refusals.not_by_tma(one, problem) or budget.crowded(one, found, short=short, long=long) for one in programs]
     if reason := next(filter(None, reasons), None):
         return reason
-    found = replace(found, registers=max(_registers(one, found, short=short) for one in programs))
+    needed = max(_registers(one, found, short=short) for one in programs)
+    found = replace(found, registers=min(needed, budget.most_registers(programs)))
     spills = any(each.spills for each in arranged)
-    spills = spills or any(budget.spills(one, found, long=is_long(problem)) for one in programs)
+    spills = spills or any(budget.spills(one, found, long=long) for one in programs)
     source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
     computed = max(instructions(program.graph, program.accuracies) for program in programs)
     rated = Rated.of(found, problem.target.processor, computed, shares_rows=False, spills=spills)
@@ -133,12 +124,17 @@ def _registers(program: Program, design: Design, *, short: bool) -> int:
     return budget.registers(design, program, waited_for=several or (reduces and short))
 
 
-def _buffers(programs: Sequence[Program]) -> tuple[Access, ...]:
-    """Outputs that have shared memory: one for all that lie alike, of each region the first, the second and so on."""
+def _coming(programs: Sequence[Program]) -> tuple[Access, ...]:
+    """Operands that have shared memory: what comes in tiles as outputs leave, and vectors each for itself."""
+    own = (access for program in programs for _, access in program.tensors if not access.travels.staged)
+    return *_buffers([program.staged for program in programs]), *own
+
+
+def _buffers(each: Sequence[Sequence[Access]]) -> tuple[Access, ...]:
+    """What has buffers of tiles: one for all that lie alike, of each region the first, the second and so on."""
     found: dict[object, Access] = {}
-    for program in programs:
-        staged = (access for access in program.stores if access.travels.staged)
-        for place, access in enumerate(staged):
+    for accesses in each:
+        for place, access in enumerate(access for access in accesses if access.travels.staged):
             found.setdefault((place, access.dtype, access.by_rows), access)
     return tuple(found.values())
 

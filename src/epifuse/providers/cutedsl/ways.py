@@ -28,7 +28,7 @@ class Access:
 
     `pairs`: going direct, it can go two neighbouring columns at a time; `why`: it goes direct and not by TMA. `inner`:
     the extents of the pieces of M, N and L, fastest first and without the last, where a reshape cut an axis and no
-    single stride steps over the cut.
+    single stride steps over the cut. `repeats`: the pieces of N are all the same columns, as of angles of every head.
     """
 
     name: str
@@ -39,6 +39,17 @@ class Access:
     pairs: bool = False
     why: str = field(default="", compare=False)
     inner: Inner = UNCUT
+    repeats: bool = False
+
+    @property
+    def period(self) -> int:
+        """Columns that TMA brings again and again; 0 where it brings all of N."""
+        return self.inner[1][0] if self.repeats and self.travels.staged else 0
+
+    @property
+    def pieces(self) -> Inner:
+        """What of `inner` the kernel's tensor has."""
+        return UNCUT if self.period else self.inner
 
     @property
     def bytes_at_once(self) -> int:
@@ -146,7 +157,7 @@ def _not_staged(lying: Lying) -> str | None:
     where, axes, size, aligned, leaves = lying
     if size > _WIDEST_STAGED:
         return f"its values have {8 * size} bits"
-    if any(where.inner) and not (leaves and _is_by_heads(where)):
+    if any(where.inner) and not _is_by_heads(where):
         return "no single stride steps along M, N or the batches"
     if not ("m" in axes and "n" in axes):
         return "it does not vary over both M and N"
@@ -158,13 +169,23 @@ def _not_staged(lying: Lying) -> str | None:
     line = size * where.extents[1 if where.strides[1] == 1 else 0]
     if leaves and line % ALIGNMENT:
         return f"its contiguous lines of {line} bytes are no multiple of {ALIGNMENT}"
-    return _unaddressable(where, axes, size)
+    return _unaddressable(_period(where) if repeats(lying) else where, axes, size)
 
 
 def _is_by_heads(where: Modes) -> bool:
     """Whether N alone is cut, in contiguous pieces of whole subtiles: TMA then counts pieces by a dim of its own."""
     (m, n, l), strides = where.inner, where.strides
     return not m and not l and len(n) == 1 and n[0] % SUBTILE[1] == 0 and strides[1] == 1
+
+
+def repeats(lying: Lying) -> bool:
+    """Whether an operand's pieces of N are all the same columns."""
+    return not lying.leaves and _is_by_heads(lying.where) and lying.where.strides[2] == 0
+
+
+def _period(where: Modes) -> Modes:
+    """The columns that repeat, alone."""
+    return Modes(where.extents[:2] + where.extents[3:], where.strides[:2] + where.strides[3:])
 
 
 def _unaddressable(where: Modes, axes: frozenset[str], size: int) -> str | None:

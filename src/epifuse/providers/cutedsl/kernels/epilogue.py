@@ -138,11 +138,13 @@ class Epilogue:
         for number, walk_ in enumerate(self.walks[:-1]):
             partials = self.by_walk[number]
             kept = partials.begin(self.slots)
-            arrived = self.arrive(number, first, team)
+            arrived = {}
             # As a number of its own, lest comparisons with it are kept for the next walk.
             columns = dm.disguised(Int32(shape[1]), number)
             for s in block:
-                coming = self.arrive(number, s + 1, team) if s + 1 in block else {}
+                if s == first or not self.scene.reads_ahead:
+                    arrived = self.arrive(number, s, team)
+                coming = self.arrive(number, s + 1, team) if self.scene.reads_ahead and s + 1 in block else {}
                 spot = self._spot(self.scene.walked(s), tile.place, team)
                 found = self._compute(number, spot, values, arrived, tile, team)
                 partials.add(kept, found, spot, (shape[0], columns, shape[2]), self.slots)
@@ -330,7 +332,7 @@ class Epilogue:
         places = self._places(first, tile.place, team)
         partial = self._partial(partials, kept)
         exchanging = [i for i, each in enumerate(self.walks[:-1]) if each.reductions]
-        exchange = team.executed * len(exchanging) + sum(i < number for i in exchanging)
+        exchange = team.before.tiles * len(exchanging) + sum(i < number for i in exchanging)
         at = exchange, tile.place.n, places.down
         complete = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
         numbers = {

@@ -10,10 +10,10 @@ from epifuse.providers.cutedsl.ways import Access
 
 def whole(tensor: Any, access: Access, swapped: bool) -> Any:
     """A tensor as (M, N, L): an axis that a reshape cut is one mode of several pieces, in the kernel's order."""
-    if not any(access.inner):
+    if not any(access.pieces):
         return with_batches(exchanged(tensor) if swapped else tensor)
     shape, stride, first = [], [], 0
-    for inner in access.inner:
+    for inner in access.pieces:
         last = first + len(inner)
         shape.append((*inner, tensor.shape[last]) if inner else tensor.shape[last])
         stride.append(tensor.stride[first : last + 1] if inner else tensor.stride[last])

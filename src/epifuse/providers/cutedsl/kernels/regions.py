@@ -1,7 +1,7 @@
 """Regions of N: each has an epilogue, and each tile lies in one region, whose epilogue it runs.
 
-A CTA branches once a tile, and all of its warps take the same branch. Regions send their outputs through the same
-shared memory, because a tile stores the outputs of one region alone. Each vector has a separate place in shared memory.
+A CTA branches once a tile, and all of its warps take the same branch. Operands and outputs of regions go through the
+same shared memory, because a tile has those of one region alone. Each vector has a separate place in shared memory.
 Before the main loop a tile fetches the vectors of all regions; those of other regions are of their first tile.
 """
 
@@ -64,17 +64,36 @@ class Regions:
         return self._parts(carriers, [len(epilogue.accesses) for epilogue in self.each])[region]
 
     def allocate(self, allocator):
-        """What needs no wide alignment, of all regions."""
-        return [epilogue.allocate(allocator) for epilogue in self.each]
+        """What needs no wide alignment, of all regions. They have the barriers of arriving tiles together."""
+        shared = _Shared(allocator) if len(self.each) > 1 else allocator
+        return [epilogue.allocate(shared) for epilogue in self.each]
 
     def buffers(self, allocator, small, carriers, tensors, outputs):
-        """What `allocate` gave, and the buffers of tiles: regions whose outputs lie alike have the same."""
-        each, found = zip(self.each, self._tensors(tensors), self._outputs(outputs), strict=True), []
-        pool: dict[Any, Any] = {}
-        for region, (epilogue, own, leaving) in enumerate(each):
-            shared = _Shared(allocator, pool, epilogue) if len(self.each) > 1 else allocator
-            found.append(epilogue.buffers(shared, small[region], self.carriers_of(region, carriers), own, leaving))
+        """What `allocate` gave, and the buffers of tiles: regions whose tiles lie alike have the same."""
+        each, found = zip(self.each, small, self._tensors(tensors), self._outputs(outputs), strict=True), []
+        shared = _Shared(allocator) if len(self.each) > 1 else allocator
+        for region, (epilogue, own, coming, leaving) in enumerate(each):
+            if len(self.each) > 1:
+                shared.begin(epilogue)
+            found.append(epilogue.buffers(shared, own, self.carriers_of(region, carriers), coming, leaving))
         return found
+
+    def initialise(self, shared):
+        """One thread: barriers, which the first region that has some initialises for all."""
+        for epilogue, own in zip(self.each, shared, strict=True):
+            if epilogue.has_barriers:
+                epilogue.initialise(own)
+                return
+
+    @property
+    def has_barriers(self):
+        """Whether there is anything to initialise."""
+        return any(epilogue.has_barriers for epilogue in self.each)
+
+    @property
+    def brings(self):
+        """Whether tiles of operands come for any region."""
+        return any(epilogue.arrivals.members for epilogue in self.each)
 
     def given(self, tensors, numbers, outputs, workspace, shape):
         """What the launch was given of each region, whose N is known while tracing."""
@@ -110,17 +129,32 @@ class Regions:
 
 
 class _Shared:
-    """An allocator that gives the outputs of a region the buffers that those of another have, where they lie alike."""
+    """An allocator that gives the tiles of a region the buffers that those of another have, where they lie alike, and
+    all regions the barriers of tiles that arrive."""
 
-    def __init__(self, allocator: Any, pool: dict[Any, Any], epilogue: Epilogue) -> None:
-        self.allocator, self.pool = allocator, pool
-        stores = epilogue.program.stores
-        members = epilogue.departures.members
-        self.keys = iter([(at, stores[i].dtype, stores[i].by_rows) for at, i in enumerate(members)])
+    def __init__(self, allocator: Any) -> None:
+        self.allocator = allocator
+        self.pool: dict[Any, Any] = {}
+        self.tiles: Any = None
+
+    def begin(self, epilogue: Epilogue) -> None:
+        """The tiles of a region follow."""
+        loads, stores = epilogue.scene.loads, epilogue.program.stores
+        coming = [("load", at, loads[i]) for at, i in enumerate(epilogue.arrivals.members)]
+        leaving = [("store", at, stores[i]) for at, i in enumerate(epilogue.departures.members)]
+        self.tiles = iter([(side, at, access.dtype, access.by_rows) for side, at, access in (*coming, *leaving)])
 
     def allocate_tensor(self, *what: Any) -> Any:
-        """The buffer of the next output."""
-        key = next(self.keys)
+        """The buffer of the next tile; of a vector one of its own."""
+        if self.tiles is None:
+            return self.allocator.allocate_tensor(*what)
+        return self._pooled(next(self.tiles), self.allocator.allocate_tensor, what)
+
+    def allocate_array(self, *what: Any) -> Any:
+        """The barriers."""
+        return self._pooled("barriers", self.allocator.allocate_array, what)
+
+    def _pooled(self, key: Any, allocate: Any, what: tuple[Any, ...]) -> Any:
         if key not in self.pool:
-            self.pool[key] = self.allocator.allocate_tensor(*what)
+            self.pool[key] = allocate(*what)
         return self.pool[key]

@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
 from epifuse.providers.cutedsl.kernels import direct
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import with_batches
@@ -290,7 +290,8 @@ class Sm100Gemm:
             at = Place(m, n, l, within)
             held = self.epilogue.fetch(at, own, given)
             done.consumer_wait(ready)
-            threads = self.epilogue.team(Slabs(), own, served, executed, shared, given, Last(False, within, {}))
+            before = Before(executed, 0)
+            threads = self.epilogue.team(Slabs(), own, served, before, shared, given, Last(False, within, {}))
             tile = direct.begin(self.epilogue, at, held, threads)
             if const_expr(self.epilogue.is_even):
                 self.even_subtiles(sums, tile, threads)

@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import warp
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
 from epifuse.providers.cutedsl.kernels import direct
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Given, Last
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
 from epifuse.providers.cutedsl.kernels.copies import Copies
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
@@ -165,7 +165,7 @@ class Sm80Gemm:
             )
             registers.fill(self.accumulator(0))
             self.product(blocks, (a, b), sources, buffers, mma, sums, thread)
-            threads = self.epilogue.team(atom, own, group, executed, shared, given, Last(False, group, {}))
+            threads = self.epilogue.team(atom, own, group, Before(executed, 0), shared, given, Last(False, group, {}))
             tile = direct.begin(self.epilogue, at, held, threads)
             direct.subtiles(self.epilogue, registers, tile, threads)
             self.epilogue.leave(tile, carried, threads)

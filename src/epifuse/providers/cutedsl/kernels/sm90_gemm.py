@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
-from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Last
+from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Last
 from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
 from epifuse.providers.cutedsl.kernels.converted import Converted
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
@@ -106,7 +106,7 @@ class Sm90Gemm:
         self.ahead = max(budget.ahead(design, one) for one in programs)
         self.scales = BlockScales(design)
         self.promotion = Promotion(design, types[0].width // 8)
-        self.producer_registers = budget.producer_registers(program)
+        self.producer_registers = budget.producer_registers(programs)
         self.program, self.programs = program, programs
         self.rewrite: Any = None if design.rewritten is None else Rewrite(design.rewritten, types[0])
         self.split = Split(design, accumulator)
@@ -252,9 +252,9 @@ class Sm90Gemm:
             cta_layout_vmnk=cute.make_layout((1, *self.cluster, 1)),
             defer_sync=True,
         )
-        if const_expr(self.epilogue.has_barriers):
+        if const_expr(self.regions.has_barriers):
             if thread == 0:
-                self.epilogue.initialise(shared[0])
+                self.regions.initialise(shared)
                 cute.arch.mbarrier_init_fence()
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
@@ -278,7 +278,7 @@ class Sm90Gemm:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
                 self.load_operands(cta, pipe, tuple(carrier[0] for carrier in loads))
-            if const_expr(bool(self.arrivals.members)):
+            if const_expr(self.regions.brings):
                 if (warp == 1 or warp == 2) and part == 0:
                     self.load_tiles(cta, warp - 1)
         else:
@@ -346,19 +346,25 @@ class Sm90Gemm:
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         turn += team * cta.step
-        own, carriers = cta.shared[0].own[self.arrivals.number], cta.carriers[self.arrivals.number]
-        tma = carriers, self.arrivals.partitions(own, carriers)
+        brought = [self.arriving(region, cta) for region in range(len(self.programs))]
         arrivals = Int32(0)
         while turn < cta.order.total:
             m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
             at = Place(m, n, l, within)
-            coming = Int32(self.arrivals.brought)
-            if const_expr(self.design.spare > 0):
-                last = turn + cta.step >= cta.order.total
-                coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
-            for s in cutlass.range(coming, unroll=1):
-                self.arrivals.bring(self.arrivals.subtile(s), arrivals, at, served, own, tma)
-                arrivals += 1
+            if const_expr(len(self.programs) == 1):
+                coming = Int32(self.arrivals.brought)
+                if const_expr(self.design.spare > 0):
+                    last = turn + cta.step >= cta.order.total
+                    coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
+                arrivals = self.bring(self.arrivals, coming, arrivals, at, served, brought[0])
+            else:
+                for region in cutlass.range_constexpr(len(self.programs)):
+                    own = self.regions.each[region].arrivals
+                    if const_expr(bool(own.members)):
+                        if self.regions.has(region, n):
+                            there = self.regions.place(region, at)
+                            coming = Int32(own.brought)
+                            arrivals = self.bring(own, coming, arrivals, there, served, brought[region])
             turn += stride
         if const_expr(self.design.spare > 0):
             turn -= stride
@@ -369,9 +375,29 @@ class Sm90Gemm:
                 )
                 m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
                 at = Place(m, n, l, within)
+                own, tma = brought[0]
                 starts = self.arrivals.spare.starts(within, behind, cta.buffers, own.buffers)
                 cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
                 self.arrivals.bring_rest(starts, at, own, tma)
+
+    def arriving(self, region, cta):
+        """Where operands of a region arrive in tiles; their carriers, and both sides of the copies."""
+        arrivals = self.regions.each[region].arrivals
+        own = cta.shared[region].own[arrivals.number]
+        carriers = self.regions.carriers_of(region, cta.carriers)[arrivals.number]
+        return own, (carriers, arrivals.partitions(own, carriers))
+
+    @cute.jit
+    def bring(self, own: Any, coming: Int32, arrivals: Int32, at: Place, served: Int32, brought: tuple):
+        """So many subtiles of the operands of a tile. Returns how many came in all."""
+        for s in cutlass.range(coming, unroll=1):
+            self.bring_subtile(own, s, arrivals, at, served, brought)
+            arrivals += 1
+        return arrivals
+
+    def bring_subtile(self, own, s, arrivals, at, served, brought):
+        """The one that comes at place `s` of a tile."""
+        own.bring(own.subtile(s), arrivals, at, served, *brought)
 
     @cute.jit
     def multiply(
@@ -394,7 +420,7 @@ class Sm90Gemm:
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         carried = self.epilogue.partials.carry()
-        executed = Int32(0)
+        executed, rounds = Int32(0), Int32(0)
         turn += team * cta.step
         if const_expr(self.pingpong):
             # The second group takes every other tile, and skips the stages of the first group's.
@@ -416,8 +442,9 @@ class Sm90Gemm:
                 within, read, cta.buffers, cta.shared[0].own[self.arrivals.number].buffers
             )
             ending = Last(turn + cta.step >= cta.order.total, within, starts)
-            threads = self.epilogue.team(atom, own, served, executed, cta.shared[0], given[0], ending)
-            early = self.arrivals.early(threads)
+            before = Before(executed, rounds)
+            threads = self.epilogue.team(atom, own, served, before, cta.shared[0], given[0], ending)
+            early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
             warpgroup.wait_group(0)
             for _ in cutlass.range(cutlass.min(cta.k_tiles, self.ahead), unroll=1):
                 pipe.consumer_release(free)
@@ -433,6 +460,7 @@ class Sm90Gemm:
             values = sums(registers, self.accumulator)
             if const_expr(len(self.programs) == 1):
                 self.finish(self.epilogue, values, at, held[0], threads, early, carried, senders[0])
+                rounds += self.arrivals.rounds
             else:
                 for region in cutlass.range_constexpr(len(self.programs)):
                     if self.regions.has(region, n):
@@ -441,9 +469,10 @@ class Sm90Gemm:
                             values,
                             self.regions.place(region, at),
                             held[region],
-                            (atom, own, served, executed, cta.shared[region], given[region], ending),
+                            (atom, own, served, before, cta.shared[region], given[region], ending),
                             senders[region],
                         )
+                        rounds += self.regions.each[region].arrivals.rounds
             executed += 1
             turn += stride
         if const_expr(len(carried) > 0):
@@ -507,9 +536,10 @@ class Sm90Gemm:
             if const_expr(s < count):
                 if const_expr(epilogue.scene.begins(s)):
                     epilogue.reduce_rows(s, values, tile, threads)
+                if const_expr(not epilogue.scene.is_read_ahead(s)):
                     arrived = epilogue.arrive(last, s, threads, early)
                 coming = {}
-                if const_expr(not epilogue.scene.begins(s + 1)):
+                if const_expr(epilogue.scene.is_read_ahead(s + 1)):
                     coming = epilogue.arrive(last, s + 1, threads, early)
                 results = epilogue.subtile(s, values, arrived, tile, threads)
                 arrived = coming

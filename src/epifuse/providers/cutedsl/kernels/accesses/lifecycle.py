@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 
 from epifuse.ir import Node
+from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
@@ -39,6 +40,7 @@ class Scene:
         self.loads = [access for _, access in program.tensors]
         self.kinds = [program.graph.types[node].kind for node, _ in program.tensors]
         self.numbers = {node: i for i, (node, _) in enumerate(program.tensors)}
+        self.reads_ahead = budget.reads_ahead(design, program)
         self._down_first = any(reduction.axis == "n" for reduction in reductions_of_tiles(program.graph))
         self.slots = Slots(program.graph, self.division, fragment, down_first=self._down_first)
 
@@ -61,9 +63,13 @@ class Scene:
         return [self.division.pieces(access.inner[1], column, team.columns[0], place) for column in columns]
 
     def begins(self, s: int) -> bool:
-        """Whether subtile `s` of the last walk is computed behind other walks, and so not read ahead."""
+        """Whether subtile `s` of the last walk is computed behind other walks."""
         block = self.slots.subtiles if len(self.walks) > 1 else self.division.subtiles
         return s % block == 0
+
+    def is_read_ahead(self, s: int) -> bool:
+        """Whether what subtile `s` of the last walk reads is read while the one before is computed."""
+        return self.reads_ahead and not self.begins(s)
 
 
 class Given(NamedTuple):
@@ -103,6 +109,13 @@ class Spot(NamedTuple):
     columns: Sequence[Any]
 
 
+class Before(NamedTuple):
+    """What a warp group did before a tile: how many tiles, and how often their operands filled all their stages."""
+
+    tiles: Any
+    rounds: Any
+
+
 class Last(NamedTuple):
     """Whether a tile is the CTA's last one, `within`: this warp group's number among those that share the tile, and by
     round of subtiles where the operands of the last tile were loaded early."""
@@ -116,13 +129,13 @@ class Team:
     """A thread of a warp group at a tile, and the places of its values in a subtile.
 
     `mma` says which values a thread has: a tiled multiplication, or what stands in its place. `group` is the warp
-    group's number, `executed` counts its tiles before this one. `own` has what each access made of it for itself.
+    group's number. `own` has what each access made of it for itself.
     """
 
     def __init__(
-        self, scene: Scene, mma: Any, thread: Any, group: Any, executed: Any, shared: Shared, given: Given, last: Last
+        self, scene: Scene, mma: Any, thread: Any, group: Any, before: Before, shared: Shared, given: Given, last: Last
     ) -> None:
-        self.mma, self.thread, self.group, self.executed = mma, thread, group, executed
+        self.mma, self.thread, self.group, self.before = mma, thread, group, before
         self.shared, self.given, self.last = shared, given, last
         self.shape = mma.partition_shape_C(scene.design.subtile)
         self.count = cute.size(self.shape)

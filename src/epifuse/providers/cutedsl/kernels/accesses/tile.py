@@ -63,6 +63,11 @@ class TileLoads(Loads):
         """How many subtiles of a tile a producer warp brings: those of each walk that reads members."""
         return len(self.bringing) * self.scene.division.subtiles
 
+    @property
+    def rounds(self) -> int:
+        """How often a tile fills all stages."""
+        return self.brought // self.stages if self.members else 0
+
     def subtile(self, arrival: Any) -> Any:
         """Which subtile of a tile is brought at this place among them."""
         block, subtiles = self.scene.slots.subtiles, self.scene.division.subtiles
@@ -140,9 +145,12 @@ class TileLoads(Loads):
     def _copy(self, s: Any, place: Place, slots: Sequence[Any], full: Any, tma: tuple[Any, Any]) -> None:
         i, j = self.scene.division.subtile(*self.scene.walked(s), place)
         for index, carrier, to, (_, from_) in zip(self.members, tma[0], slots, tma[1], strict=True):
-            l = place.l if "l" in self.scene.loads[index].axes else 0
-            # Nothing reads them again soon, and A and B are (kernel_variants.json#c-leaves-l2-first).
-            cute.copy(carrier.atom, from_[None, i, j, l], to, tma_bar_ptr=full, cache_policy=Int64(_EVICT_FIRST))
+            access = self.scene.loads[index]
+            l = place.l if "l" in access.axes else 0
+            right = j % (access.period // self.box[1]) if access.period else j
+            # Most are not read again soon, and A and B are (kernel_variants.json#c-leaves-l2-first).
+            policy = Int64(_EVICT_NORMAL if access.period else _EVICT_FIRST)
+            cute.copy(carrier.atom, from_[None, i, right, l], to, tma_bar_ptr=full, cache_policy=policy)
 
     # A warp group.
 
@@ -164,7 +172,8 @@ class TileLoads(Loads):
         Their stages are free again so much sooner. Who walks the accumulator several times has no registers for it, nor
         have several operands.
         """
-        if not self.bringing or len(self.scene.walks) > 1 or self.brought_bytes > tuned.EARLY_BYTES.value:
+        several = len(self.scene.walks) > 1 or not self.scene.reads_ahead
+        if not self.bringing or several or self.brought_bytes > tuned.EARLY_BYTES.value:
             return []
         early = min(tuned.EARLY_SUBTILES.value, self.stages, self.scene.division.subtiles)
         return [self._read(0, s, team) for s in range(early)]
@@ -172,7 +181,7 @@ class TileLoads(Loads):
     def reads_behind(self, s: int, early: Sequence[Any]) -> bool:
         """Whether subtile `s` of the last walk is read, with a fence behind it, while the one before is computed."""
         last = len(self.scene.walks) - 1
-        return last in self.bringing and len(early) <= s < self.scene.division.subtiles and not self.scene.begins(s)
+        return last in self.bringing and len(early) <= s < self.scene.division.subtiles and self.scene.is_read_ahead(s)
 
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
         return self._read(walk, s, team) if walk in self.bringing else {}
@@ -182,9 +191,9 @@ class TileLoads(Loads):
         own, (readers, rounds_waiting) = team.shared.own[self.number], team.own[self.number]
         block = self.scene.slots.subtiles
         step = (s // block * len(self.bringing) + self.bringing.index(walk)) * block + s % block
-        slot, rounds = step % self.stages, self.brought // self.stages
+        slot = step % self.stages
         full = self._full(own, team.group, slot)
-        parity = (team.executed * rounds + step // self.stages) & 1
+        parity = (team.before.rounds + step // self.stages) & 1
         starts = rounds_waiting.get(step // self.stages)
         if starts is None:
             cute.arch.mbarrier_wait(full, parity)
