@@ -9,7 +9,7 @@ from gpu.harness import Machine, check
 import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
 
-TILES = ((128, 128), (128, 256), (256, 128), (64, 256))
+TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 192))
 PINNED = [
     design
     for design in DESIGNS

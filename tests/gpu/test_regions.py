@@ -9,6 +9,7 @@ from gpu.harness import LAYOUTS, Machine, check, check_the_same_bits, judge, pro
 
 import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
+from epifuse.providers.cutedsl.designs import HEAD_DESIGNS
 from epifuse.request.problem import Constraints
 
 M, K = 200, 72
@@ -172,6 +173,30 @@ def test_what_attention_takes(machine: Machine) -> None:
     assert got["query"].shape == (2, Q // HEAD, M, HEAD)
     assert got["key"].shape == got["value"].shape == (2, KV // HEAD, M, HEAD)
     judge(got, attention_inputs, product(a, b.t()), operands)
+
+
+def long_heads(accum, of_q, of_k, cos, sin):
+    """q, k and v of heads of 128 columns, whose angles all heads share."""
+    q, k, v = accum.split([1024, 256, 256], dim=-1)
+    qn, kn = rms_norm(q.unflatten(-1, (-1, 128)), of_q), rms_norm(k.unflatten(-1, (-1, 128)), of_k)
+    query = (qn * cos + rotate_half(qn) * sin).transpose(0, 1)
+    key = (kn * cos + rotate_half(kn) * sin).transpose(0, 1)
+    value = v.unflatten(-1, (-1, 128)).transpose(0, 1)
+    return query, key, value
+
+
+@pytest.mark.parametrize("design", [*HEAD_DESIGNS, *(one for one in DESIGNS if one.tile[1] % 128 == 0)], ids=str)
+@pytest.mark.parametrize("m", [200, 4096 + 72])
+def test_heads_of_128(m: int, design: Any, machine: Machine) -> None:
+    """One tile a CTA, and several of several regions, of which one reads no operand in tiles."""
+    if not machine.gpu and (m > 1000 or design not in HEAD_DESIGNS):
+        return  # tiles are the CPU's there
+    a, b = machine.normal(m, 1032, dtype=torch.bfloat16), machine.normal(N, 1032, dtype=torch.bfloat16) * 0.05
+    names = {"of_q": (128,), "of_k": (128,), "cos": (m, 1, 128), "sin": (m, 1, 128)}
+    operands = {name: machine.normal(*shape, dtype=torch.bfloat16) for name, shape in names.items()}
+    asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule) if machine.gpu else None
+    got = run(machine, long_heads, a, b.t(), operands, layouts=["rows"], constraints=asked)
+    judge(got, long_heads, product(a, b.t()), operands)
 
 
 @pytest.mark.gpu

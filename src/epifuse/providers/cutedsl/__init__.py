@@ -46,7 +46,7 @@ from epifuse.providers.cutedsl.designs import (
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
-from epifuse.providers.cutedsl.lowering import Lowered, lower
+from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
@@ -81,7 +81,7 @@ class CuteDslProvider:
     def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
         """The graph as the kernel walks it, beside the one that several launches would split; or of regions each
         one's."""
-        return Regions(graph, problem, self.lower) if is_uneven(graph) else lower(graph, problem)
+        return Regions(graph, problem, lower_region) if is_uneven(graph) else lower(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches

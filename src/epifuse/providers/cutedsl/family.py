@@ -31,6 +31,7 @@ from epifuse.providers.cutedsl.accesses import Layout, Sides, carried, layouts, 
 from epifuse.providers.cutedsl.costs import instructions
 from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design, Rewriting
 from epifuse.providers.cutedsl.designs import (
+    HEAD_DESIGNS,
     MULTISTAGE_SPECS,
     PLAIN_DESIGNS,
     PLAIN_SPECS,
@@ -240,6 +241,8 @@ class Family:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
+        if design in HEAD_DESIGNS and (is_short(problem) or not (work.is_of_region or work.has_heads)):
+            return "its tile is for heads of 128 columns and for regions of N, where K is not short"
         if not design.is_simple and (reason := weave.unfit(design, work.order, problem)):
             return reason
         found = self.fitted(design.exchanged_sides if design.swapped else design)

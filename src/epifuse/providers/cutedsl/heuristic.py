@@ -93,7 +93,8 @@ class Rated(NamedTuple):
             each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
             computing = instructions * m * design.columns * each
             launching += second * code.waited_for(instructions, design)
-        sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if cm > 1 else 1.0)
+        shares_well = cm > 1 or (cn > 1 and design.pingpong and m > tuned.TALL_ROWS.value)
+        sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if shares_well else 1.0)
         return Rated(
             m * cm,
             design.columns * cn,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,7 +38,8 @@ class Lowered:
     """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents.
 
     `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
-    `is_swapped` where `walked` is of the transposed product. `regions` are launched where one launch cannot do it.
+    `is_swapped` where `walked` is of the transposed product. `regions` are launched where one launch cannot do it;
+    `is_of_region` where this is one of them.
     """
 
     typed: Graph
@@ -47,6 +48,7 @@ class Lowered:
     refused: Reason | None = None
     is_swapped: bool = False
     regions: Regions | None = None
+    is_of_region: bool = False
     _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -143,6 +145,11 @@ class Lowered:
         """Columns that a tile must hold a multiple of, for segments and what meets; 0 where there is neither."""
         return segments.span(self.walked)
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether tiles hold multiples of 128 columns."""
+        return self.span > 0 and self.span % 128 == 0
+
     @cached_property
     def typed_shares_rows(self) -> bool:
         """The same before the graph was lowered."""
@@ -169,7 +176,8 @@ class Lowered:
         key = whole_rows, frozenset(name for name, _ in problem.aliases)
         if (found := self._splits.get(key)) is None:
             sweeps = split(self.typed, problem, whole_rows=whole_rows)
-            found = self._splits.setdefault(key, tuple(_launch(sweep, problem) for sweep in sweeps))
+            made = lower_region if self.is_of_region else lower
+            found = self._splits.setdefault(key, tuple(_launch(sweep, problem, made) for sweep in sweeps))
         return found
 
 
@@ -208,9 +216,14 @@ class Launch(NamedTuple):
     work: Lowered
 
 
-def _launch(sweep: Sweep, whole: Problem) -> Launch:
+def _launch(sweep: Sweep, whole: Problem, made: Callable[[Graph, Problem], Lowered]) -> Launch:
     problem = part_of(sweep, whole)
-    return Launch(sweep, Structure.of(sweep.graph, problem), lower(sweep.graph, problem))
+    return Launch(sweep, Structure.of(sweep.graph, problem), made(sweep.graph, problem))
+
+
+def lower_region(graph: Graph, whole: Problem) -> Lowered:
+    """The same of one region of N."""
+    return replace(lower(graph, whole), is_of_region=True)
 
 
 def lower(graph: Graph, whole: Problem) -> Lowered:
@@ -218,5 +231,5 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     half, order, refused = woven(graph, whole)
     problem = problem_of(order, whole, graph)
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
-    regions = Regions(graph, whole, lower) if "pick" in graph.ops else None
+    regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
     return Lowered(graph, assign_stages(split_log_sums(opened), problem), order, refused, regions=regions)
