@@ -9,7 +9,6 @@ of the pair, and orders, that nothing was tuned to. All of a shape are interleav
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 import torch
 from gemm_cases import shapes
-from gpu_timing import Backlog, interleave
-from timing import command, machine, paired_ratio, save
+from gpu_timing import Backlog, beside, that_run, told
+from timing import command, machine, save
 from torch.nn import functional as F
 
 import epifuse as ef
@@ -111,21 +110,8 @@ def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
     m, n, k = shape
     a = torch.randn(m, k, device="cuda").bfloat16()
     b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
-    calls = {name: ours(name, a, b) for name in EPILOGUES}
-    for name, call in peers(a, b).items():
-        try:
-            call()
-            calls[name] = call
-        except Exception as error:  # a peer that cannot is left out
-            print(f"  {name}: {error!r}"[:300], flush=True)
-    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
-    return {
-        "shape": list(shape),
-        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
-        "ratios": {
-            name: [round(x, 4) for x in paired_ratio(seconds, name, PLAIN)] for name in seconds if name != PLAIN
-        },
-    }
+    calls = {name: ours(name, a, b) for name in EPILOGUES} | that_run(peers(a, b))
+    return {"shape": list(shape), **beside(calls, PLAIN, rounds, backlog)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for shape in options.shapes:
         row = measure(shape, options.rounds, backlog)
         rows.append(row)
-        times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
-        said = ", ".join(f"{name} {middle}" for name, (middle, _, _) in row["ratios"].items())
-        print(f"{'x'.join(map(str, shape))}: {times}\n  of the plain product: {said}", flush=True)
+        print(f"{'x'.join(map(str, shape))}: {told(row)}", flush=True)
         if options.save:
             save(options.save, results)
     return 0

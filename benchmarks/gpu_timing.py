@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from timing import paired_ratio
 
 Calls = Sequence[Callable[[], Any]]
 """One variant: a function for each set of inputs. Several sets, so that no call finds its inputs in the L2 cache."""
@@ -62,6 +63,35 @@ def interleave(variants: Mapping[str, Calls], rounds: int, backlog: Backlog, war
             if round_ >= warmup:
                 seconds[name].append(measured)
     return seconds
+
+
+def beside(
+    calls: Mapping[str, Callable[[], Any]], base: str, rounds: int, backlog: Backlog
+) -> dict[str, dict[str, Any]]:
+    """Median microseconds of each call, and ratios to one of them with their 95 % intervals."""
+    seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
+    return {
+        "microseconds": {name: round(statistics.median(times) * 1e6, 2) for name, times in seconds.items()},
+        "ratios": {name: [round(x, 4) for x in paired_ratio(seconds, name, base)] for name in seconds if name != base},
+    }
+
+
+def that_run(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """Those peers that can: others are told, and left out."""
+    able = {}
+    for name, call in calls.items():
+        try:
+            call()
+            able[name] = call
+        except Exception as error:
+            print(f"  {name}: {error!r}"[:300], flush=True)
+    return able
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """What `beside` found, in two lines."""
+    times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
+    return f"{times}\n  beside the first: " + ", ".join(f"{name} {x[0]}" for name, x in row["ratios"].items())
 
 
 def repeats_for(seconds: float) -> int:

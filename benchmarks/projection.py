@@ -11,15 +11,14 @@ one run.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_timing import Backlog, interleave
-from timing import command, machine, paired_ratio, save
+from gpu_timing import Backlog, beside, that_run, told
+from timing import command, machine, save
 
 import epifuse as ef
 
@@ -149,21 +148,8 @@ def measure(name: str, tokens: int, rounds: int, backlog: Backlog) -> dict[str, 
     b = (torch.randn(columns, model.width, device="cuda") / model.width**0.5).bfloat16().t()
     given, functions = operands(tokens, model.head), epilogues(model)
     calls = {each: ours(each, function, a, b, given) for each, function in functions.items()}
-    for each, call in peers(functions, a, b, given).items():
-        try:
-            call()
-            calls[each] = call
-        except Exception as error:  # a peer that cannot is left out
-            print(f"  {each}: {error!r}"[:300], flush=True)
-    seconds = interleave({each: [call] for each, call in calls.items()}, rounds, backlog)
-    return {
-        "model": name,
-        "shape": [tokens, columns, model.width],
-        "microseconds": {each: round(statistics.median(times) * 1e6, 2) for each, times in seconds.items()},
-        "ratios": {
-            each: [round(x, 4) for x in paired_ratio(seconds, each, PLAIN)] for each in seconds if each != PLAIN
-        },
-    }
+    calls |= that_run(peers(functions, a, b, given))
+    return {"model": name, "shape": [tokens, columns, model.width], **beside(calls, PLAIN, rounds, backlog)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,9 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for tokens in options.tokens:
             row = measure(name, tokens, options.rounds, backlog)
             rows.append(row)
-            times = ", ".join(f"{each} {time}" for each, time in row["microseconds"].items())
-            said = ", ".join(f"{each} {middle}" for each, (middle, _, _) in row["ratios"].items())
-            print(f"{name}, {tokens} tokens: {times}\n  of the plain product: {said}", flush=True)
+            print(f"{name}, {tokens} tokens: {told(row)}", flush=True)
             if options.save:
                 save(options.save, results)
     return 0

@@ -99,9 +99,10 @@ def _allocated(
     found = budget.fit(given, loads, stores, problem.target.shared_memory, enough)
     if found is None:
         return "shared memory has no room for the operands and outputs of all regions"
-    reasons = [refusals.not_by_tma(one, problem) or budget.crowded(one, found, short=short, long=long) for one in programs]
-    if reason := next(filter(None, reasons), None):
-        return reason
+    for one in programs:
+        reason = refusals.not_by_tma(one, problem) or budget.crowded(one, found, short=short, long=long)
+        if reason is not None:
+            return reason
     needed = max(_registers(one, found, short=short) for one in programs)
     found = replace(found, registers=min(needed, budget.most_registers(programs)))
     spills = any(each.spills for each in arranged)
