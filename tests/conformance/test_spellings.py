@@ -51,6 +51,7 @@ LINES = [
     "accum * torch.bitwise_and(whole, mask).bitwise_xor(5) + torch.bitwise_or(whole, 8).bitwise_not()",
     "where((accum > 0) ^ mask | ~(whole > 3) & mask, accum, E)",
     "accum * (whole << (labels & 63)) + (labels >> whole)",
+    "block_scale(abs(accum)) + block_scale(C.abs(), 57344.0, rounding='up') * block_scale(C.abs(), rounding='floor')",
 ]
 SEVERAL_LAUNCHES = [
     "accum * E.var() + accum.var(0, keepdim=True) - torch.std(accum)",
@@ -83,7 +84,8 @@ def test_a_line_means_what_it_means_to_torch(line: str, device: str) -> None:
     a, b = (torch.randint(-3, 4, shape, device=device).to(dtype) / 2 for shape in ((M, K), (K, N)))
     given = {name: x for name, x in operands(device).items() if name in line}
     text = f"def epilogue({', '.join(['accum', *given])}):\n    D = {line}\n    return D\n"
-    function = function_from(text, file="user.py", torch=torch, F=F, where=ef.where, math=math, index_n=ef.index_n)
+    known = {name: getattr(ef, name) for name in ("where", "index_n", "block_scale")}
+    function = function_from(text, file="user.py", torch=torch, F=F, math=math, **known)
     if device == "cuda" and line in SEVERAL_LAUNCHES:
         with pytest.raises(ef.errors.UnsupportedError, match="known after the last tile"):
             ef.gemm(a, b, epilogue=function, out_dtypes=torch.float32, **given)

@@ -27,6 +27,7 @@ _ROWS = (
     DType(torch.bfloat16, "bf16", "float"),
     DType(torch.float8_e4m3fn, "e4m3", "float"),
     DType(torch.float8_e5m2, "e5m2", "float"),
+    DType(torch.float8_e8m0fnu, "e8m0", "float"),
     DType(torch.int8, "s8", "int32"),
     DType(torch.uint8, "u8", "int32"),
     DType(torch.int16, "s16", "int32"),

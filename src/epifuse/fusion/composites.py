@@ -1,11 +1,13 @@
-"""Functions of PyTorch that are written in the language itself, and inlined where they are called.
+"""Functions that are written in the language itself, and inlined where they are called.
 
-Called on tensors each is plain PyTorch. Formulas and parameters are those of PyTorch's function of the same name.
+Called on tensors each is plain PyTorch. Formulas and parameters are those of PyTorch's function of the same name, or of
+the source that a docstring names.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
@@ -16,6 +18,7 @@ from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
 _INFINITY = math.inf
 _LAST = 2**31 - 1
+_LEAST_POWER = 2.0**-126
 
 
 def isnan(x: Value) -> Value:
@@ -120,6 +123,21 @@ def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """The first place along `dim` of the minimum, or of NaN where there is one; int64. Without `dim`, in all of x."""
     return _first(x, amin(x, dim=dim, keepdim=True), dim, keepdim)
+
+
+def block_scale(largest: Value, most: Value = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
+    """What a block is divided by, so that fp8 with numbers up to `most` holds it.
+
+    That is `largest`, the block's largest magnitude, over `most`, and 1 for a block of zeros. `rounding` makes a power
+    of two of it, which torch.float8_e8m0fnu holds, and at least 2^-126. "up": the next one that is no smaller.
+    "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats specification 1.0, section
+    6.3, has it; the largest values then saturate. NaN stays NaN, and infinity becomes NaN.
+    """
+    x = largest * 0.5 if rounding == "floor" else largest / most  # 2^127 and more is beyond e8m0 where it is rounded up
+    near = cast(cast(x, torch.float8_e8m0fnu), torch.float32)
+    above, below = where(near < x, near * 2.0, near), where(near > x, near * 0.5, near)
+    power = above if rounding == "up" else below * 2.0 ** (1 - math.floor(math.log2(most)))
+    return where(largest == 0, 1.0, x if rounding == "none" else maximum(power, _LEAST_POWER))
 
 
 def _first(x: Value, value: Value, dim: int | None, keepdim: bool) -> Value:

@@ -43,19 +43,32 @@ class _Exact(NamedTuple):
 
 
 def store_reference(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What storing `x` as `dtype` writes: nearest even; integers saturate and NaN is 0; fp8 saturates and keeps NaN."""
+    """What storing `x` as `dtype` writes: nearest even; integers saturate and NaN is 0; fp8 saturates and keeps NaN.
+    e8m0 is torch's."""
     if x.dtype == dtype:
         return x.clone()
     if dtype == torch.bool:
         return x != 0
     if x.dtype == torch.float64 and dtype in FORMATS and dtype != torch.float32:
         x = store_reference(x, torch.float32)  # as torch does: a float64 reaches a narrow float by way of float32
+    if dtype == torch.float8_e8m0fnu:
+        return _to_exponent(store_reference(x, torch.float32))
     exact = _decompose(x)
     bits = _to_float(exact, FORMATS[dtype]) if dtype in FORMATS else _to_integer(exact, dtype)
     unsigned = bits.astype(_UNSIGNED[dtype.itemsize])
     storage = FORMATS[dtype].storage if dtype in FORMATS else dtype
     signed = unsigned.view(np.dtype(str(storage).removeprefix("torch.")))
     return torch.from_numpy(signed).view(dtype).reshape(x.shape)
+
+
+def _to_exponent(x: torch.Tensor) -> torch.Tensor:
+    """The biased exponent of the nearest power of two from 2^-127 to 2^127, for a tie of the larger one; of 2^-126 for
+    all between the least two; 255 of what is not finite, or rounds to 2^128."""
+    size = x.abs().to(torch.float64)
+    mantissa, exponent = torch.frexp(size)  # mantissa from 0.5 on
+    biased = exponent - 1 + 127 + (mantissa >= 0.75)
+    biased = torch.where(size < 2.0**-126, (size > 2.0**-127).to(torch.int32), biased.clamp(max=255))
+    return torch.where(x.isfinite(), biased, 255).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
 def _decompose(x: torch.Tensor) -> _Exact:

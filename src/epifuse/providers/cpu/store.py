@@ -1,4 +1,5 @@
-"""The store rule: float to integer rounds to nearest even, saturates, NaN is 0; fp8 saturates, infinities too."""
+"""The store rule: float to integer rounds to nearest even, saturates, NaN is 0; fp8 saturates, infinities too; to e8m0
+it is PyTorch's conversion."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ def storable(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`value` such that PyTorch's own conversion to `dtype` stores it by the rule."""
     if value.dtype == dtype or dtype == torch.bool:
         return value
+    if dtype == torch.float8_e8m0fnu:
+        return value.to(torch.float32)
     if dtype in _FP8_MAX:
         limit = _FP8_MAX[dtype]
         return value.to(torch.float32).clamp(-limit, limit)

@@ -48,6 +48,13 @@ def _column_reductions(graph: Graph) -> int:
     return sum("m" not in graph.types[node].axes >= {"n"} for node in _reductions(graph))
 
 
+def _in_segments(program: Program) -> bool:
+    """Whether only segments are reduced, of which a thread holds one result at a time: gelu with scales of blocks and
+    softmax of heads do not spill. An exact tanh does, 480 bytes, where a second walk reads it."""
+    exact = (name_of(node) == "tanh" and how != "fast" for node, how in program.accuracies.items())
+    return all(segments.width(node) for node in _reductions(program.graph)) and not any(exact)
+
+
 def _is_light(program: Program) -> bool:
     """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
@@ -128,7 +135,7 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
     fragments = _fragments(program, ahead=ahead)
     if design.split > 1 and (reductions or program.coming):  # up to 24 bytes spill
         return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
-    if reductions and not _is_light(program):
+    if reductions and not (_is_light(program) or (_in_segments(program) and not short)):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     # Two operands and two outputs lose 9 % at K = 1024, and gain 3 % at 4096.
     waited_for = short or _bytes(program)[1] > (4 if long else 2)

@@ -21,6 +21,8 @@ DTYPES: Mapping[torch.dtype, Any] = {
     torch.uint8: cutlass.Uint8,
     # CuTe DSL 4.8.1 stores a vector of Boolean as 255 and 0, and loads one element by element.
     torch.bool: cutlass.Uint8,
+    # Hopper has no conversion to it.
+    torch.float8_e8m0fnu: cutlass.Uint8,
 }
 
 HELD: Mapping[str, Any] = {"float": Float32, "int64": Int64, "int32": Int32, "mask": Boolean}

@@ -26,6 +26,8 @@ from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
 
+_BYTES = (torch.bool, torch.float8_e8m0fnu)  # handed over as torch.uint8
+
 
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
@@ -39,13 +41,13 @@ class View(NamedTuple):
     strides: tuple[int, ...]
     same: bool = False
     start: int = 0
-    mask: bool = False
+    as_bytes: bool = False
     by_rows: bool = False
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor so."""
-        shape, strides, _, start, mask, _ = self
-        return seen_as(tensor.view(torch.uint8) if mask else tensor, shape, strides, start)
+        shape, strides, _, start, as_bytes, _ = self
+        return seen_as(tensor.view(torch.uint8) if as_bytes else tensor, shape, strides, start)
 
     @property
     def make(self) -> View | None:
@@ -62,9 +64,9 @@ class View(NamedTuple):
         own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0, *, by_rows: bool = False
     ) -> View:
         """The view of a tensor, which knows whether it is the tensor itself."""
-        mask = own.dtype is torch.bool
-        same = shape == own.shape and strides == own.strides and not mask and not start
-        return View(shape, strides, same, start, mask, by_rows)
+        as_bytes = own.dtype in _BYTES
+        same = shape == own.shape and strides == own.strides and not as_bytes and not start
+        return View(shape, strides, same, start, as_bytes, by_rows)
 
 
 class GpuKernel:

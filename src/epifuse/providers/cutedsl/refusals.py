@@ -23,8 +23,8 @@ from epifuse.request.scaled import BLOCK
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 LOADS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS, torch.bool)
-CASTS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS)  # one to a mask is a comparison by now
-OUTPUTS = (torch.float64, *LOADS)
+CASTS = (torch.float32, *_NARROW_FLOATS, torch.float8_e8m0fnu, *_INTEGERS)  # one to a mask is a comparison by now
+OUTPUTS = (torch.float64, torch.float8_e8m0fnu, *LOADS)
 """What a value of any kind is stored as."""
 
 

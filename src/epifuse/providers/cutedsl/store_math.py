@@ -1,7 +1,8 @@
 """Conversions: what an output writes, by the rule of `epifuse.store_rule`, and what a cast inside an epilogue makes.
 
 A store to an integer rounds to nearest even and saturates, NaN is 0; one to fp8 saturates, infinities too, and keeps
-NaN. A cast is torch's own: towards zero, then wrapping; fp8 as the installed PyTorch does beyond the largest number.
+NaN. A cast is torch's own: towards zero, then wrapping; fp8 as the installed PyTorch does beyond the largest number. To
+e8m0 both are torch's conversion.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Int64
 
-from epifuse.providers.cutedsl.device_math import each
+from epifuse.providers.cutedsl.device_math import each, reinterpreted
 from epifuse.providers.cutedsl.device_types import DTYPES, HELD
 
 Fragment = Any  # cute.TensorSSA
@@ -43,6 +44,8 @@ def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
     if dtype == torch.bool:
         mask = value if kind == "mask" else value != cute.full_like(value, 0)
         return as_kind(mask, "mask", "int32").to(to)
+    if dtype == torch.float8_e8m0fnu:
+        return _exponent(as_kind(value, kind, "float")).to(to)
     if dtype.is_floating_point:
         # As torch does: an integer reaches a narrow float by way of float32.
         wide = value if dtype == torch.float64 and kind != "mask" else as_kind(value, kind, "float")
@@ -73,9 +76,27 @@ def _saturated(x: Fragment, dtype: torch.dtype) -> Fragment:
 def cast(value: Fragment, dtype: torch.dtype) -> Fragment:
     """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
     to = DTYPES[dtype]
+    if dtype == torch.float8_e8m0fnu:
+        return _power_of_two(_exponent(value))
     if dtype.is_floating_point:  # the walk made a float of it
         return _to_fp8(value, dtype) if dtype in _LARGEST else value.to(to).to(Float32)
     return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)
+
+
+def _exponent(x: Fragment) -> Fragment:
+    """The bits of the nearest power of two in e8m0, which are its biased exponent: 255 of what is not finite, or beyond
+    the largest. A tie goes up, but for the least, which is not normal as a float32."""
+    bits = reinterpreted(abs(x), Int32)
+    bits = cute.math.min(bits, cute.full_like(bits, 0x7F80_0000))  # NaN is above infinity
+    half = cute.where(bits == 0x40_0000, cute.full_like(bits, 0), cute.full_like(bits, 0x40_0000))
+    return each(lambda value: value >> 23, bits + half, dtype=Int32)  # fragments have no shifts in 4.8.1
+
+
+def _power_of_two(exponent: Fragment) -> Fragment:
+    """What e8m0 has these bits of."""
+    shifted = each(lambda value: value << 23, exponent, dtype=Int32)
+    bits = cute.where(exponent == 0, cute.full_like(exponent, 0x40_0000), shifted)
+    return reinterpreted(cute.where(exponent == 255, cute.full_like(bits, 0x7FC0_0000), bits), Float32)
 
 
 _LARGEST = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}

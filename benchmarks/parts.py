@@ -1,0 +1,152 @@
+"""GPU time of the backward of a gate and of scales of blocks, beside products that read and write as much, and QuACK.
+
+    python benchmarks/parts.py --save results.json [--shapes 4096x14336x4096] [--rounds 15]
+
+`backward` is of SwiGLU: of dh = dy @ w2 it reads gate and up, (M, 2 N) together, and writes their gradients, (M, 2 N),
+and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N). `blocks`
+are gelu with one scale of 128 columns in float32, or of 32 as e8m0, and the quotient in fp8; beside them are the plain
+product, and gelu stored in 16 bits. All of a shape are interleaved in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gemm_cases import shapes
+from gpu_timing import Backlog, beside, that_run, told
+from timing import command, machine, save
+from torch.nn import functional as F
+
+import epifuse as ef
+
+SHAPES = "8192x8192x8192,4096x14336x4096,4096x4096x4096,16384x8192x1024,8192x8192x512"
+TWO, BACKWARD, PLAIN = "two and two", "SwiGLU backward", "plain"
+Shape = tuple[int, int, int]
+
+
+def two_and_two(accum, C, E):
+    """Two operands and two outputs."""
+    D = accum * C
+    P = accum * E
+    return D, P
+
+
+def swiglu_backward(accum, gate, up):
+    """Gradients of both halves, and the value itself."""
+    s = torch.sigmoid(gate)
+    dgate = accum * up * (s * (1 + gate * (1 - s)))
+    dup = accum * (gate * s)
+    h = gate * s * up
+    return dgate, dup, h
+
+
+def plain(accum):
+    """As it is."""
+    D = accum
+    return D
+
+
+def gelu(accum):
+    """In 16 bits."""
+    D = F.gelu(accum, approximate="tanh")
+    return D
+
+
+def gelu_blocks(accum):
+    """A scale for each 128 columns."""
+    blocks = F.gelu(accum, approximate="tanh").unflatten(-1, (-1, 128))
+    scale = ef.block_scale(ef.absmax(blocks, dim=-1, keepdim=True))
+    D = (blocks / scale).flatten(-2, -1)
+    return D, scale
+
+
+def gelu_fine_blocks(accum):
+    """A power of two for each 32 columns."""
+    blocks = F.gelu(accum, approximate="tanh").unflatten(-1, (-1, 32))
+    scale = ef.block_scale(ef.absmax(blocks, dim=-1, keepdim=True), rounding="up")
+    D = (blocks / scale).flatten(-2, -1)
+    return D, scale
+
+
+def bound(name: str, function: Callable[..., Any], a: Any, b: Any, given: Any, **options: Any) -> Callable[[], Any]:
+    """A launch into outputs that are there: `given`, or what `out_dtypes` asks for."""
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, given), **options)
+    outputs = {name: tensor for name, tensor in args.allocate().items() if name not in given}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, **given, **outputs))
+    kernel = ef.get_kernels(args)[0]
+    print(f"  {name}: {kernel.plan.spec.name}", flush=True)
+    return kernel.bind(args)
+
+
+def backward(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """The gate's backward, with gate and up one behind the other, and QuACK's, which has them in turn."""
+    m, n = a.shape[0], b.shape[1]
+    stacked = torch.randn(m, 2 * n, device=a.device).to(a.dtype)
+    gradients, h = torch.empty_like(stacked), torch.empty(m, n, dtype=a.dtype, device=a.device)
+    gate, up = stacked.chunk(2, dim=-1)
+    dgate, dup = gradients.chunk(2, dim=-1)
+    given = {"gate": gate, "up": up, "dgate": dgate, "dup": dup, "h": h}
+    found = {
+        TWO: bound(TWO, two_and_two, a, b, {"C": gate.contiguous(), "E": up.contiguous()}),
+        BACKWARD: bound(BACKWARD, swiglu_backward, a, b, given),
+    }
+    return found | that_run(_quack(a, b, stacked, gradients, h))
+
+
+def _quack(a: Any, b: Any, stacked: Any, gradients: Any, h: Any) -> dict[str, Callable[[], Any]]:
+    try:
+        from quack.gemm_interface import gemm_dgated
+    except ImportError:
+        return {}
+    options = {"dx_out": gradients, "postact_out": h, "activation": "swiglu", "tuned": False}
+    return {"QuACK": lambda: gemm_dgated(a, b, stacked, **options)}
+
+
+def blocks(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """The quotients and their scales."""
+    quotient = {"D": torch.float8_e4m3fn}
+    fine = {**quotient, "scale": torch.float8_e8m0fnu}
+    return {
+        PLAIN: bound(PLAIN, plain, a, b, {}),
+        "gelu": bound("gelu", gelu, a, b, {}),
+        "1 x 128, float32": bound("1 x 128", gelu_blocks, a, b, {}, out_dtypes={**quotient, "scale": torch.float32}),
+        "1 x 32, e8m0": bound("1 x 32", gelu_fine_blocks, a, b, {}, out_dtypes=fine),
+    }
+
+
+OF: Mapping[str, tuple[Callable[..., dict[str, Callable[[], Any]]], str]] = {
+    "backward": (backward, TWO),
+    "blocks": (blocks, PLAIN),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser.add_argument("--of", nargs="+", choices=OF, default=[*OF])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
+    for m, n, k in options.shapes:
+        a = torch.randn(m, k, device="cuda").bfloat16()
+        b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+        for name in options.of:
+            made, base = OF[name]
+            row = {"of": name, "shape": [m, n, k], **beside(made(a, b), base, options.rounds, backlog)}
+            rows.append(row)
+            print(f"{m}x{n}x{k}, {name}: {told(row)}", flush=True)
+            if options.save:
+                save(options.save, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
