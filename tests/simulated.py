@@ -356,6 +356,8 @@ def function(registers: dict[int, tuple[Places, list[Any]]]) -> Any:
             if design.swapped:
                 a, b, tensors, outputs = transposed(program, a, b, tensors, outputs)
             products = _products(a, b, program.order)
+            pairs = zip(tensors, source.program.tensors, strict=True)
+            tensors = [_again(tensor, access, products[0].shape[1]) for tensor, (_, access) in pairs]
             product, parts = products[0], _parts(len(places[0].registers), design) if program.order else None
             made = epilogue.Epilogue(design, program, places[0], parts)
             read_, written = made.whole(tensors, outputs)
@@ -380,6 +382,14 @@ def _in_place(access: Any) -> Any:
     return replace(access, way="direct") if access.travels.staged or access.way in ("wide", "coalesced") else access
 
 
+def _again(tensor: Any, access: Any, columns: int) -> Any:
+    """What repeats along N, as it is read in place: in pieces."""
+    if not access.period:
+        return tensor
+    tensor = tensor if tensor.dim() == 3 else tensor[..., None]
+    return tensor.unsqueeze(2).expand(-1, -1, columns // access.period, -1)
+
+
 def _parts(count: int, design: Any) -> Parts:
     """The registers of one part behind those of the other, subtile by subtile."""
     across = design.columns // SUBTILE[1]
@@ -392,7 +402,8 @@ def _tile(made: Any, places: Any, given: Any, products: list[torch.Tensor], plac
     thread = Int32(np.arange(T))
     own = [_allocated(each) for each in made.accesses]
     team = SimpleNamespace(
-        shape=(len(fragment.registers),), count=len(fragment.registers), thread=thread, group=0, executed=0, own={},
+        shape=(len(fragment.registers),), count=len(fragment.registers), thread=thread, group=0, own={},
+        before=lifecycle.Before(0, 0),
         given=given, shared=lifecycle.Shared(own, None), last=None,
         rows=[Int32([lane[registers[0]][0] for lane in lanes]) for registers in fragment.by_row],
         columns=[Int32([lane[registers[0]][1] for lane in lanes]) for registers in fragment.by_column],

@@ -9,7 +9,7 @@ from gpu.harness import Machine, check
 import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
 
-TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 192))
+TILES = ((128, 128), (128, 256), (256, 128), (64, 256))
 PINNED = [
     design
     for design in DESIGNS
@@ -41,6 +41,18 @@ def test_operands_of_the_last_tile(case: str, design, machine: Machine) -> None:
         pinned = ef.Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule, split=1)
         options = {"constraints": pinned if machine.gpu else None, "layouts": ("rows",)}
         check(machine, source_of(operands), a, b, operands, out_dtypes=torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("names", ["C", "CE", "CEF"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_operands_that_are_read_when_they_are_computed(names: str, dtype: torch.dtype, machine: Machine) -> None:
+    """Beside 192 accumulators a thread there are registers for one operand of 16 bits a subtile ahead."""
+    m, n = SHAPES[machine.gpu]
+    a, b = machine.whole(m, K, most=1), machine.whole(K, n, most=1)
+    operands = {name: machine.laid_out(torch.randint(0, 9, (m, n)).to(dtype), "rows") for name in names}
+    pinned = ef.Constraints((128, 192), (2, 1), "pingpong", split=1) if machine.gpu and "F" not in names else None
+    options = {"constraints": pinned, "layouts": ("rows",)}
+    check(machine, source_of(operands), a, b, operands, out_dtypes=torch.bfloat16, **options)
 
 
 @pytest.mark.parametrize("batches", [2, 133])
