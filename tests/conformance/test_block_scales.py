@@ -68,12 +68,17 @@ def test_a_block_is_held_by_its_scale(rounding: Rounding, device: str) -> None:
 
 
 @pytest.mark.parametrize("rounding", ["up", "floor"])
-def test_at_every_power_of_two(rounding: Rounding) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_at_every_power_of_two(rounding: Rounding, device: str) -> None:
     """Beside what is a little less and a little more, down to the least scale."""
     powers = 2.0 ** torch.arange(-149, 128, dtype=torch.float64).float()
     infinity = torch.tensor(torch.inf)
     x = torch.cat([powers, torch.nextafter(powers, -infinity), torch.nextafter(powers, infinity)])
-    found = ef.block_scale(x, 2.0, rounding=rounding).double()
+    empty = torch.zeros(x.numel(), 8, dtype=torch.bfloat16, device=device)
+    epilogue = f"def epi(accum, x): D = accum + block_scale(x, 2.0, rounding='{rounding}'); return D"
+    got = ef.gemm(empty, empty[:8].t(), epilogue=epilogue, x=x[:, None].to(device), out_dtypes=torch.float32)
+    found = got[:, 0].cpu().double()
+    assert torch.equal(ef.block_scale(x, 2.0, rounding=rounding).double(), found)
     mantissa, exponent = torch.frexp(x.double())
     want = 2.0 ** ((exponent - (mantissa == 0.5).int() if rounding == "up" else exponent - 1) - 1).double()
     reached = (x > 0) & x.isfinite()
@@ -92,6 +97,20 @@ def test_scales_may_lie_by_columns(device: str) -> None:
     ef.gemm(a, b, epilogue=of("up"), out=out)
     _, scale = ef.gemm(a, b, epilogue=of("up"), out_dtypes={"D": E4M3, "scale": E8M0})
     assert torch.equal(out["scale"].cpu().view(torch.uint8), scale.cpu().view(torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
+def test_a_power_of_two_is_constant_for_gradients() -> None:
+    """What is divided by it has the gradient of a quotient by a constant; by the exact scale it has more."""
+    x = torch.randn(8, 16, requires_grad=True)
+    weight = torch.randn(64, 16)
+    for rounding in ("up", "floor"):
+        D, scale = ef.linear(x, weight, epilogue=of(rounding))
+        (found,) = torch.autograd.grad(D.sum(), x)
+        each = (1 / scale).expand(-1, -1, 32).flatten(-2, -1)
+        torch.testing.assert_close(found, each.detach() @ weight)
+        (found,) = torch.autograd.grad(ef.linear(x, weight, epilogue=of(rounding))[1].sum(), x)
+        assert (found == 0).all()
 
 
 def test_another_rounding_is_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from epifuse.fusion.activation import sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
-from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
+from epifuse.fusion.primitives import Value, abs, exp, exp2, floor, log1p, log2, maximum, minimum, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
 _INFINITY = math.inf
@@ -125,19 +125,21 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _first(x, amin(x, dim=dim, keepdim=True), dim, keepdim)
 
 
-def block_scale(largest: Value, most: Value = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
+def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
     """What a block is divided by, so that fp8 with numbers up to `most` holds it.
 
-    That is `largest`, the block's largest magnitude, over `most`, and 1 for a block of zeros. `rounding` makes a power
-    of two of it, which torch.float8_e8m0fnu holds, and at least 2^-126. "up": the next one that is no smaller.
-    "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats specification 1.0, section
-    6.3, has it; the largest values then saturate. NaN stays NaN, and infinity becomes NaN.
+    That is `largest`, the block's largest magnitude, over `most`, at least 2^-126, and 1 for a block of zeros.
+    `rounding` makes a power of two of it, which torch.float8_e8m0fnu holds, and whose derivative is 0. "up": the next
+    one that is no smaller. "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats
+    specification 1.0, section 6.3, has it; the largest values then saturate. NaN and infinity stay; in e8m0 both are
+    NaN.
     """
-    x = largest * 0.5 if rounding == "floor" else largest / most  # 2^127 and more is beyond e8m0 where it is rounded up
-    near = cast(cast(x, torch.float8_e8m0fnu), torch.float32)
-    above, below = where(near < x, near * 2.0, near), where(near > x, near * 0.5, near)
-    power = above if rounding == "up" else below * 2.0 ** (1 - math.floor(math.log2(most)))
-    return where(largest == 0, 1.0, x if rounding == "none" else maximum(power, _LEAST_POWER))
+    x = largest if rounding == "floor" else largest / most
+    near = exp2(floor(log2(x)))  # a last bit of log2 makes it the next power
+    below = where(near > x, near * 0.5, where(near * 2.0 > x, near, near * 2.0))
+    up = where(below < x, below * 2.0, below)
+    power = up if rounding == "up" else below * 2.0 ** -math.floor(math.log2(most))
+    return where(largest == 0, 1.0, maximum(x if rounding == "none" else power, _LEAST_POWER))
 
 
 def _first(x: Value, value: Value, dim: int | None, keepdim: bool) -> Value:

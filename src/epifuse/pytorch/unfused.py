@@ -69,7 +69,8 @@ def _widens(node: FxNode) -> bool:
     if node.target is not aten._to_copy.default:
         return False
     (x,) = node.all_input_nodes
-    return value_of(x).is_floating_point() and value_of(x).dtype.itemsize < value_of(node).dtype.itemsize
+    # PyTorch's operations do not widen 8 bits.
+    return value_of(x).is_floating_point() and 1 < value_of(x).dtype.itemsize < value_of(node).dtype.itemsize
 
 
 def call_directly(module: GraphModule) -> None:

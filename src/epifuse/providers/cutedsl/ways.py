@@ -158,6 +158,9 @@ def _not_staged(lying: Lying) -> str | None:
     if size > _WIDEST_STAGED:
         return f"its values have {8 * size} bits"
     if any(where.inner) and not _is_by_heads(where):
+        (m, n, l), width = where.inner, SUBTILE[1]
+        if len(n) == 1 and n[0] % width and not (m or l):
+            return f"its pieces of {n[0]} columns are no multiple of {width}"
         return "no single stride steps along M, N or the batches"
     if not ("m" in axes and "n" in axes):
         return "it does not vary over both M and N"
