@@ -292,6 +292,9 @@ def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = 
     if value.dtype.is_floating_point:
         wide = value.to(torch.float64)
         low, high = torch.where(bound > 0, wide - bound, wide), torch.where(bound > 0, wide + bound, wide)
+    if got.dtype == torch.float8_e8m0fnu:  # which has no sign
+        sizes = low.abs(), high.abs()
+        low, high = torch.where((low < 0) & (high > 0), 0, torch.minimum(*sizes)), torch.maximum(*sizes)
     stored = [store_reference(end, got.dtype) for end in (low, high)]
     ends = [end.to(torch.float64) for end in stored]
     here = got.to(torch.float64)
