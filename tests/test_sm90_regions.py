@@ -244,6 +244,11 @@ def test_angles_of_every_head_come_by_tma():
     odd = {name: torch.empty(M, 1, 65, dtype=BF16)[..., :64] for name in ("cosines", "sines")}
     told = told_of(arguments(projection, m=M, n=N, k=2048, **{**OPERANDS, **odd}))["sines"]
     assert told.endswith("as a stride of 130 bytes is no multiple of 16")
+    angles = torch.empty(M, 1, 48, dtype=BF16)
+    thirds = arguments(
+        "def epi(accum, sines): D = accum.unflatten(-1, (-1, 48)) * sines; return D", m=M, n=N, sines=angles
+    )
+    assert told_of(thirds)["sines"].endswith("as its pieces of 48 columns are no multiple of 32")
 
 
 def test_regions_share_memory_for_what_they_read():

@@ -148,14 +148,18 @@ def rotate_half(x):
     return torch.cat((-x2, x1), dim=-1)
 
 
-def attention_inputs(accum, of_q, of_k, cos, sin):
-    """q, k and v of (B, S, N) as (B, H, S, D), the first two normed by head and rotated."""
-    q, k, v = accum.split([1024, 256, 256], dim=-1)
-    qn, kn = rms_norm(q.unflatten(-1, (-1, 64)), of_q), rms_norm(k.unflatten(-1, (-1, 64)), of_k)
-    query = (qn * cos + rotate_half(qn) * sin).transpose(1, 2)
-    key = (kn * cos + rotate_half(kn) * sin).transpose(1, 2)
-    value = v.unflatten(-1, (-1, 64)).transpose(1, 2)
-    return query, key, value
+def attention_inputs(head: int) -> Any:
+    """q, k and v of (..., S, N) as (..., H, S, D), the first two normed by head and rotated."""
+
+    def epilogue(accum, of_q, of_k, cos, sin):
+        q, k, v = accum.split([1024, 256, 256], dim=-1)
+        qn, kn = rms_norm(q.unflatten(-1, (-1, head)), of_q), rms_norm(k.unflatten(-1, (-1, head)), of_k)
+        query = (qn * cos + rotate_half(qn) * sin).transpose(-3, -2)
+        key = (kn * cos + rotate_half(kn) * sin).transpose(-3, -2)
+        value = v.unflatten(-1, (-1, head)).transpose(-3, -2)
+        return query, key, value
+
+    return epilogue
 
 
 def test_what_attention_takes(machine: Machine) -> None:
@@ -169,20 +173,11 @@ def test_what_attention_takes(machine: Machine) -> None:
         "cos": angles.cos().bfloat16().to(machine.device),
         "sin": angles.sin().bfloat16().to(machine.device),
     }
-    got = run(machine, attention_inputs, a, b.t(), operands, layouts=["rows"])
+    epilogue = attention_inputs(HEAD)
+    got = run(machine, epilogue, a, b.t(), operands, layouts=["rows"])
     assert got["query"].shape == (2, Q // HEAD, M, HEAD)
     assert got["key"].shape == got["value"].shape == (2, KV // HEAD, M, HEAD)
-    judge(got, attention_inputs, product(a, b.t()), operands)
-
-
-def long_heads(accum, of_q, of_k, cos, sin):
-    """q, k and v of heads of 128 columns, whose angles all heads share."""
-    q, k, v = accum.split([1024, 256, 256], dim=-1)
-    qn, kn = rms_norm(q.unflatten(-1, (-1, 128)), of_q), rms_norm(k.unflatten(-1, (-1, 128)), of_k)
-    query = (qn * cos + rotate_half(qn) * sin).transpose(0, 1)
-    key = (kn * cos + rotate_half(kn) * sin).transpose(0, 1)
-    value = v.unflatten(-1, (-1, 128)).transpose(0, 1)
-    return query, key, value
+    judge(got, epilogue, product(a, b.t()), operands)
 
 
 @pytest.mark.parametrize("design", [*HEAD_DESIGNS, *(one for one in DESIGNS if one.tile[1] % 128 == 0)], ids=str)
@@ -195,8 +190,9 @@ def test_heads_of_128(m: int, design: Any, machine: Machine) -> None:
     names = {"of_q": (128,), "of_k": (128,), "cos": (m, 1, 128), "sin": (m, 1, 128)}
     operands = {name: machine.normal(*shape, dtype=torch.bfloat16) for name, shape in names.items()}
     asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule) if machine.gpu else None
-    got = run(machine, long_heads, a, b.t(), operands, layouts=["rows"], constraints=asked)
-    judge(got, long_heads, product(a, b.t()), operands)
+    epilogue = attention_inputs(128)
+    got = run(machine, epilogue, a, b.t(), operands, layouts=["rows"], constraints=asked)
+    judge(got, epilogue, product(a, b.t()), operands)
 
 
 @pytest.mark.gpu

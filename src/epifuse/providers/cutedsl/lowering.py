@@ -145,11 +145,6 @@ class Lowered:
         """Columns that a tile must hold a multiple of, for segments and what meets; 0 where there is neither."""
         return segments.span(self.walked)
 
-    @property
-    def has_heads(self) -> bool:
-        """Whether tiles hold multiples of 128 columns."""
-        return self.span > 0 and self.span % 128 == 0
-
     @cached_property
     def typed_shares_rows(self) -> bool:
         """The same before the graph was lowered."""

@@ -148,7 +148,7 @@ class TileLoads(Loads):
             access = self.scene.loads[index]
             l = place.l if "l" in access.axes else 0
             right = j % (access.period // self.box[1]) if access.period else j
-            # Most are not read again soon, and A and B are (kernel_variants.json#c-leaves-l2-first).
+            # A and B are read again soon (kernel_variants.json#c-leaves-l2-first), and so is what repeats along N.
             policy = Int64(_EVICT_NORMAL if access.period else _EVICT_FIRST)
             cute.copy(carrier.atom, from_[None, i, right, l], to, tma_bar_ptr=full, cache_policy=policy)
 
