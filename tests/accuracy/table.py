@@ -87,7 +87,7 @@ the float32 value that the kernel itself has. Generated from [accuracy.json](acc
 - **bfloat16, float16**: over all 65,536 operands. Three results are allowed: the correctly rounded value (an error of
   0.50 at most), its neighbour (1.50 at most), or a value that is as close as PyTorch's float32 function rounded to the
   dtype. The figure is the largest error among results of the first two kinds.
-- What is stored in 16 bits alone is computed with cheaper instructions where that keeps this promise:
+- What is stored in 16 bits, or in fp8, alone is computed with cheaper instructions where that keeps this promise:
   `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. The
   arguments of a sum, a comparison, a rounding, a cast, an exponential or a reduction are computed as for float32.
   [docs/reductions.md](reductions.md) has the error of a sum of logarithms.

@@ -50,6 +50,12 @@ def is_storable(dtype: object) -> bool:
     return isinstance(dtype, torch.dtype) and dtype in BY_TORCH
 
 
+def is_narrow_float(dtype: torch.dtype) -> bool:
+    """A float of at most 16 bits with a fraction: an error of 2^-16 moves it to its neighbour at most. The neighbour of
+    a power of two in e8m0 is twice that."""
+    return dtype.is_floating_point and dtype.itemsize <= 2 and dtype != torch.float8_e8m0fnu
+
+
 def dtype_of(kind: str, floating: torch.dtype) -> torch.dtype:
     """The dtype of values of a kind where floats are computed in `floating`."""
     return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, floating)

@@ -16,7 +16,10 @@ from epifuse.fusion.primitives import (
     clip,
     erf,
     exp,
+    exp2,
+    floor,
     log1p,
+    log2,
     maximum,
     minimum,
     sin,
@@ -28,6 +31,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _SQRT_HALF = 0.7071067811865476
 _INV_SQRT_2PI = 0.3989422804014327
 _SQRT_2_OVER_PI = 0.7978845608028654
+_LEAST_NORMAL = 2.0**-126
 
 
 def identity(x: Value) -> Value:
@@ -166,6 +170,16 @@ def snake(x: Value, a: Value = 1.0) -> Value:
     """x + sin^2(a x) / a (arXiv 2006.08195; CUTLASS's Snake)."""
     wave = sin(a * x)
     return x + wave * wave / a
+
+
+def floor_power_of_two(x: Value) -> Value:
+    """The largest power of two that is at most x, as float32 holds it: 0 where x is below 2^-126, and NaN below zero.
+
+    Its derivative is 0.
+    """
+    near = exp2(floor(log2(x)))  # a last bit of log2 makes it the next power
+    power = where(near > x, near * 0.5, where(near * 2.0 > x, near, near * 2.0))
+    return where(abs(x) < _LEAST_NORMAL, 0.0, power)
 
 
 def threshold(x: Value, threshold: Value, value: Value) -> Value:

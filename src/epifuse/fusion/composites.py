@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from epifuse.fusion.activation import sigmoid
+from epifuse.fusion.activation import floor_power_of_two, sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
-from epifuse.fusion.primitives import Value, abs, exp, exp2, floor, log1p, log2, maximum, minimum, sqrt, where
+from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
 _INFINITY = math.inf
@@ -135,8 +135,7 @@ def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "
     NaN.
     """
     x = largest if rounding == "floor" else largest / most
-    near = exp2(floor(log2(x)))  # a last bit of log2 makes it the next power
-    below = where(near > x, near * 0.5, where(near * 2.0 > x, near, near * 2.0))
+    below = floor_power_of_two(x)
     up = where(below < x, below * 2.0, below)
     power = up if rounding == "up" else below * 2.0 ** -math.floor(math.log2(most))
     return where(largest == 0, 1.0, maximum(x if rounding == "none" else power, _LEAST_POWER))

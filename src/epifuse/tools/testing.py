@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from epifuse.base.dtypes import is_narrow_float
 from epifuse.base.errors import fail
 from epifuse.tools.store_rule import store_reference
 
@@ -270,13 +271,13 @@ def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
 
 def gpu_room(dtype: torch.dtype) -> float:
     """The `room` of an output that a GPU stored as `dtype`."""
-    return NARROW_ROOM if dtype in (torch.float16, torch.bfloat16) else 0.0
+    return NARROW_ROOM if is_narrow_float(dtype) else 0.0
 
 
 def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = None) -> Verdict:
     """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size.
 
-    Without `room` a 16-bit output that lies on a GPU has `NARROW_ROOM`, any other none.
+    Without `room` an output of 16 bits, or of fp8, that lies on a GPU has `NARROW_ROOM`, any other none.
     """
     if room is None:
         room = gpu_room(got.dtype) if got.is_cuda else 0.0

@@ -104,6 +104,7 @@ FAST: Mapping[str, Cost] = {
     "softplus": Cost("some", 19, 13),
     "logsigmoid": Cost("some", 19, 13),
     "mish": Cost("some", 15, 12),
+    "floor_power_of_two": Cost("few", 4),
 }
 """Activations with a fast device form; the others are computed as they are written."""
 

@@ -135,6 +135,12 @@ def _refined(x: Fragment, y: Fragment, inverse: Fragment) -> Fragment:
     return cute.where(abs(refined) > 0.0, refined, quotient)
 
 
+def floor_power_of_two(x: Fragment) -> Fragment:
+    """x without its fraction: zero for a subnormal, NaN below those."""
+    bits = reinterpreted(x, Int32)
+    return cute.where(x > -(2.0**-126), reinterpreted(bits & cute.full_like(bits, 0x7F800000), Float32), like(x, float("nan")))
+
+
 def divide(x: Fragment, y: Fragment) -> Fragment:
     """x / y, correctly rounded but for one in a million quotients that lie halfway between two floats."""
     scale = _balance(y)

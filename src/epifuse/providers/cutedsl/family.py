@@ -299,10 +299,12 @@ class Family:
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
         if design.is_simple:
             return program, found
-        # Who walks the accumulator more than once holds what the walks found. What reduces nothing gains or loses 2 %
+        # Who walks a whole tile more than once holds what the walks found. What reduces nothing gains or loses 2 %
         # where K is short, which is not worth a kernel of its own.
         alone = found.split > 1  # mostly of one tile, with nothing beside its epilogue
-        registers = budget.registers(found, program, waited_for=(work.reduces and short) or several or alone)
+        held = several or (work.reduces and short)
+        waited_for = alone or (held and not budget.in_segments(program))
+        registers = budget.registers(found, program, waited_for=waited_for)
         spare = 0 if several or alone else budget.spare(found, program, short=short)
         return program, replace(found, registers=registers, spare=spare)
 

@@ -1,7 +1,8 @@
 """How exactly each value of an epilogue must be computed, so that every output is as exact as documented.
 
 *full*: a few units in the last place of float32. *narrow*: an error of at most `NARROW_ERROR`, where all that becomes
-of the value is 16 bits wide. *fast*: the caller asked for `fast_math`. Imports no cutlass: planning asks as well.
+of the value is at most 16 bits wide. *fast*: the caller asked for `fast_math`. Imports no cutlass: planning asks as
+well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from epifuse.base.dtypes import is_narrow_float
 from epifuse.fusion.primitives import PRIMITIVES, Error
 from epifuse.ir import Graph, Node
 
@@ -40,8 +42,7 @@ def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int
     for effect in graph.effects:
         reach[effect] = None
     for output in graph.outputs:
-        dtype = dtypes[output.name]
-        _add(reach, output.node, 1 if dtype.is_floating_point and dtype.itemsize == 2 else None)
+        _add(reach, output.node, 1 if is_narrow_float(dtypes[output.name]) else None)
     for node in reversed(graph.nodes):
         for position, arg in enumerate(node.args):
             carried = _error(node) != "amplified" and not (node.op == "where" and position == 0)

@@ -86,6 +86,7 @@ FAST: Mapping[str, Row] = {
     "softplus": am.softplus_row(dm.log1p_exp, dm.divide),
     "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp(-abs(x)),
     "mish": am.mish_row(lambda x: cute.math.exp(x)),
+    "floor_power_of_two": dm.floor_power_of_two,
 }
 """Activations with a form of their own; the others are computed as they are written."""
 
