@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from epifuse.ir import Graph, Node
+from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.precision import Accuracy
 
 Registers = Literal["few", "some", "many", "most"]
@@ -132,6 +133,8 @@ REDUCTIONS: Mapping[str, Reduced] = {
     "mean_log1p_exp": Reduced(1, "long"),
 }
 
+_LANES_OF_A_ROW = 4
+
 COSTS: Mapping[str, Cost] = {**LEAVES, **PRIMITIVES, **FAST}
 
 
@@ -141,9 +144,13 @@ def name_of(node: Node) -> str:
 
 
 def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
-    """Of one value of the result, about, of what is computed value by value."""
+    """Of one value of the result, about, of what is computed value by value. What a segment has one of is computed by
+    all lanes that share its row."""
+    once = segments.values(graph)
+    share = min(1.0, _LANES_OF_A_ROW / next(iter(segments.widths(graph)), 1))
     spread = (n for n in graph.nodes if {"m", "n"} <= graph.types[n.args[0] if n.op == "reduce" else n].axes)
-    return sum(COSTS[name_of(node)].of(accuracies.get(node, "full")) for node in spread)
+    taken = ((node, COSTS[name_of(node)].of(accuracies.get(node, "full"))) for node in spread)
+    return round(sum(cost * (share if node in once and node.op != "reduce" else 1.0) for node, cost in taken))
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:

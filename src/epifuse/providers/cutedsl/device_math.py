@@ -138,7 +138,8 @@ def _refined(x: Fragment, y: Fragment, inverse: Fragment) -> Fragment:
 def floor_power_of_two(x: Fragment) -> Fragment:
     """x without its fraction: zero for a subnormal, NaN below those."""
     bits = reinterpreted(x, Int32)
-    return cute.where(x > -(2.0**-126), reinterpreted(bits & cute.full_like(bits, 0x7F800000), Float32), like(x, float("nan")))
+    power = reinterpreted(bits & cute.full_like(bits, 0x7F800000), Float32)
+    return cute.where(x > -(2.0**-126), power, like(x, float("nan")))
 
 
 def divide(x: Fragment, y: Fragment) -> Fragment:
