@@ -55,6 +55,9 @@ CASES = {
     "elementwise": f"{SPLIT}D = relu(q + wide); P = k * narrow; R = v + column",
     "two of three": f"{SPLIT}D = v * 2; P = q - 1",
     "equal parts": "q, k, v = accum.chunk(3, dim=-1); D = relu(q); P = k * 2; R = v + column",
+    "parts that do not nest": (
+        f"q, k, v = accum.split([{N // 3}, {N // 6}, {N // 2}], dim=-1); D = relu(q); P = k + 1; R = v * column"
+    ),
     "a slice": f"D = relu(accum[:, {KV}:])",
     "after what is common": (
         f"x = relu(accum + row) * column + C; q, k, v = x.split([{Q}, {KV}, {KV}], dim=-1); "

@@ -21,7 +21,7 @@ from epifuse.passes.dims import (
     resolve_shape,
     transposed,
 )
-from epifuse.passes.parts import Part, free, part_of, picked, uneven
+from epifuse.passes.parts import Part, do_nest, free, part_of, picked, uneven
 
 _MOST_ROLLED = 16
 """Parts of a value that is rolled: each element is chosen among so many."""
@@ -82,15 +82,16 @@ class Layout(Alignment):
         (dim, how, numbers), x = node.attr, args[0]
         shape = self.shape(x)
         at = normalise(dim, len(shape))
-        part = part_of(how, self.sizes(numbers, args), shape[at])
+        sizes = self.sizes(numbers, args)
+        part = part_of(how, sizes, shape[at])
         if x.raw is not None:
             left = () if part.drops else (part.size,)
             return self.viewed(x, ("part", (at, *part)), (*shape[:at], *left, *shape[at + 1 :]))
-        return self.cut(x, at, part)
+        return self.cut(x, at, part, nests=how != "sizes" or do_nest(sizes[:-1]))
 
-    def cut(self, x: Typed, at: int, part: Part) -> Typed:
-        """A part of a value along one of its dims."""
-        if (found := uneven(x.dims, at, part, self.extents)) is not None:
+    def cut(self, x: Typed, at: int, part: Part, *, nests: bool = True) -> Typed:
+        """A part of a value along one of its dims; whether it `nests` with what else is cut there."""
+        if (found := uneven(x.dims, at, part, self.extents, nests=nests)) is not None:
             dims, columns = found
             return replace(x, node=self.emit("region", x.node, attr=columns, kind=x.kind, dims=dims), dims=dims)
         dims, gone = picked(x.dims, at, part, self.extents)

@@ -89,11 +89,19 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
 
 
-def uneven(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, tuple[int, int]] | None:
+def do_nest(sizes: Iterable[int]) -> bool:
+    """Whether parts of these sizes are cut by factors of which each is a multiple of the one before."""
+    return not any(wide % narrow for narrow, wide in pairwise(sorted(sizes)))
+
+
+def uneven(
+    dims: Dims, at: int, part: Part, extents: Extents, *, nests: bool = True
+) -> tuple[Dims, tuple[int, int]] | None:
     """The dims and columns of a region, where a part of the dim `at` is one: a range of the outermost factor of all
-    columns that is not one of several of its size."""
+    columns that is not one of several of its size, or does not nest with other parts."""
     size = dim_size(dims[at], extents)
-    if part.step != 1 or part.drops or not part.size or (size % part.size == 0 and part.start % part.size == 0):
+    is_one_of_several = part.size > 0 and size % part.size == 0 and part.start % part.size == 0
+    if part.step != 1 or part.drops or part.size in (0, size) or (nests and is_one_of_several):
         return None
     if len(dims[at]) != 1 or dims[at][0].along != "n":
         return None
