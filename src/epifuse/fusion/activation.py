@@ -177,9 +177,10 @@ def floor_power_of_two(x: Value) -> Value:
 
     Its derivative is 0.
     """
-    near = exp2(floor(log2(x)))  # a last bit of log2 makes it the next power
+    is_less = abs(x) < _LEAST_NORMAL
+    near = exp2(floor(log2(where(is_less, 1.0, x))))  # a last bit of log2 makes it the next power
     power = where(near > x, near * 0.5, where(near * 2.0 > x, near, near * 2.0))
-    return where(abs(x) < _LEAST_NORMAL, 0.0, power)
+    return where(is_less, 0.0, power)
 
 
 def threshold(x: Value, threshold: Value, value: Value) -> Value:
