@@ -26,6 +26,12 @@ def test_parts_of_rows_are_what_they_are_in_float64(name, simulated: Emulated): 
     on_gpu.test_each_segment_has_its_own(name, "rows", simulated)
 
 
+@pytest.mark.parametrize("name", on_gpu.ALONE)
+@pytest.mark.parametrize("n", [64, 128, 256])
+def test_a_row_that_is_one_segment(n, name, simulated: Emulated):  # noqa: F811
+    on_gpu.test_a_row_that_is_one_segment(n, name, simulated)
+
+
 TILES = [
     *itertools.product(["a sum rotated", "of two widths"], [(128, 256), (256, 128)]),
     ("rotated and normed", (128, 96)),

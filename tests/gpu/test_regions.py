@@ -70,6 +70,10 @@ CASES = {
     "normed and rotated": (
         f"{SPLIT}{HEADS}{normed('q')}{rotated('q', 'qn')}{normed('k')}{rotated('k', 'kn')}{first('(qr * 0.125)', 'kr')}"
     ),
+    "one head of keys": (
+        f"q, k, v = accum.split([{N - 2 * HEAD}, {HEAD}, {HEAD}], dim=-1); {HEADS}"
+        f"{normed('q')}{rotated('q', 'qn')}{normed('k')}{rotated('k', 'kn')}{first('qr', 'kr')}"
+    ),
     "reduced": f"{SPLIT}D = q * 1; P = absmax(k.unflatten(-1, (-1, {HEAD})), dim=-1); R = v * 1",
     "summed": f"{SPLIT}D = sum(q, dim=-1); P = sum(k, dim=0); R = v * 1",
     "parted twice": (

@@ -217,6 +217,37 @@ def test_heads_of_eighty_columns(m: int, machine: Machine) -> None:
     check(machine, text, a, b, {"C": machine.whole(m, 1280, most=1)}, out_dtypes=torch.float32)
 
 
+ALONE = {
+    "normed and rotated": (
+        "x = accum + C; y = x * rsqrt(mean(x * x, dim=-1, keepdim=True) + 0.001) * each; a, b = y.chunk(2, dim=-1); "
+        f"{ROTATED}"
+    ),
+    "of one head": (
+        "x = accum.unflatten(-1, (1, -1)); y = x / (absmax(x, dim=-1, keepdim=True) + 1) * each; "
+        "a, b = y.chunk(2, dim=-1); D = (y * angles + cat((-b, a), dim=-1)).permute(1, 0, 2)"
+    ),
+    "pairs": (
+        "a, b = (accum - amax(accum, dim=-1, keepdim=True)).unflatten(-1, (-1, 2)).unbind(-1); "
+        "D = stack((b, a), dim=-1).flatten(-2, -1)"
+    ),
+    "a value a row beside": (
+        "s = absmax(accum, dim=-1, keepdim=True); a, b = (accum / (s + 1)).chunk(2, dim=-1); "
+        "D = cat((b, -a), dim=-1); P = s"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("n", [32, 64, 96, 128, 256])
+def test_a_row_that_is_one_segment(n: int, name: str, machine: Machine) -> None:
+    """It is reduced, and its columns are combined: a head alone."""
+    a, b = product_of(machine, M, n)
+    text = source(ALONE[name])
+    shapes = {"C": (M, n), "each": (n,), "angles": (M, 1, n), "cosines": (M, n // 2), "sines": (M, n // 2)}
+    operands = {key: machine.whole(*shape) for key, shape in shapes.items() if key in text}
+    check(machine, text, a, b, operands, out_dtypes=torch.float32)
+
+
 @pytest.mark.parametrize("name", ["beside the product", "softmax", "stored of what is read"])
 def test_of_batches(name: str, machine: Machine) -> None:
     a, b = machine.whole(3, M, K, most=1), machine.whole(3, N, K, most=1).mT

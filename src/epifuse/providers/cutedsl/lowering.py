@@ -20,6 +20,7 @@ from epifuse.plan import Reason
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
+from epifuse.providers.cutedsl.alone import as_segment
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
@@ -224,6 +225,8 @@ def lower_region(graph: Graph, whole: Problem) -> Lowered:
 def lower(graph: Graph, whole: Problem) -> Lowered:
     """The graph with what the device has no form of opened, and its stages; the same for all extents of a class."""
     half, order, refused = woven(graph, whole)
+    if order or refused:  # a row that is one segment is not woven
+        half, order, refused = woven(as_segment(graph, whole), whole)
     problem = problem_of(order, whole, graph)
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None

@@ -1,0 +1,97 @@
+"""A row of the result that is one segment: one head alone, where its columns are combined with each other.
+
+Else halves of it would be parts of a row, which are woven, and a reduction of it one of whole rows, and neither goes
+with the other. A segment has one factor of N beyond itself, which counts segments. So a row gets that factor too, of
+which there is one. Imports no cutlass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output
+from epifuse.ir.graph import keep, rewrite
+from epifuse.ir.types import Dim, canonical
+from epifuse.passes.assign_stages import assign_stages
+from epifuse.providers.cutedsl import pairs
+from epifuse.providers.cutedsl.designs import DESIGNS
+from epifuse.request.problem import Problem
+
+_WIDEST = max(design.tile[1] for design in DESIGNS)
+
+
+def as_segment(graph: Graph, problem: Problem) -> Graph:
+    """The graph with rows that are one segment, where a thread then has all columns that are combined; else itself."""
+    n = problem.extents["n"]
+    if "pick" not in graph.ops or not 0 < n <= _WIDEST or graph.effects:
+        return graph
+    made = _Counting(graph, n).graph()
+    if made is None:
+        return graph
+    made = assign_stages(made, problem)
+    return made if pairs.are_held(made, problem) else graph
+
+
+class _Counting:
+    """The rewriting of one graph whose N has so many columns."""
+
+    def __init__(self, old: Graph, n: int) -> None:
+        self.old, self.n, self.count = old, n, Factor("n", n)
+
+    def graph(self) -> Graph | None:
+        """None where an output of one value a row has no dim that could count segments."""
+        made = rewrite(self.old, self._made)
+        outputs = [self._output(output, made) for output in made.outputs]
+        found = tuple(output for output in outputs if output is not None)
+        return replace(made, outputs=found) if len(found) == len(outputs) else None
+
+    def _output(self, output: Output, made: Graph) -> Output | None:
+        dims = self._counted(output.dims or ())
+        if self.count in made.types[output.node].factors and self.count not in _all(dims):
+            if () not in dims:
+                return None
+            at = len(dims) - 1 - dims[::-1].index(())
+            dims = (*dims[:at], (self.count,), *dims[at + 1 :])
+        return output._replace(dims=dims)
+
+    def _made(self, old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
+        attr, known = old.attr, self.old.types.get(old)
+        match old.op:
+            case "load" if attr.dims is not None:
+                attr = attr._replace(dims=self._counted(attr.dims))
+            case "index" | "one_hot" | "expand":
+                attr = self._bounded(attr)
+            case "reduce":
+                attr = attr[0], self._bounded(attr[1])
+            case "pick":
+                attr = tuple((self._bounded((factor,))[0], place) for factor, place in attr)
+        if attr == old.attr and known is None:
+            return keep(old, args, builder)
+        made = builder.node(old.op, *args, attr=attr)
+        if known is not None:
+            factors = [*self._bounded(known.factors)]
+            is_counted = old.op == "accum" or (old.op == "load" and self.count in _all(attr.dims or ()))
+            if is_counted or any(self.count in builder.types[arg].factors for arg in args if arg in builder.types):
+                factors.append(self.count)
+            builder.types[made] = replace(known, factors=canonical(factors))
+        return made
+
+    def _bounded(self, factors: Iterable[Factor]) -> Dim:
+        """The outermost factor of N has an extent: it is of a segment."""
+        return tuple(
+            factor._replace(extent=self.n // factor.stride) if factor.axis == "n" and factor.extent is None else factor
+            for factor in factors
+        )
+
+    def _counted(self, dims: Dims) -> Dims:
+        """The dim that begins with the outermost factor of N counts segments as well."""
+        found = []
+        for dim in map(self._bounded, dims):
+            at = next((i for i, f in enumerate(dim) if f.axis == "n" and f.stride * (f.extent or 1) == self.n), None)
+            found.append(dim if at is None else (*dim[:at], self.count, *dim[at:]))
+        return tuple(found)
+
+
+def _all(dims: Dims) -> set[Factor]:
+    return {factor for dim in dims for factor in dim}
