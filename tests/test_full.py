@@ -189,6 +189,10 @@ MEANT = {
 }
 
 
+IN_EVERY_TILE = ("plain", "reductions")
+"""Of the other cases those tiles alone whose threads hold most sums."""
+
+
 @pytest.mark.parametrize("name", MEANT)
 def test_every_tile_multiplies_tf32_and_spills_nothing(name, capfd, tmp_path, in_full):
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
@@ -196,7 +200,8 @@ def test_every_tile_multiplies_tf32_and_spills_nothing(name, capfd, tmp_path, in
     for kernel in ef.get_kernels(MEANT[name](), cc=90):
         design = kernel.spec.design
         found.setdefault((design.tile, design.swapped, design.split > 1), kernel)
-    for kernel in found.values():
+    kernels = sorted(found.values(), key=lambda kernel: -kernel.spec.design.rows * kernel.spec.design.tile[1])
+    for kernel in kernels if name in IN_EVERY_TILE else kernels[:4]:
         ptx = compiled(kernel, tmp_path, capfd)
         lines = [line.split()[0] for line in map(str.strip, ptx.splitlines()) if line.startswith("wgmma.mma_async")]
         assert {line.partition("k8.")[2] for line in lines} == {"f32.tf32.tf32"}
