@@ -90,7 +90,7 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
 
 
 def do_nest(sizes: Iterable[int]) -> bool:
-    """Whether parts of these sizes are cut by factors of which each is a multiple of the one before."""
+    """Whether each size divides the next larger one. Only then are all parts places along factors of one axis."""
     return not any(wide % narrow for narrow, wide in pairwise(sorted(sizes)))
 
 

@@ -1,8 +1,8 @@
 """A row of the result that is one segment: one head alone, where its columns are combined with each other.
 
-Else halves of it would be parts of a row, which are woven, and a reduction of it one of whole rows, and neither goes
-with the other. A segment has one factor of N beyond itself, which counts segments. So a row gets that factor too, of
-which there is one. Imports no cutlass.
+Without this its halves are two parts of a row, which TMA weaves (`weave.py`), and its norm is a reduction of whole rows
+(`rows.py`). No kernel has both. A segment is different: its row has one more factor of N, which counts the segments. So
+the row gets that factor here, with an extent of one. Imports no cutlass.
 """
 
 from __future__ import annotations

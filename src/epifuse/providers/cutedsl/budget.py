@@ -137,8 +137,8 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
         return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
     if reductions and not (_is_light(program) or in_segments(program)):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
-    # Two operands and two outputs lose 9 % at K = 1024, and gain 3 % at 4096. There 192 accumulators gain 4 to 8 % with
-    # a third output, and 160 lose 1 to 11 %.
+    # Two operands and two outputs lose 9 % at K = 1024, and gain 3 % at 4096. A third output gains 4 % there beside 192
+    # accumulators, for 4096 x 14336 x 4096; beside 160 it is slower than beside 128 (parts_tiles_h100.json).
     most = (6 if _accumulators(design) > _WIDE else 4) if long else 2
     waited_for = short or _bytes(program)[1] > most
     if fragments > _room(design) + (long and not ahead) or (waited_for and not ahead):

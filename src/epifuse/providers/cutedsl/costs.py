@@ -134,6 +134,7 @@ REDUCTIONS: Mapping[str, Reduced] = {
 }
 
 _LANES_OF_A_ROW = 4
+"""Each has a quarter of a segment's columns, and computes what the segment has once."""
 
 COSTS: Mapping[str, Cost] = {**LEAVES, **PRIMITIVES, **FAST}
 
@@ -145,7 +146,7 @@ def name_of(node: Node) -> str:
 
 def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
     """Of one value of the result, about, of what is computed value by value. What a segment has one of is computed by
-    all lanes that share its row."""
+    all lanes that share its row, and counts a part of that for each value."""
     once = segments.values(graph)
     share = min(1.0, _LANES_OF_A_ROW / next(iter(segments.widths(graph)), 1))
     spread = (n for n in graph.nodes if {"m", "n"} <= graph.types[n.args[0] if n.op == "reduce" else n].axes)

@@ -26,7 +26,7 @@ from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_
 from epifuse.providers.cutedsl.prints import Print, with_prints
 from epifuse.providers.cutedsl.rows import Walk, beside, is_line, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
-from epifuse.providers.cutedsl.weave import Order, problem_of, woven
+from epifuse.providers.cutedsl.weave import Order, Woven, problem_of, woven
 from epifuse.providers.regions import Regions
 from epifuse.request.problem import Problem
 
@@ -225,8 +225,8 @@ def lower_region(graph: Graph, whole: Problem) -> Lowered:
 def lower(graph: Graph, whole: Problem) -> Lowered:
     """The graph with what the device has no form of opened, and its stages; the same for all extents of a class."""
     half, order, refused = woven(graph, whole)
-    if order or refused:  # a row that is one segment is not woven
-        half, order, refused = woven(as_segment(graph, whole), whole)
+    if (order or refused) and (alone := as_segment(graph, whole)) is not graph:
+        half, order, refused = Woven(alone)
     problem = problem_of(order, whole, graph)
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
