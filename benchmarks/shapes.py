@@ -75,8 +75,8 @@ def measure(options: argparse.Namespace) -> int:
         mine = [product for product in mine if "pick" in rows.get(product.name, {})]
     if not options.anew:
         mine = [product for product in mine if options.run not in rows.get(product.name, {})]
-    if options.run == "judge":
-        print(compile_ahead(_judged_plans(mine, rows, options.device), None, progress=True), flush=True)
+    plans = (_judged_plans if options.run == "judge" else _all_plans)(mine, rows, options.device)
+    print(compile_ahead(plans, None, progress=True), flush=True)
     for product in mine:
         if time.monotonic() - begun > options.seconds:
             print("no time is left: call it again", flush=True)
@@ -179,6 +179,13 @@ def picked(saved: Mapping[str, Any]) -> Iterator[tuple[str, dict[Plan, float]]]:
 def model(saved: Mapping[str, Any]) -> str:
     """The GPU model of a file."""
     return next((word for word in GPUS if word in str(saved.get("device"))), DEFAULT)
+
+
+def _all_plans(products: Sequence[Product], rows: Mapping[str, Any], device: str) -> list[Plan]:
+    """The plans of all kernels that are timed, so that those of several products are compiled side by side."""
+    with FakeTensorMode():
+        made = [PLAIN.arguments(operands(product, device)) for product in products]
+        return [kernel.plan for args in made for kernel in ef.get_kernels(args)]
 
 
 def _judged_plans(products: Sequence[Product], rows: Mapping[str, Any], device: str) -> list[Plan]:

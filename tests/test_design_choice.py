@@ -18,7 +18,7 @@ from epifuse.base.processors import GPUS
 from epifuse.base.target import TARGETS
 from epifuse.plan import select
 from epifuse.providers.cutedsl import DESIGNS
-from epifuse.providers.cutedsl.designs import PLAIN_SPECS
+from epifuse.providers.cutedsl.designs import HOPPER_SPECS, PLAIN_SPECS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -29,7 +29,7 @@ DATA = json.loads((ROOT / "benchmarks/results/design_choice.json").read_text())
 PRODUCTS = DATA["products"]
 PAGE = " ".join((ROOT / "docs/hopper_notes.md").read_text().split())
 DRAWN = ("picked_h100", "picked_h200", "drawn_h100", "drawn_h100_second", "drawn_h200")
-LATER = ("128x96_", "128x160_", "128x192_cooperative")
+LATER = ("128x96_", "128x160_", "128x192_cooperative", "128x224_")
 """Designs that came after the data."""
 FLAT = PAGE.replace(" %", "%")
 VARIANTS = {
@@ -182,6 +182,25 @@ def test_what_the_latest_designs_gained_is_said() -> None:
     mean, _ = summary(gains)
     assert f"For {sum(gain < 0.97 for gain in gains)} of its {len(gains)} products these were faster" in PAGE
     assert f"by {1 - min(gains):.0%} at most, and on average by {1 - mean:.1%}".replace("%", " %") in PAGE
+
+
+@pytest.mark.parametrize(("drawn", "gained", "left"), [(True, 0.006, 0.006), (False, 0.02, 0.017)])
+def test_what_further_tiles_gain(drawn: bool, gained: float, left: float) -> None:
+    """What `designs.py` says of them."""
+    rows = json.loads((ROOT / "benchmarks/results/widths_h100.json").read_text())["products"].values()
+    there = {spec.name.removeprefix("sm90_gemm_") for spec in HOPPER_SPECS}
+    later = ("80x128_", "96x256_", "192x128_swapped", "128x224_")
+    without, now, all_ = [], [], []
+    for row in rows:
+        times = {name: time for name, time in row["microseconds"].items() if name != "cuBLAS"}
+        ours = {name: time for name, time in times.items() if name in there}
+        older = [time for name, time in ours.items() if not name.startswith(later)]
+        if row["drawn"] == drawn and older:
+            without.append(min(older))
+            now.append(min(ours.values()))
+            all_.append(min(times.values()))
+    assert 1 - summary([a / b for a, b in zip(now, without, strict=True)])[0] == pytest.approx(gained, abs=6e-4)
+    assert 1 - summary([a / b for a, b in zip(all_, now, strict=True)])[0] == pytest.approx(left, abs=6e-4)
 
 
 def test_the_data_has_every_design() -> None:

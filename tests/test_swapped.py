@@ -54,7 +54,9 @@ def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160(m, n, k):
 
 
 def test_many_rows_take_what_has_been_tried():
-    assert {design.tile[0] for design in wide(257)} == {*on_gpu.WIDE}
+    assert {design.tile for design in wide(257)} == {*on_gpu.WIDE}
+    with_operand = wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096, dtype=BF16))
+    assert {design.tile for design in with_operand} == {*on_gpu.WIDE} - {on_gpu.FULL}
     assert not wide(256)
     assert not wide(512, lambda accum, bias: (accum + bias).sum(0), bias=torch.empty(4096, dtype=BF16))
     assert not wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096))
@@ -116,22 +118,21 @@ def test_without_k(emulated, monkeypatch):  # noqa: F811
     on_gpu.test_without_k(emulated)
 
 
-@pytest.mark.parametrize("rows", on_gpu.WIDE)
-@pytest.mark.parametrize("name", on_gpu.OF_MANY)
-def test_launches_for_many_rows(name, rows, emulated):  # noqa: F811
-    on_gpu.of_many(emulated, name, rows, (257, 72, 1032))
+@pytest.mark.parametrize(("name", "tile"), on_gpu.MANY)
+def test_launches_for_many_rows(name, tile, emulated):  # noqa: F811
+    on_gpu.of_many(emulated, name, tile, (257, 72, 1032))
 
 
-@pytest.mark.parametrize("rows", on_gpu.WIDE)
-@pytest.mark.parametrize("name", on_gpu.OF_MANY)
-def test_the_epilogue_of_each_wide_tile(name, rows, simulated: Emulated):  # noqa: F811
-    on_gpu.of_many(simulated, name, rows, (257, 72, 1024))
+@pytest.mark.parametrize(("name", "tile"), on_gpu.MANY)
+def test_the_epilogue_of_each_wide_tile(name, tile, simulated: Emulated):  # noqa: F811
+    on_gpu.of_many(simulated, name, tile, (257, 72, 1024))
 
 
 @pytest.mark.parametrize("design", WIDE_SWAPPED_DESIGNS, ids=str)
 def test_wide_tiles_are_compiled_without_spills(design, capfd, tmp_path):
     """Of subtiles of 16 or 32 columns of the kernel, beside a vector, an operand and two outputs, or sums of parts."""
-    operand, stored = ("", "t") if design.split > 1 else ("D = t + C; ", "t, D")
+    alone = design.split > 1 or design.tile == on_gpu.FULL  # with no operand beside sums, or so many accumulators
+    operand, stored = ("", "t") if alone else ("D = t + C; ", "t, D")
     text = on_gpu.source(f"t = gelu(accum + row); {operand}return {stored}")
     operands = {"C": torch.empty(512, 1024, dtype=BF16)} if operand else {}
     row = torch.empty(1024)

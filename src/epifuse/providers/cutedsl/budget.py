@@ -135,6 +135,8 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
     fragments = _fragments(program, ahead=ahead)
     if design.split > 1 and (reductions or program.coming):  # up to 24 bytes spill
         return "its accumulator leaves too few registers for operands or reductions beside sums of parts of K"
+    if design.swapped and _accumulators(design) > _WIDE_EXCHANGED and program.coming:  # up to 64 bytes spill
+        return "its accumulator leaves too few registers for operands where A and B are exchanged"
     if reductions and not (_is_light(program) or in_segments(program)):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
     # Two operands and two outputs lose 9 % at K = 1024, and gain 3 % at 4096. A third output gains 4 % there beside 192
@@ -186,7 +188,7 @@ def spills(program: Program, design: Design, *, long: bool) -> bool:
     return _accumulators(design) > _ROOMY and _fragments(program) > room.value
 
 
-_ROOMY, _WIDE = 64, 160  # registers of a thread
+_ROOMY, _WIDE, _WIDE_EXCHANGED = 64, 160, 176  # registers of a thread
 
 
 def _accumulators(design: Design) -> int:
