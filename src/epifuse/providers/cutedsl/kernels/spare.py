@@ -5,6 +5,7 @@ requested only when the round before has been read, and takes a round trip to me
 hides this time, except in a CTA's last tile. So all rounds of the last tile but the first are loaded here at once.
 """
 
+import math
 from typing import Any
 
 import cutlass
@@ -12,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from epifuse.providers.cutedsl import budget
-from epifuse.providers.cutedsl.design import MATH_GROUPS, SUBTILE, Design
+from epifuse.providers.cutedsl.design import MATH_GROUPS, Design
 from epifuse.providers.cutedsl.program import Program
 
 _PATTERN = 1024  # bytes of the longest swizzle pattern; a subtile has whole ones
@@ -31,6 +32,10 @@ class Spare:
     def there(self, barriers, within, round_):
         """The barrier that says that a warp group's round is there; they are behind those of the epilogue's stages."""
         return barriers + (self.first + within * len(self.rounds) + self.rounds.index(round_))
+
+    def own_start(self, slot, operand) -> Any:
+        """In swizzle patterns, where a slot begins in an operand's own buffer."""
+        return slot * (math.prod(self.design.subtile) * operand.element_type.width // (8 * _PATTERN))
 
     def starts(self, within, state, buffers, operands) -> dict[int, list[Any]]:
         """By round, in swizzle patterns from the start of each operand's buffer to where it waits for a warp group.
@@ -60,11 +65,6 @@ def shifted(tensor, start):
     """The same layout some swizzle patterns on."""
     offset = cute.crd2idx(start, cute.make_layout(2, stride=8 * _PATTERN // tensor.element_type.width))
     return cute.make_tensor(tensor.iterator + offset, tensor.layout)
-
-
-def own_start(slot, operand) -> Any:
-    """In swizzle patterns, where a slot begins in an operand's own buffer."""
-    return slot * (SUBTILE[0] * SUBTILE[1] * operand.element_type.width // (8 * _PATTERN))
 
 
 @cute.jit

@@ -20,7 +20,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
 from epifuse.providers.cutedsl.kernels.modes import under
 from epifuse.providers.cutedsl.kernels.place import Place
-from epifuse.providers.cutedsl.kernels.spare import Spare, leave_unless, own_start, shifted, wait_either
+from epifuse.providers.cutedsl.kernels.spare import Spare, leave_unless, shifted, wait_either
 
 try:
     from cutlass.tensor_utils import LayoutEnum
@@ -163,8 +163,8 @@ class TileLoads(Loads):
     def _selected(self, starts: Sequence[Any], team: Team) -> list[Any]:
         """Where the members of a round begin, in the last tile or another."""
         slot, buffers = team.group * self.stages, team.shared.own[self.number].buffers
-        pairs = zip(starts, buffers, strict=True)
-        return [cutlass.select_(team.last.is_last, start, own_start(slot, buffer)) for start, buffer in pairs]
+        own = [self.spare.own_start(slot, buffer) for buffer in buffers]
+        return [cutlass.select_(team.last.is_last, *pair) for pair in zip(starts, own, strict=True)]
 
     def early(self, team: Team) -> list[dict[int, Any]]:
         """Fragments of the first subtiles, read while the last multiplications are under way.
