@@ -203,6 +203,24 @@ def test_what_further_tiles_gain(drawn: bool, gained: float, left: float) -> Non
     assert 1 - summary([a / b for a, b in zip(all_, now, strict=True)])[0] == pytest.approx(left, abs=6e-4)
 
 
+def test_what_further_splits_gain() -> None:
+    """What `designs.py` says of them."""
+    rows = json.loads((ROOT / "benchmarks/results/splits_h100.json").read_text())["products"].values()
+    there = {spec.name.removeprefix("sm90_gemm_") for spec in HOPPER_SPECS}
+    later = re.compile(r"128x1(92|60)_cooperative_.*split|176x128_.*split")
+    now, all_ = [], []
+    for row in rows:
+        times = {name: time for name, time in row["microseconds"].items() if name != "cuBLAS"}
+        ours = {name: time for name, time in times.items() if name in there}
+        if older := [time for name, time in ours.items() if not later.match(name)]:
+            now.append(min(ours.values()) / min(older))
+            all_.append(min(times.values()) / min(ours.values()))
+    assert (len(rows), len(now)) == (31, 27)
+    assert sum(0.8 <= ratio <= 0.91 for ratio in now) == sum(ratio < 1 for ratio in now) == 4
+    assert 1 - summary(now)[0] == pytest.approx(0.02, abs=5e-3)
+    assert 1 - summary(all_)[0] == pytest.approx(0.03, abs=5e-3)
+
+
 def test_the_data_has_every_design() -> None:
     measured = set.intersection(*({*row["microseconds"]} for row in PRODUCTS.values()))
     names = [spec.name for spec in PLAIN_SPECS if spec.design in DESIGNS]
