@@ -18,7 +18,7 @@ from epifuse.plan import select  # noqa: E402
 from epifuse.providers import candidates  # noqa: E402
 from epifuse.providers.cutedsl import tuned  # noqa: E402
 
-PRODUCTS = ("300x4096x4096", "412x2048x4096", "4096x4096x4096", "nn:640x1024x2048", "tn:1024x640x8192")
+PRODUCTS = ("428x3072x1024", "412x2048x8192", "4096x4096x4096", "nn:640x1024x2048", "tn:1024x640x8192")
 
 
 def saved() -> dict[str, object]:

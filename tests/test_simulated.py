@@ -48,6 +48,10 @@ def test_in_tiles_of_every_kind(name, tile, simulated: Emulated):  # noqa: F811
     check(simulated, text, *on_gpu.product_of(simulated), operands, **options)
 
 
+def test_heads_of_112_columns(simulated: Emulated):  # noqa: F811
+    on_gpu.test_heads_that_tiles_of_one_width_hold(300, 112, 1344, simulated)
+
+
 @pytest.mark.parametrize("name", ["stored of what is read", "softmax"])
 def test_of_batches(name, simulated: Emulated):  # noqa: F811
     on_gpu.test_of_batches(name, simulated)

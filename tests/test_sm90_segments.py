@@ -239,8 +239,8 @@ def of_twelve(accum):
     return ef.absmax(accum.unflatten(-1, (-1, 12)), dim=-1)
 
 
-def of_112(accum):
-    x = accum.unflatten(-1, (-1, 112))
+def of_144(accum):
+    x = accum.unflatten(-1, (-1, 144))
     return x * ef.rsqrt(ef.mean(x * x, dim=-1, keepdim=True) + 1e-6)
 
 
@@ -282,14 +282,14 @@ REFUSED = {
         arguments(of_512, n=N),
         (
             "absmax over 512 neighbouring columns takes tiles of a multiple of 512 columns, and there are 64, 96, "
-            f"128, 160, 192, 256: {OUT}"
+            f"128, 160, 192, 224, 256: {OUT}"
         ),
     ),
     "no tile is such a multiple": (
-        arguments(of_112, n=1344),
+        arguments(of_144, n=1440),
         (
-            "mean over 112 neighbouring columns takes tiles of a multiple of 224 columns, and there are 64, 96, 128, "
-            f"160, 192, 256: {OUT}"
+            "mean over 144 neighbouring columns takes tiles of a multiple of 288 columns, and there are 64, 96, 128, "
+            f"160, 192, 224, 256: {OUT}"
         ),
     ),
     "rows too": (

@@ -209,12 +209,13 @@ def test_of_every_size(name: str, shape: tuple[int, int, int], machine: Machine)
     check(machine, source(CASES[name]), a, b, operands, out_dtypes=torch.float32)
 
 
+@pytest.mark.parametrize(("width", "n"), [(80, 1280), (112, 1344)])
 @pytest.mark.parametrize("m", [3, 300])
-def test_heads_of_eighty_columns(m: int, machine: Machine) -> None:
-    """Which tiles of 160 columns alone hold."""
-    text = source("x = (accum + C).unflatten(-1, (-1, 80)); P = sum(x, dim=-1); D = x * P.unsqueeze(-1)")
-    a, b = product_of(machine, m, 1280)
-    check(machine, text, a, b, {"C": machine.whole(m, 1280, most=1)}, out_dtypes=torch.float32)
+def test_heads_that_tiles_of_one_width_hold(m: int, width: int, n: int, machine: Machine) -> None:
+    """Of 160 columns, and of 224."""
+    text = source(f"x = (accum + C).unflatten(-1, (-1, {width})); P = sum(x, dim=-1); D = x * P.unsqueeze(-1)")
+    a, b = product_of(machine, m, n)
+    check(machine, text, a, b, {"C": machine.whole(m, n, most=1)}, out_dtypes=torch.float32)
 
 
 ALONE = {
