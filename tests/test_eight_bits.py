@@ -285,7 +285,7 @@ MEANT = {
 }
 
 
-IN_EVERY_TILE = ("e4m3", "int8", "reductions")
+IN_EVERY_TILE = ("e4m3", "reductions")
 
 
 @pytest.mark.parametrize("name", MEANT)

@@ -323,11 +323,16 @@ MEANT = {
 }
 
 
+IN_EVERY_TILE = ("plain", "reductions")
+"""Of the other cases those tiles alone whose threads hold most sums."""
+
+
 @pytest.mark.parametrize("name", MEANT)
 def test_every_design_compiles_and_nothing_spills(name, capfd, tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    plans = [kernel.plan for kernel in ef.get_kernels(MEANT[name], cc=90)]
-    for plan in {(p.spec.design.tile, p.spec.design.split > 1): p for p in plans}.values():
+    plans = {(k.spec.design.tile, k.spec.design.split > 1): k.plan for k in ef.get_kernels(MEANT[name], cc=90)}
+    widest = sorted(plans.values(), key=lambda plan: -plan.spec.design.rows * plan.spec.design.tile[1])
+    for plan in widest if name in IN_EVERY_TILE else widest[:4]:
         ptx = reported(plan.allocation.program.text, tmp_path).__ptx__
         report = " ".join(capfd.readouterr().err.split())
         assert {int(count) for count in re.findall(r"(\d+) bytes spill stores", report)} == {0}, plan.spec.name
