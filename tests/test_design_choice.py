@@ -202,22 +202,19 @@ def test_what_further_tiles_gain(drawn: bool, gained: float, left: float) -> Non
     assert 1 - summary([a / b for a, b in zip(all_, now, strict=True)])[0] == pytest.approx(left, abs=6e-4)
 
 
-def test_what_further_splits_gain() -> None:
-    """What `designs.py` says of them."""
+def test_what_further_splits_would_gain() -> None:
     rows = json.loads((ROOT / "benchmarks/results/splits_h100.json").read_text())["products"].values()
     there = {spec.name.removeprefix("sm90_gemm_") for spec in HOPPER_SPECS}
-    later = re.compile(r"128x1(92|60)_cooperative_.*split|176x128_.*split")
-    now, all_ = [], []
+    further = {f"128x192_cooperative_1x2_split{parts}" for parts in (4, 6, 8)}
+    further |= {"128x160_cooperative_2x1_split3", "176x128_swapped_1x2_split2"}
+    gains = []
     for row in rows:
-        times = {name: time for name, time in row["microseconds"].items() if name != "cuBLAS"}
-        ours = {name: time for name, time in times.items() if name in there}
-        if older := [time for name, time in ours.items() if not later.match(name)]:
-            now.append(min(ours.values()) / min(older))
-            all_.append(min(times.values()) / min(ours.values()))
-    assert (len(rows), len(now)) == (31, 27)
-    assert sum(0.8 <= ratio <= 0.91 for ratio in now) == sum(ratio < 1 for ratio in now) == 4
-    assert 1 - summary(now)[0] == pytest.approx(0.02, abs=5e-3)
-    assert 1 - summary(all_)[0] == pytest.approx(0.03, abs=5e-3)
+        times = row["microseconds"]
+        if ours := [time for name, time in times.items() if name in there]:
+            gains.append(min([*ours, *(times[name] for name in further if name in times)]) / min(ours))
+    assert len(gains) == 27
+    assert sum(0.8 <= gain <= 0.91 for gain in gains) == sum(gain < 1 for gain in gains) == 4
+    assert 1 - summary(gains)[0] == pytest.approx(0.02, abs=5e-3)
 
 
 def test_the_data_has_every_design() -> None:
@@ -378,3 +375,19 @@ def test_what_few_tiles_are_said_to_take() -> None:
         for order in (numbered, grouped)
     ]
     assert (min(of_276[0]), max(of_276[0]), min(of_276[1])) == (104.1, 113.8, 84.4)
+    drawn = {product.name for product in shapes.draw("8959ceb", 150)} & {*numbered}
+    assert len(drawn) == 26
+
+    def beside(order: dict[str, dict[str, float]], heights: tuple[int, ...]) -> float:
+        """The fastest kernel of each product beside cuBLAS of the same run, to that as numbered in bands of eight."""
+        ratios = []
+        for name in drawn:
+            mine, before = order[name], numbered[name]
+            best = min(time for kernel, time in mine.items() if kernel.endswith(tuple(f" {h}" for h in heights)))
+            first = min(time for kernel, time in before.items() if kernel.endswith(" 8"))
+            ratios.append(best / mine["cuBLAS"] / (first / before["cuBLAS"]))
+        return summary(ratios)[0]
+
+    assert beside(grouped, (8,)) == pytest.approx(1.07, abs=5e-3)
+    assert min(beside(numbered, (height,)) for height in (1, 2, 4)) >= 0.9945
+    assert beside(numbered, (1, 2, 4, 8)) == pytest.approx(0.98, abs=5e-3)

@@ -46,27 +46,23 @@ ROW_DESIGNS = tuple(
 """Further candidates where values need whole rows, which only a cluster holds."""
 
 SPLIT_DESIGNS = tuple(
-    Design(tile, cluster, pingpong, spans, split=split)
-    for tile, pingpong, spans, cluster, splits in (
-        ((128, 192), True, 1, _DOWN, (2, 4)),
-        ((128, 192), False, 1, _ACROSS, (4, 6, 8)),
-        ((128, 160), True, 1, _DOWN, (2,)),
-        ((128, 160), False, 1, _DOWN, (3,)),
-        ((128, 128), True, 1, _DOWN, (2, 3, 4, 8)),
-        ((128, 128), True, 1, _ALONE, (4,)),
-        ((64, 128), True, 1, _DOWN, (3, 4)),
-        ((64, 64), True, 2, _DOWN, (2,)),
-        ((64, 64), True, 2, _ALONE, (2, 4, 8)),
+    Design(tile, cluster, True, spans, split=split)
+    for tile, spans, cluster, splits in (
+        ((128, 192), 1, _DOWN, (2, 4)),
+        ((128, 160), 1, _DOWN, (2,)),
+        ((128, 128), 1, _DOWN, (2, 3, 4, 8)),
+        ((128, 128), 1, _ALONE, (4,)),
+        ((64, 128), 1, _DOWN, (3, 4)),
+        ((64, 64), 2, _DOWN, (2,)),
+        ((64, 64), 2, _ALONE, (2, 4, 8)),
     )
     for split in splits
 )
 """Further candidates where tiles are few and K is long: neighbouring clusters share a tile's K, and one adds up.
 
-Other numbers of parts and other clusters of ping-pong tiles were at most 3 % faster on 27 products
-(split_many_h100.json, split_many_h100_second.json). The cooperative ones here, and 176 x 128 in two parts below, are of
-100 that were measured for 31 products where cuBLAS was faster: four of 27 take 10 to 20 % less with them, 2 % on
-average. All 100 would take 3 % more off. Of that, parts of more than eight, which several CTAs added up, had 0.2 %
-(splits_h100.json)."""
+Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json).
+Other numbers of parts and other clusters of these tiles were at most 3 % faster on 27 products (split_many_h100.json,
+split_many_h100_second.json)."""
 
 SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
 """The same where values need whole rows: each of the CTAs that share them leads another."""
@@ -88,7 +84,7 @@ WIDE_SWAPPED_DESIGNS = tuple(
         ((80, 128), _DOWN, True, (1,)),
         ((144, 128), _ACROSS, True, (1, 3)),
         ((160, 128), _ACROSS, True, (1, 3)),
-        ((176, 128), _ACROSS, True, (1, 2)),
+        ((176, 128), _ACROSS, True, (1,)),
         ((192, 128), _ACROSS, True, (1,)),
         ((96, 256), _ACROSS, False, (1,)),
     )

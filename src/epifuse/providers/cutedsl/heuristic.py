@@ -26,7 +26,7 @@ class Parts(NamedTuple):
         """None where K is whole."""
         if design.split == 1:
             return None
-        each = (design.split - 1) * tuned.SUM_READ.value // design.sharing + tuned.SUM_WRITTEN.value
+        each = (design.split - 1) * tuned.SUM_READ.value + tuned.SUM_WRITTEN.value
         return Parts(design.split, each * design.tile[0] * design.tile[1])
 
 

@@ -53,7 +53,6 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
         ((128, 192), False): 0.95,
         ((192, 128), True): 0.94,
         ((128, 160), True): 0.96,
-        ((128, 160), False): 0.93,
         ((64, 256), True): 0.83,
         ((128, 256), False): 0.89,
         ((128, 224), False): 0.9,
