@@ -122,7 +122,7 @@ def _rate(design: Design) -> float:
         return multistage.rate(design)
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
-    promoted = tuned.PROMOTED_RATE.value[design.pingpong] if design.promoted else 1.0
+    promoted = tuned.PROMOTED_RATE.value[design.pingpong, any(design.scaled)] if design.promoted else 1.0
     of_result = design.exchanged_sides if design.swapped else design
     return tuned.RATES.value[of_result.tile, design.pingpong] * promoted
 
