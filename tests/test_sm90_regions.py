@@ -142,6 +142,19 @@ def test_one_launch_has_an_epilogue_for_each_region():
     assert "columns 0:1024, 1024:1280, 1280:1536 in one launch" in str(plan)
 
 
+def of_two_parts(accum, cosines):
+    q, k, v = accum.split([512, 256, 768], dim=-1)
+    q2, k2 = q.unflatten(-1, (8, 64)) * cosines, k.unflatten(-1, (4, 64)) * cosines
+    return q2, k2, v
+
+
+def test_an_operand_of_two_regions_says_which():
+    args = arguments(of_two_parts, m=M, n=N, k=2048, cosines=OPERANDS["cosines"])
+    plan = ef.get_kernels(args, cc=90)[0].plan
+    loads = [line for line in str(plan).splitlines() if line.startswith("  load     cosines")]
+    assert [line.rpartition(", for ")[2] for line in loads] == ["columns 0:512", "columns 512:768"]
+
+
 def heads_first(accum):
     D = accum.unflatten(-1, (-1, 64)).transpose(0, 1)
     return D

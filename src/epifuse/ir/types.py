@@ -109,6 +109,11 @@ class Type:
         return frozenset(factor.axis[0] for factor in self.factors)
 
 
+def regions_of(factors: Iterable[Factor]) -> list[str]:
+    """The regions of N that they are parts of, such as `0:512`."""
+    return sorted({factor.axis[2:-1] for factor in factors if factor.axis != factor.along})
+
+
 def promote(kinds: Iterable[Kind]) -> Kind:
     """The kind torch's category promotion gives."""
     return max(kinds, key=RANK.__getitem__)

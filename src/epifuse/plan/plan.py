@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from epifuse.base.dtypes import short
 from epifuse.base.places import Loc
 from epifuse.ir import Graph, Load
-from epifuse.ir.types import show_dims
+from epifuse.ir.types import regions_of, show_dims
 from epifuse.passes.accesses import access_class
 from epifuse.passes.assign_stages import Stage, sweeps
 from epifuse.passes.prune import unused_operands
@@ -242,7 +242,8 @@ class Plan:
             source = str(by_name[load.name]) if load.name in by_name else "computed on the host"
             ways = transports.get(load.name, [])
             via = f", {ways.pop(0) if len(ways) > 1 else ways[0]}" if ways else ""
-            lines.append(f"{load.name}: {access_class(type_)}, {source}{via}")
+            where = "".join(f", for columns {columns}" for columns in regions_of(type_.factors))
+            lines.append(f"{load.name}: {access_class(type_)}, {source}{via}{where}")
         return lines
 
     def _stores(self) -> list[str]:
