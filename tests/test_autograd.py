@@ -475,6 +475,33 @@ HOSTED = {
 }
 
 
+@pytest.mark.parametrize("save", ["auto", "preactivation", "recompute"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_sums_of_8_bits_are_stored_as_they_are(dtype: torch.dtype, save: str) -> None:
+    """Where accum is stored, it does not become 8 bits: they saturate."""
+    a, b = (torch.randint(-99, 99, (256, 256)).to(dtype) for _ in range(2))
+    scales = [torch.full((256, 1), 1e-3, requires_grad=True) for _ in range(2)]
+    ef.gemm(a, b, epilogue=lambda accum, s: ef.gelu(accum * s), s=scales[0], save=save).sum().backward()
+    torch.nn.functional.gelu(a.float() @ b.float() * scales[1]).sum().backward()
+    torch.testing.assert_close(scales[0].grad, scales[1].grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
+def test_an_output_of_8_bits_has_a_gradient_as_in_pytorch(dtype: torch.dtype) -> None:
+    def quantised(accum: Any) -> Any:
+        total, D = ef.sum(accum * accum), accum
+        return D, total
+
+    x, weights = torch.randn(8, 16), [torch.randn(16, 32, requires_grad=True)]
+    weights.append(weights[0].detach().clone().requires_grad_())
+    D, total = ef.gemm(x, weights[0], epilogue=quantised, out_dtypes={"D": dtype})
+    product = x @ weights[1]
+    assert D.requires_grad is product.to(dtype).requires_grad
+    (D.float().sum() + total).backward()
+    (product.to(dtype).float().sum() + (product * product).sum()).backward()
+    torch.testing.assert_close(weights[0].grad, weights[1].grad)
+
+
 @pytest.mark.parametrize("name", HOSTED)
 @pytest.mark.parametrize("save", ["recompute", "preactivation", "auto"])
 def test_numbers_of_the_host_in_both_passes(name: str, save: str) -> None:

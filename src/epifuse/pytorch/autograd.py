@@ -4,8 +4,9 @@
     backward    dAccum and the gradient of every operand, see `derivative`; dA = dAccum @ B^T; dB = A^T @ dAccum
 
 The derivative needs accum again, mostly. It is computed again, in one fused launch that gives all of these gradients;
-or the forward stores it, and PyTorch runs the derivative on it, one operation at a time. It is stored in A's dtype, but
-in float32 where the derivative has a step along accum + bias: on the other side of zero relu has another gradient.
+or the forward stores it, and PyTorch runs the derivative on it, one operation at a time. It is stored in A's dtype, or
+the accumulator's where A has 8 bits, but in float32 where the derivative has a step along accum + bias: on the other
+side of zero relu has another gradient.
 
 What the calls of one signature need is found by it, as a prepared launch is; their launches, forward and backward, are
 prepared calls too.
@@ -182,7 +183,7 @@ class Recorded:
         wanted = (*product, *(tensors[position - 2] for position in call.recorded if position > 1))
         parsed = request.parsed.bound(NOTHING, {})  # what is remembered keeps no object of a person alive
         needs = 0 in call.recorded, 1 in call.recorded
-        fixed = tuple(name for name, dtype in problem.dtypes if dtype not in FLOATS)
+        fixed = tuple(name for name, dtype in problem.dtypes if not dtype.is_floating_point)
         made = Recorded(Recording(settled, parsed, request.options, tensors, wanted, needs), fixed)
         made._choose()
         return made
@@ -201,7 +202,8 @@ class Recorded:
             self.refused = derivative.refused
             _tell(self.recording.parsed, self.refused)
         problem = self.recording.settled.problem
-        self.stored = problem.float_dtype if derivative.decides else problem.a.dtype
+        usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # in 8 bits sums saturate
+        self.stored = problem.float_dtype if derivative.decides else usual
         pays = save == "auto" and (self.refused is not None or _pays(problem, derivative, self.stored.itemsize))
         self.stores = again and (pays or save == "preactivation")
         read = {*derivative.inputs, *derivative.handed}

@@ -11,7 +11,7 @@ import torch
 
 from epifuse.frontend import Parsed
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.derivative import Derivative, Input, derivative_of, gradient_of, inputs_of
+from epifuse.pytorch.derivative import Derivative, Input, as_it_arrives, derivative_of, gradient_of, inputs_of
 from epifuse.pytorch.evaluate import ACCUM, coordinate
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
@@ -56,7 +56,8 @@ class Backward(NamedTuple):
     `inputs` are the arguments of the derivative. Its tensors have `names`, and `read` takes A, B and them from what was
     saved, followed by the gradients that arrive; then come `coordinates`. It reads `numbers` too, and as an epilogue
     `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
-    from which `of_a` and `of_b` compute those of A and B that are asked for.
+    from which `of_a` and `of_b` compute those of A and B that are asked for. `converts` says whether an output has 8
+    bits, whose gradient is converted first.
     """
 
     problem: Problem
@@ -74,6 +75,7 @@ class Backward(NamedTuple):
     above: Found | None
     of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    converts: bool
 
     @staticmethod
     def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
@@ -127,10 +129,13 @@ class Backward(NamedTuple):
             above and where(above),
             _of_a(problem, turned=turned) if needs[0] else None,
             _of_b(problem, turned=turned) if needs[1] else None,
+            any(as_it_arrives(dtype, problem) is not dtype for _, dtype in problem.dtypes),
         )
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
         """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
+        if self.converts:
+            arriving = [each if each is None else each.to(as_it_arrives(each.dtype, self.problem)) for each in arriving]
         values = (*saved, *arriving)
         made: Sequence[torch.Tensor] | None = None
         if fused and self.repeats is not None:

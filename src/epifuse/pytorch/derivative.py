@@ -28,7 +28,7 @@ from epifuse.plan.settle import Settled
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
 from epifuse.pytorch.unfused import call_directly, leave_out_casts
-from epifuse.request.problem import TensorInfo
+from epifuse.request.problem import Problem, TensorInfo
 
 aten = torch.ops.aten
 
@@ -153,8 +153,13 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
         *(Input(name, tuple(axes.get(x, x) for x in info.shape), info.dtype) for name, info in tensors.items()),
         *(Input(name, (), dtype_of(graph.types[node].kind, problem.float_dtype)) for name, node in numbers.items()),
         *(Input(name, (dim_size(node.attr, extents),), torch.int32) for name, node in counted.items()),
-        *(Input(gradient_of(name), shapes[name], dtypes[name]) for name in arriving),
+        *(Input(gradient_of(name), shapes[name], as_it_arrives(dtypes[name], problem)) for name in arriving),
     )
+
+
+def as_it_arrives(dtype: torch.dtype, problem: Problem) -> torch.dtype:
+    """In which dtype the derivative reads the gradient of an output: of 8 bits it is converted before."""
+    return dtype if dtype.itemsize > 1 else problem.float_dtype
 
 
 def _load(node: Node) -> Load:
