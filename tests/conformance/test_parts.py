@@ -1,5 +1,6 @@
 """Parts of a row, their joins and their layout, fused, beside PyTorch running the same lines."""
 
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,11 @@ EPILOGUES = {
         "D = torch.cat([-y, x], -1).flatten(-2); P = k - k.mean(-1, keepdim=True)"
     ),
     "ranges beside all": "q, k = accum.split([20, 12], dim=-1); D = q.amax(dim=-1); E = k + 1; P = accum.sum(dim=0)",
+    "an expression of a head's operand": "h = accum.unflatten(-1, (4, 8)); D = h * (1 + w) - torch.lerp(w, w * w, 0.5)",
+    "a view of such an expression": "g = (1 + w)[None]; D = accum.unflatten(-1, (4, 8)) * g - (row * row).view(4, 8)",
+    "a bound of a half": "a, b = accum.chunk(2, -1); D = torch.clamp(a, -row[:16].abs(), row[:16].abs()) * b",
+    "a mask of a half": "a, b = accum.chunk(2, -1); D = torch.where(~(row[:16] > 0), a, b * row[16:])",
+    "an expression of a range's operand": "D = accum[:, :8] * (w + 1); E = accum[:, 8:] * -row[8:]",
     "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
 }
 
@@ -64,7 +70,7 @@ EPILOGUES = {
 def written(lines: str) -> str:
     steps = lines.split("; ")
     outputs = [name for name in ("D", "E", "P") if any(step.startswith(f"{name} = ") for step in steps)]
-    operands = [name for name in ("C", "row") if any(name in step for step in steps)]
+    operands = [name for name in ("C", "row", "w") if any(re.search(rf"\b{name}\b", step) for step in steps)]
     body = "".join(f"    {step}\n" for step in steps)
     return f"def epilogue({', '.join(['accum', *operands])}):\n{body}    return {', '.join(outputs)}\n"
 
@@ -72,7 +78,7 @@ def written(lines: str) -> str:
 def inputs(*leading: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     torch.manual_seed(3)
     a, b = torch.randn(*leading, M, K), torch.randn(K, N)
-    return a, b, {"C": torch.randn(M, N), "row": torch.randn(N)}
+    return a, b, {"C": torch.randn(M, N), "row": torch.randn(N), "w": torch.randn(8)}
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
@@ -80,9 +86,20 @@ def test_beside_torch(name: str) -> None:
     text = written(EPILOGUES[name])
     function = function_from(text, file="user.py", torch=torch, F=F)
     a, b, operands = inputs()
-    given = {name: x for name, x in operands.items() if name in text.split(":")[0]}
+    given = {name: x for name, x in operands.items() if re.search(rf"\b{name}\b", text.split(":")[0])}
     got, want = ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given)
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
+
+
+def test_ranges_whose_sizes_do_not_nest() -> None:
+    """64 and 96 columns are both one of several equal parts of 192."""
+
+    def ranges(accum: Any) -> Any:
+        q, k, v = accum[:, :96] * 2, accum[:, 96:128].exp(), accum[:, 128:]
+        return q, k, v
+
+    a, b = torch.randn(M, K), torch.randn(K, 192)
+    torch.testing.assert_close(tuple(ef.gemm(a, b, epilogue=ranges)), ranges(a @ b))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +121,7 @@ def test_gradients_beside_torch(name: str) -> None:
     text = written(EPILOGUES[name])
     function = function_from(text, file="user.py", torch=torch, F=F)
     a, b, operands = inputs()
-    given = {name: x.double() for name, x in operands.items() if name in text.split(":")[0]}
+    given = {name: x.double() for name, x in operands.items() if re.search(rf"\b{name}\b", text.split(":")[0])}
     leaves = [x.double().requires_grad_() for x in (a, b)] + [x.requires_grad_() for x in given.values()]
 
     def gradients(outputs: Any) -> list[torch.Tensor]:
@@ -259,7 +276,7 @@ def test_without_rows(name: str) -> None:
     function = function_from(text, file="user.py", torch=torch, F=F)
     a, b, operands = inputs()
     operands["C"] = operands["C"][:0]
-    given = {name: x for name, x in operands.items() if name in text.split(":")[0]}
+    given = {name: x for name, x in operands.items() if re.search(rf"\b{name}\b", text.split(":")[0])}
     got, want = ef.gemm(a[:0], b, epilogue=function, **given), function(a[:0] @ b, **given)
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
 

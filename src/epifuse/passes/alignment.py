@@ -27,15 +27,35 @@ NARROW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Typed:
-    """A value while inferring. `views` and `shape` are set for an operand that no computation has aligned yet."""
+    """A value while inferring. `raw` and `shape` are set where nothing has aligned it yet: an operand, or an expression
+    of operands alone, which takes the dims of what it meets."""
 
     node: Node
     kind: Kind
     dims: Dims = ()
     host: bool = False
     narrow: torch.dtype | None = None
-    raw: Load | None = None
+    raw: Load | Postponed | None = None
     shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Postponed:
+    """An elementwise operation of the written graph whose operands, `args`, are aligned once it meets a value.
+
+    `scalar` is the same operation of operands of one element, `depth` how many operations are postponed one upon the
+    other. A view of it is the same of views of its operands if they are `alike`: of one shape, or of one element.
+    """
+
+    node: Node
+    args: tuple[Typed, ...]
+    scalar: Typed
+    depth: int
+    alike: bool
+
+
+_DEEPEST, _DEEPEST_VIEWED = 64, 8
+"""Operations that are postponed one upon the other: aligning them is recursive. A view visits what is shared again."""
 
 
 class Alignment:
@@ -49,6 +69,7 @@ class Alignment:
         self.types: dict[Node, Type] = {}
         self.values: dict[Node, Typed] = {}
         self.hosts: dict[tuple[Node, Kind], str] = {}
+        self.settled: dict[tuple[int, Dims], tuple[Postponed, Typed]] = {}
         self.current: Node = Node("none")
 
     @cached_property
@@ -128,10 +149,49 @@ class Alignment:
         dims = broadcast([value.dims for value in settled if not value.host], self.extents)
         return [self.device(value) for value in settled], dims
 
+    def infer(self, node: Node, args: list[Typed]) -> Typed:
+        """The rule of an operation; see `infer_types`."""
+        raise NotImplementedError
+
+    def postponed(self, node: Node, args: list[Typed]) -> Typed | None:
+        """An operation of operands alone, which waits for the value that it meets; None for any other.
+
+        Its kind is that of the same operation of scalars, which stays outside the graph: nothing uses it.
+        """
+        waiting = [arg for arg in args if arg.raw is not None]
+        if not waiting or not all(arg.host or arg.raw is not None for arg in args):
+            return None
+        below = [arg.raw for arg in waiting if isinstance(arg.raw, Postponed)]
+        depth = 1 + max((each.depth for each in below), default=0)
+        try:
+            shape = torch.broadcast_shapes(*(arg.shape for arg in waiting))  # type: ignore[no-untyped-call]  # untyped
+        except RuntimeError:  # beside accum they may fit
+            return None
+        if depth > _DEEPEST:
+            return None
+        alike = all(arg.shape in (shape, (1,), ()) for arg in waiting) and all(each.alike for each in below)
+        scalar = self.infer(node, [arg if arg.host else self.scalar(arg) for arg in args])
+        raw = Postponed(node, tuple(args), scalar, depth, alike and depth <= _DEEPEST_VIEWED)
+        return Typed(node, scalar.kind, narrow=scalar.narrow, raw=raw, shape=tuple(shape))
+
+    def scalar(self, value: Typed) -> Typed:
+        """What nothing has aligned, as if it had one element."""
+        if isinstance(value.raw, Postponed):
+            return value.raw.scalar
+        return Typed(self.emit("load", attr=value.raw, kind=value.kind), value.kind)
+
     def settle(self, value: Typed, partner: Dims = ()) -> Typed:
         """An operand aligned with `partner`, and with accum where the partner does not vary."""
         if value.raw is None:
             return value
+        if isinstance(value.raw, Postponed):
+            key = id(value.raw), partner  # what is found holds it, so that the number stays its own
+            if key not in self.settled:
+                meeting, self.current = self.current, value.raw.node
+                args = [self.settle(arg, partner) for arg in value.raw.args]
+                self.settled[key] = value.raw, self.infer(value.raw.node, args)
+                self.current = meeting
+            return self.settled[key][1]
         dims = align(value.shape, partner, self.accum_dims, self.extents)
         if dims is None:
             raise self.fail(

@@ -43,7 +43,9 @@ class _Inference(Sizes):
         for node in topological((*self.graph.roots, *self.graph.checked)):
             self.current = node
             try:
-                self.values[node] = self.infer(node, [self.values[arg] for arg in node.args])
+                args = [self.values[arg] for arg in node.args]
+                waits = self.postponed(node, args) if _waits(node) else None
+                self.values[node] = waits or self.infer(node, args)
             except (KindError, DimsError) as error:
                 raise self.fail(error.key, **self.explained(error)) from None
         outputs = tuple(self.output(output) for output in self.graph.outputs)
@@ -338,6 +340,14 @@ _OF_MASKS = {
     "bitwise_not": "logical_not",
 }
 """What operations on bits are on masks alone."""
+
+
+def _waits(node: Node) -> bool:
+    """Whether an operation, if it is of operands alone, takes the dims of the value that it meets. A random number
+    follows from an element's place."""
+    if node.op in PRIMITIVES:
+        return PRIMITIVES[node.op].rule != "random"
+    return node.op in ("call", "cast")
 
 
 def _last_cast(node: Node) -> torch.dtype | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from epifuse.fusion import host
 from epifuse.ir import Dims, Node
 from epifuse.ir.types import dim_size, promote, shape_of
-from epifuse.passes.alignment import Alignment, Typed, narrow_of
+from epifuse.passes.alignment import Alignment, Postponed, Typed, narrow_of
 from epifuse.passes.dims import (
     DimsError,
     joined,
@@ -37,13 +38,13 @@ class Layout(Alignment):
         return self.permuted(args[0], permuted(node.attr, len(self.shape(args[0]))))
 
     def permuted(self, x: Typed, order: tuple[int, ...]) -> Typed:
-        shape = self.shape(x)
+        x, shape = self.open(x), self.shape(x)
         if x.raw is not None:
             return self.viewed(x, ("permute", order), tuple(shape[d] for d in order))
         return replace(x, dims=tuple(x.dims[d] for d in order))
 
     def infer_unsqueeze(self, node: Node, args: list[Typed]) -> Typed:
-        x, shape = args[0], self.shape(args[0])
+        x, shape = self.open(args[0]), self.shape(args[0])
         at = normalise(node.attr, len(shape) + 1)
         if x.raw is not None:
             return self.viewed(x, ("unsqueeze", at), (*shape[:at], 1, *shape[at:]))
@@ -74,12 +75,13 @@ class Layout(Alignment):
         return self.reshaped(x, rearranged(how, self.sizes(numbers, args), shape))
 
     def reshaped(self, x: Typed, want: tuple[int, ...]) -> Typed:
+        x = self.open(x)
         if x.raw is not None:
             return self.viewed(x, ("reshape", want), want)
         return replace(x, dims=regroup(x.dims, want, self.extents))
 
     def infer_part(self, node: Node, args: list[Typed]) -> Typed:
-        (dim, how, numbers), x = node.attr, args[0]
+        (dim, how, numbers), x = node.attr, self.open(args[0])
         shape = self.shape(x)
         at = normalise(dim, len(shape))
         sizes = self.sizes(numbers, args)
@@ -87,7 +89,28 @@ class Layout(Alignment):
         if x.raw is not None:
             left = () if part.drops else (part.size,)
             return self.viewed(x, ("part", (at, *part)), (*shape[:at], *left, *shape[at + 1 :]))
+        if how == "range" and part.step == 1:
+            return self.cut(x, at, part, nests=do_nest(self.ranges(node.args[0], at, len(shape), shape[at])))
         return self.cut(x, at, part, nests=how != "sizes" or do_nest(sizes[:-1]))
+
+    def ranges(self, of: Node, at: int, rank: int, size: int) -> set[int]:
+        """How many elements the ranges have that are taken of a value along a dim, but all and none of them."""
+        found = set()
+        for node in self.parts.get(of, ()):
+            dim, how, numbers = node.attr
+            if how == "range" and normalise(dim, rank) == at and None not in numbers[:2]:
+                part = part_of(how, numbers, size)
+                found.add(part.size if part.step == 1 else size)
+        return found - {0, size}
+
+    @cached_property
+    def parts(self) -> dict[Node, list[Node]]:
+        """The parts that are taken of each value."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node.op == "part":
+                found.setdefault(node.args[0], []).append(node)
+        return found
 
     def cut(self, x: Typed, at: int, part: Part, *, nests: bool = True) -> Typed:
         """A part of a value along one of its dims; whether it `nests` with what else is cut there."""
@@ -145,5 +168,14 @@ class Layout(Alignment):
         return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
 
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
+        if isinstance(x.raw, Postponed):
+            whole = [not arg.host and arg.shape == x.shape for arg in x.raw.args]
+            pairs = zip(x.raw.args, whole, strict=True)
+            args = tuple(self.viewed(arg, step, shape) if is_whole else arg for arg, is_whole in pairs)
+            return replace(x, raw=replace(x.raw, args=args), shape=shape)
         assert x.raw is not None
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
+
+    def open(self, x: Typed) -> Typed:
+        """x, aligned with accum if it is an expression of operands that are not alike."""
+        return self.settle(x) if isinstance(x.raw, Postponed) and not x.raw.alike else x
