@@ -115,12 +115,20 @@ def test_what_it_cannot_do_is_refused_by_name(name, never_run):
     assert any(reason in one for one in refusals(made()))
 
 
+def stored_as(dtype):
+    given = ef.EpilogueArguments.partial("def epi(accum): D = accum; return D", {})
+    return ef.GemmArguments(*matrices(), epilogue=given, out_dtypes=dtype)
+
+
 def test_floats_of_8_bits_need_a_gpu_that_converts_them(never_run):
-    a, b = matrices()
-    source = "def epi(accum): D = accum; return D"
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, {}), out_dtypes=torch.float8_e4m3fn)
+    args = stored_as(torch.float8_e4m3fn)
     assert refusals(args, 80) == {"sm_80 has no conversions of e4m3"}
     assert designs(args, 89)
+
+
+def test_powers_of_two_need_no_conversion(never_run):
+    assert designs(stored_as(torch.float8_e8m0fnu), 80)
+    assert designs(arguments(*matrices(), "def epi(accum): D = accum.to(torch.float8_e8m0fnu).float(); return D"), 80)
 
 
 # --- how A and B are copied ------------------------------------------------------------------------------------------

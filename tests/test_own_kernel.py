@@ -5,8 +5,10 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import epifuse as ef
 from epifuse import providers
 from epifuse.base.cache import forget
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.providers.cpu import CpuProvider
 from epifuse.tools import doctor
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_kernel"
@@ -161,6 +164,116 @@ def test_the_doctor_lists_it(own: ModuleType, capsys: pytest.CaptureFixture[str]
 def test_the_example_runs(own: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     own.main()
     assert "sums = ef.gelu(accum).sum(dim=1)" in capsys.readouterr().out
+
+
+# --- block scales -----------------------------------------------------------------------------------------------------
+
+
+def scaled() -> tuple[ef.GemmArguments, torch.Tensor]:
+    """A product with block scales, and what it is."""
+    a, b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((4, 256), (256, 6)))
+    scales = torch.tensor([[0.5, 4.0]]).expand(4, 2).contiguous()
+    return ef.GemmArguments(ef.Scaled(a, scales), b), (a.float() * scales.repeat_interleave(128, 1)) @ b.float()
+
+
+def reasons(args: ef.GemmArguments, **named: Any) -> dict[str, str]:
+    return {one.kernel: one.reason for one in ef.explain(args, **named).refusals}
+
+
+def test_block_scales_are_refused_by_a_provider_that_does_not_know_of_them(
+    own: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "COST", 0.1)
+    monkeypatch.setattr(own, "unfit", lambda problem: None)
+    args, want = scaled()
+    assert reasons(args)[own.KERNEL.name] == "it does not apply block scales"
+    kernel = ef.get_kernels(args)[0]
+    torch.testing.assert_close(kernel.run(args)["D"].float(), want, atol=1e-3, rtol=1e-3)
+    (other,) = ef.get_kernels(ef.GemmArguments(A, B), providers=["numpy"])
+    assert "block scales" in str(other.supports(args).error)
+    monkeypatch.setattr(own.NumpyProvider, "scales_blocks", True)
+    assert ef.get_kernels(args)[0].spec == own.KERNEL
+
+
+OLDER = """
+from epifuse.providers import Allocation, Answers, KernelSpec, Provider
+class Older:
+    name = "older"
+    lacks, lower, build, kernels = Provider.lacks, Provider.lower, Provider.build, Provider.kernels
+    is_loaded, is_stored, prepare, compile = Provider.is_loaded, Provider.is_stored, Provider.prepare, Provider.compile
+    def specs(self):
+        return (KernelSpec("older_gemm", "older", "cpu", (0,)),)
+    def supports(self, specs, work, problem):
+        return Answers.of([(spec, Allocation((1, 1), 0.1)) for spec in specs])
+"""
+
+
+def test_a_provider_that_is_no_subclass_does_not_know_of_block_scales(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "older_provider.py").write_text(OLDER)
+    install("older", "older_provider:Older")
+    assert ef.get_kernels(ef.GemmArguments(A, B))[0].spec.name == "older_gemm"
+    assert reasons(scaled()[0])["older_gemm"] == "it does not apply block scales"
+
+
+# --- GPUs that epifuse has no kernel for ------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_only_its_kernels_are_for(
+    own: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(own, "KERNEL", replace(own.KERNEL, device="cuda", ccs=(75,)))
+    args = ef.GemmArguments(A, B)
+    (kernel,) = ef.get_kernels(args, cc=75)
+    assert (kernel.spec, kernel.metadata.target) == (own.KERNEL, "sm_75")
+    assert reasons(args, cc=75)["cpu_panel"] == "runs on the CPU, and the target is sm_75"
+    assert ef.precompile(args, cc=75, progress=False)
+    with pytest.raises(ef.errors.ArgumentError, match=r"cc must be one of 0, 75, 80, .*, got 76"):
+        ef.explain(args, cc=76)
+    doctor.run(argparse.Namespace())
+    assert "7.5 (sm_75)" in " ".join(capsys.readouterr().out.split())
+
+
+# --- providers that fail ----------------------------------------------------------------------------------------------
+
+
+def failing(*given: object) -> Any:
+    raise KeyError("l")
+
+
+@pytest.mark.parametrize(
+    ("method", "replaced", "failure"),
+    [
+        ("lower", failing, "KeyError: 'l'"),
+        ("supports", failing, "KeyError: 'l'"),
+        ("supports", lambda *given: None, "supports returned None, and not Answers"),
+    ],
+    ids=["lower", "supports", "no answers"],
+)
+def test_where_it_fails_other_kernels_run(
+    method: str, replaced: Any, failure: str, own: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own.NumpyProvider, method, replaced)
+    why, source = f"the provider 'numpy' failed: {failure}", "def epi(accum): D = accum - 3.5; return D"
+    with pytest.warns(UserWarning, match=re.escape(why)):
+        torch.testing.assert_close(ef.gemm(A, B, epilogue=source), A @ B - 3.5)
+    args = ef.GemmArguments(A, B, epilogue=ef.EpilogueArguments.partial(source, {}))
+    with pytest.warns(UserWarning, match=re.escape(why)):
+        assert reasons(args)[own.KERNEL.name] == why
+
+
+def test_what_it_cannot_build_is_named(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ef.GemmArguments(A, B)
+    (kernel,) = ef.get_kernels(args, providers=["numpy"])
+    monkeypatch.setattr(own.NumpyProvider, "build", failing)
+    with pytest.raises(ef.errors.UnsupportedError, match=r"numpy_gemm of the provider 'numpy' .* KeyError: 'l'"):
+        kernel.run(args)
+
+
+@pytest.mark.parametrize("method", ["lower", "supports"])
+def test_a_fault_of_ours_is_raised(method: str, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuProvider, method, failing)
+    with pytest.raises(KeyError):
+        ef.gemm(A, B, epilogue="def epi(accum): D = accum - 4.5; return D")
 
 
 BAD = """

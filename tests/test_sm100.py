@@ -102,6 +102,10 @@ REFUSED = {
         "it multiplies float16, bfloat16, and floats of 8 bits",
     ),
     "integers": (lambda: arguments(*(x.to(torch.int8) for x in matrices()), out=None), "and A is torch.int8"),
+    "a weight of 8 bits": (
+        lambda: arguments(*matrices(other=E4M3)),
+        "A is torch.bfloat16 and B torch.float8_e4m3fn: convert B to A's dtype first",
+    ),
     "a float16 accumulator": (
         lambda: ef.GemmArguments(*matrices(dtype=F16), None, F16, ef.EpilogueArguments.partial(PLAIN, {})),
         "adds up products of torch.float16 in f32",

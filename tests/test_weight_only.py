@@ -242,7 +242,8 @@ def test_registers_convert_a_weight_of_n_and_k_alone():
 
 def test_other_kernels_refuse_the_pair(monkeypatch):
     refused = {r.kernel: r.reason for r in ef.explain(arguments(schedule="multistage"), cc=90).refusals}
-    assert refused["sm80_gemm_128x128_multistage"] == "it multiplies numbers of one size, and B is torch.int8"
+    want = "it multiplies numbers of one size, and B is torch.int8: convert it to A's dtype first"
+    assert refused["sm80_gemm_128x128_multistage"] == want
 
 
 # --- what is compiled ------------------------------------------------------------------------------------------------

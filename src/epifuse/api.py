@@ -16,7 +16,7 @@ from epifuse.base.autocast import followed
 from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import EpifuseError, fail, kind_of
 from epifuse.base.results import Results
-from epifuse.base.target import TARGETS, Target
+from epifuse.base.target import TARGETS, Target, target_for
 from epifuse.frontend import FrontEnd
 from epifuse.frontend import parsed as parse_cached
 from epifuse.frontend.biased import with_bias
@@ -100,9 +100,10 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
 
 def _target(cc: int, own: Target) -> Target:
     """The target asked for: `own`, the device's, where it is that architecture, else the one of the default model."""
-    if not isinstance(cc, int) or isinstance(cc, bool) or cc not in TARGETS:
-        raise fail("cc_type", None, known=", ".join(map(str, TARGETS)), value=cc)
-    return own if own.cc == cc else TARGETS[cc]
+    known = {*TARGETS, *providers.installed_ccs()}
+    if not isinstance(cc, int) or isinstance(cc, bool) or cc not in known:
+        raise fail("cc_type", None, known=", ".join(map(str, sorted(known))), value=cc)
+    return own if own.cc == cc else target_for(cc)
 
 
 @outside_graph

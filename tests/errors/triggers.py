@@ -24,6 +24,7 @@ from epifuse.plan.settle import Settled
 from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
 from epifuse.providers.cutedsl.load import _version
+from epifuse.providers.guarded import Guarded
 from epifuse.runtime.run import launch
 from epifuse.runtime.tuned import merge
 from epifuse.runtime.workers import Workers
@@ -276,6 +277,15 @@ def _failed_launch() -> Any:
         return ef.get_kernels(_arguments())[0].run(_arguments())
 
 
+def _not_built() -> Any:
+    def build(plan: Any) -> Any:
+        raise KeyError("tile")
+
+    provider: Any = SimpleNamespace(name="mine", build=build)
+    plan: Any = SimpleNamespace(spec=SimpleNamespace(name="mine_gemm"))
+    return Guarded(provider).build(plan)
+
+
 _DOUBLED = "def epi(accum): D = 2 * accum; return D"
 
 
@@ -469,6 +479,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "artifact": _artifact,
     "workspace": lambda: ef.get_kernels(_arguments())[0].run(_arguments(), workspace=torch.ones(2, device="meta")),
     "not_supported": lambda: _unwrap(ef.get_kernels(_arguments())[0].supports(_pinned())),
+    "not_built": _not_built,
     "kernel_device": _without_a_gpu(_kernel_device),
     "missing_package": _picture_without_the_package,
     "no_compile": _compiling_forbidden,

@@ -299,6 +299,7 @@ CATALOGUE: dict[str, Sentence] = {
     "artifact": Sentence(_A, "this compiled artifact was built for other arguments: {why}"),
     "workspace": Sentence(_A, "the workspace must be {want}"),
     "not_supported": Sentence(_U, "the kernel {kernel} cannot run these arguments: {reason}"),
+    "not_built": Sentence(_U, "the kernel {kernel} of the provider '{provider}' could not be built: {detail}"),
     "kernel_device": Sentence(_A, "the kernel {kernel} is built for {target}; the tensors are on {device}"),
     "missing_package": Sentence(
         _U,

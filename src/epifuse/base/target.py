@@ -46,6 +46,11 @@ TARGETS: dict[int, Target] = {
 }
 
 
+def target_for(cc: int) -> Target:
+    """The target of a compute capability. A GPU we have no row for has none of our kernels."""
+    return TARGETS.get(cc) or Target(f"sm_{cc}", cc, "cuda")
+
+
 def target_of(device: str) -> Target:
     """The target that a device is, by its name in PyTorch. A GPU we have no row for is a target without kernels."""
     kind = device.partition(":")[0]
@@ -60,5 +65,4 @@ def target_of(device: str) -> Target:
 def _of_gpu(device: str) -> Target:
     """Asked of PyTorch once, which takes as long as to check A and B."""
     found = torch.cuda.get_device_properties(device)
-    cc = found.major * 10 + found.minor
-    return replace(TARGETS.get(cc, Target(f"sm_{cc}", cc, "cuda")), processor=model_of(found))
+    return replace(target_for(found.major * 10 + found.minor), processor=model_of(found))

@@ -114,9 +114,15 @@ def select(structure: Structure, problem: Problem, candidates: Iterable[Candidat
         if len(here) < len(specs):
             elsewhere.append(Answers.none(partial(_elsewhere, specs, here, target)))
         if here:
-            work = structure.work(here[0].provider, provider.lower, problem)
-            found.append(provider.supports(specs if len(here) == len(specs) else here, work, problem))
+            found.append(_asked(provider, specs if len(here) == len(specs) else here, structure, problem))
     return Selection(structure, problem, (*found, *elsewhere))
+
+
+def _asked(provider: Planner, specs: Sequence[KernelSpec], structure: Structure, problem: Problem) -> Answers:
+    # A provider that does not know of block scales would compute without them.
+    if problem.scales and not getattr(provider, "scales_blocks", False):
+        return Answers.none(lambda: [Refusal(spec.name, "it does not apply block scales") for spec in specs])
+    return provider.supports(specs, structure.work(specs[0].provider, provider.lower, problem), problem)
 
 
 def _least(answers: Answers) -> float:

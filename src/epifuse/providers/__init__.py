@@ -10,11 +10,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isfunction
+from typing import cast
 
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
 from epifuse.providers.cpu import CpuProvider
 from epifuse.providers.cutedsl import CuteDslProvider
+from epifuse.providers.guarded import Guarded
 
 GROUP = "epifuse.providers"
 _BY_NAME: dict[str, Provider] = {one.name: one for one in (CuteDslProvider(), CpuProvider())}
@@ -36,6 +39,7 @@ __all__ = [
     "Runner",
     "Step",
     "candidates",
+    "installed_ccs",
     "load",
     "names",
 ]
@@ -57,6 +61,12 @@ def candidates(wanted: Iterable[str] | None = None) -> list[tuple[Provider, tupl
     return [(provider, provider.specs()) for provider in found]
 
 
+def installed_ccs() -> set[int]:
+    """The compute capabilities of GPUs that kernels of other packages name."""
+    specs = (spec for provider in _installed().values() for spec in provider.specs())
+    return {cc for spec in specs if spec.device == "cuda" for cc in spec.ccs}
+
+
 @cache
 def _installed() -> Mapping[str, Provider]:
     """Other packages' providers. One that cannot be used is left out with a warning: the others still can."""
@@ -68,7 +78,7 @@ def _installed() -> Mapping[str, Provider]:
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong is None:
-            found[point.name] = provider
+            found[point.name] = cast(Provider, Guarded(provider))
         else:
             warnings.warn(f"the provider '{point.name}' ({point.value}) is left out: {wrong}", stacklevel=2)
     return found
@@ -79,8 +89,12 @@ def _made(point: EntryPoint) -> Provider:
     return made() if isinstance(made, type) else made  # type: ignore[no-any-return]  # `_wrong` looks at it
 
 
+_METHODS = [name for name, member in vars(Provider).items() if isfunction(member) and not name.startswith("_")]
+"""What an object that is no subclass has to have. `Provider`'s attributes have defaults, and may be newer than it."""
+
+
 def _wrong(point: EntryPoint, provider: Provider, found: Mapping[str, Provider]) -> Iterator[str]:
-    if not isinstance(provider, Provider):
+    if not all(hasattr(provider, name) for name in ("name", *_METHODS)):
         yield f"it is no {Provider.__module__}.Provider"
     if provider.name != point.name:
         yield f"it calls itself '{provider.name}'"

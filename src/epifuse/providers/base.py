@@ -31,6 +31,9 @@ class Provider(Protocol):
     """A family of kernels. The methods that have a default suit kernels that need no compiling."""
 
     name: str
+    scales_blocks: bool = False
+    """Whether its kernels multiply partial sums by the scales of blocks, `problem.scales`. Where they do not, they are
+    not asked about problems that have some."""
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """Its kernels, the same objects each time."""

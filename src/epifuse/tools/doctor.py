@@ -18,7 +18,7 @@ import torch
 
 from epifuse import providers
 from epifuse.base import store
-from epifuse.base.target import TARGETS
+from epifuse.base.target import target_for
 from epifuse.plan import KernelSpec
 from epifuse.providers.base import Provider
 from epifuse.providers.cutedsl.load import cuda_of_the_driver
@@ -146,7 +146,7 @@ class _Family:
         return None if runs else f"{self._needs(here)}. It can be compiled here: ef.precompile(args, cc={self.ccs[0]})"
 
     def _needs(self, here: set[int]) -> str:
-        wanted = " or ".join(f"{cc / 10} ({TARGETS[cc].name})" for cc in self.ccs)
+        wanted = " or ".join(f"{cc / 10} ({target_for(cc).name})" for cc in self.ccs)
         have = ", ".join(str(cc / 10) for cc in sorted(here - {0}))
         return f"needs a GPU of compute capability {wanted}, and this machine has {have or 'none'}"
 

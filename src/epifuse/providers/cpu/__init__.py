@@ -29,6 +29,7 @@ class CpuProvider:
     """See `providers.base.Provider`."""
 
     name = "cpu"
+    scales_blocks = True
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """The compiled loop where it can, torch's own operations where it cannot."""

@@ -69,6 +69,7 @@ class CuteDslProvider:
     """See `providers.base.Provider`."""
 
     name = "cutedsl"
+    scales_blocks = True
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """The kernels in the designs that they can be built in."""

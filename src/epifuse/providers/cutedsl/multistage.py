@@ -48,7 +48,7 @@ def refused(problem: Problem) -> str | None:
     if a.dtype not in _DTYPES:
         return f"it multiplies float16, bfloat16, and float32 as tf32, and A is {a.dtype}"
     if inputs.is_weight_only(problem):
-        return f"it multiplies numbers of one size, and B is {problem.b.dtype}"
+        return f"it multiplies numbers of one size, and B is {problem.b.dtype}: convert it to A's dtype first"
     if inputs.is_full(problem):
         return (
             "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed: precision='tf32' "

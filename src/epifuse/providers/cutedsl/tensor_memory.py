@@ -34,7 +34,7 @@ def refused(problem: Problem) -> str | None:
         if dtype not in _DTYPES:
             return f"it multiplies float16, bfloat16, and floats of 8 bits, and {name} is {dtype}"
     if a.itemsize != b.itemsize:
-        return f"it multiplies numbers of one size, and A is {a} and B {b}"
+        return f"it multiplies numbers of one size, and A is {a} and B {b}: convert B to A's dtype first"
     if problem.accumulator != torch.float32:
         return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}"
     if problem.scales:
