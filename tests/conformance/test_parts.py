@@ -91,6 +91,20 @@ def test_beside_torch(name: str) -> None:
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
 
 
+@pytest.mark.parametrize("leading", [(0,), (2, 0)])
+def test_ranges_of_no_rows_have_a_derivative(leading: tuple[int, ...]) -> None:
+    def ranges(accum: Any) -> Any:
+        q, k = accum.split([96, 32], -1)
+        heads, rest = q.unflatten(-1, (-1, 32)), k * 2
+        return heads, rest
+
+    weight = torch.randn(128, K, requires_grad=True)
+    heads, rest = ef.linear(torch.randn(*leading, K), weight, epilogue=ranges)
+    assert (heads.shape, rest.shape) == ((*leading, 3, 32), (*leading, 32))
+    (heads.sum() + rest.sum()).backward()
+    assert not weight.grad.any()
+
+
 def test_ranges_whose_sizes_do_not_nest() -> None:
     """64 and 96 columns are both one of several equal parts of 192."""
 

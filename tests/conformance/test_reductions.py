@@ -187,3 +187,17 @@ def test_the_gradient_of_a_product_with_zeros(zeros: int) -> None:
         found.append(torch.autograd.grad(rows.sin().sum() + total, leaves))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def of_columns(accum: Any) -> Any:
+    place, turned = accum.argmax(-2), accum.permute(1, 0, 2)
+    return place, turned
+
+
+@pytest.mark.parametrize("m", [2, 7, 9])
+def test_a_product_that_is_computed_again_has_the_same_bits(m: int) -> None:
+    """Or nothing would equal the maximum; though the sweep that stores `turned` could multiply into it."""
+    a, b = torch.randn(2, m, 8), torch.randn(8, 64)
+    place, _ = ef.gemm(a, b, epilogue=of_columns)
+    assert place.amax() < m
+    torch.testing.assert_close((a @ b).gather(-2, place[:, None])[:, 0], (a @ b).amax(-2))

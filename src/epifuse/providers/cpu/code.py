@@ -183,6 +183,10 @@ class _Coder:
         self.counts: dict[Name, Dim] = {}
         self.masks: dict[Node, Mask] = dict.fromkeys(panels.constants, ())
         self.copied: set[Node] = set()
+        multiplies = [any(step.node.op == "accum" for step in sweep.program.steps) for sweep in panels.sweeps]
+        # Sums differ in their last bits with the rows that are multiplied at once, and argmax compares those of two
+        # sweeps: then all sweeps multiply the same panels, into buffers.
+        self.multiplies_again = sum(multiplies) > 1
         names = [output.name for output in panels.graph.outputs]
         self.destinations = dict(zip(names, case.destinations, strict=True))
 
@@ -339,12 +343,15 @@ class _Coder:
         found: dict[Node, str] = {}
         for name, node, dtype, direct, *_ in outputs:
             to = self.destinations[name]
-            if direct and to.dtype == dtype and name not in self.aliased and to.by_rows:
+            usable = to.dtype == dtype and name not in self.aliased and to.by_rows
+            if direct and usable and not (node.op == "accum" and self.multiplies_again):
                 found.setdefault(node, name)
         return found
 
     def _home(self, outputs: Iterable[Stored], direct: dict[Node, str]) -> str | None:
         """A destination that can hold the accumulator until the epilogue overwrites it."""
+        if self.multiplies_again:
+            return None
         floating = self.problem.accumulator.is_floating_point
         accumulator = self.compute if floating else torch.int32  # a float16 one is rounded, but held in float32
         for name, node, _, _, home, _ in outputs:

@@ -190,7 +190,7 @@ def columns(x: torch.Tensor, space: Space, node: Node, types: Mapping[Node, Type
     first, _ = columns_of(of, space.extents)
     before = sum(factor.along != "n" for factor in space.factors)
     shape = x.shape[:before]
-    own = x.reshape(*shape, -1).narrow(-1, start - first, stop - start)
+    own = x.flatten(before).narrow(-1, start - first, stop - start)
     return own.reshape(*shape, *(f.size(space.extents) if f.axis == into else 1 for f in space.factors[before:]))
 
 
