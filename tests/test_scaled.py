@@ -131,6 +131,7 @@ def test_x_of_more_dims():
         for _ in range(2):
             found = ef.linear(ef.Scaled(x_, of_x_), ef.Scaled(weight, of_weight))
             close(found, want.view(*shape, -1))
+            close(ef.linear(ef.Scaled(x_, of_x), ef.Scaled(weight, of_weight)), want.view(*shape, -1))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
@@ -236,6 +237,8 @@ def test_gradients_are_refused_by_name():
         (lambda a, w, s, t: ef.gemm(a, ef.Scaled(w.t(), t)), r"scales of B .* \(K/128, N/128\).*pass scales.t"),
         (lambda a, w, s, t: ef.linear(a, ef.Scaled(w, t.t())), r"scales of weight .* \(N/128, K/128\).*scales.t\(\)"),
         (lambda a, w, s, t: ef.linear(ef.Scaled(a, s[:, :1]), w), r"scales of x .*one for each 128 of a row"),
+        (lambda a, w, s, t: ef.linear(ef.Scaled(a, s[..., None]), w), r"scales of x .*scales.squeeze\(-1\)"),
+        (lambda a, w, s, t: ef.linear(ef.Scaled(a[0], s[0]), w), r"scales of x .*pass x\[None\] and its scales"),
         (lambda a, w, s, t: ef.linear(a, ef.Scaled(w, t[0])), r"scales of weight .* theirs is \(3,\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, torch.tensor(1.0)), w.t()), r"theirs is \(\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, s.bfloat16()), w.t()), r"bfloat16, and block scales are float32"),

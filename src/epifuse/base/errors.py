@@ -218,7 +218,9 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "compute (B.mT @ A.mT).mT"),
     "scaled_batches": Sentence(
-        _A, "{name} has block scales, so it must be one matrix; its shape is {shape}", "call once for each matrix"
+        _A,
+        "{name} has block scales, so it must be one matrix; its shape is {shape}",
+        "call once for each matrix; an x of more dims, in ef.linear, takes scales (..., K/128) or (M, K/128)",
     ),
     "scaled_dtype": Sentence(
         _A,

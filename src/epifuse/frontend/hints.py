@@ -90,13 +90,19 @@ def hint_for(syntax: type[ast.AST]) -> str:
 _THE_PAGE = "`python -m epifuse docs` prints all that an epilogue may contain"
 _NO_SHAPE = "an epilogue holds for every shape; an extent is x.shape[-1], a mean mean(x, dim=...)"
 _AS_IT_IS = "leave it out: a value has no memory of its own"
+_NO_ORDER = "an epilogue has no order of columns but that of parts: store the value, and do this in PyTorch"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
 _ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
 
 _INSTEAD: dict[str, str] = {
-    "swapaxes": "write permute",
+    **dict.fromkeys(("swapaxes", "movedim", "moveaxis"), "write permute"),
+    "narrow": "write x[..., start:start + length]",
+    "select": "write x[..., place], or x[:, place]",
+    "tensor_split": "write split([width, width, ...], dim=-1)",
+    **dict.fromkeys(("tuple", "list"), "leave it out: the parts of a value are a tuple"),
+    **dict.fromkeys(("flip", "sort", "topk", "argsort", "cumsum", "cumprod", "unique"), _NO_ORDER),
     **dict.fromkeys(("len", "ndim", "dim"), _NO_SHAPE),
     **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
     **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),

@@ -37,7 +37,11 @@ def isfinite(x: Value) -> Value:
 
 
 def nan_to_num(x: Value, nan: Value = 0.0, posinf: Value = None, neginf: Value = None) -> Value:
-    """x, `nan` where x is NaN, and the largest and least finite number where x is infinite, unless others are given."""
+    """x, `nan` where x is NaN, and the largest and least finite number where x is infinite, unless others are given.
+
+    Those are of x's dtype, which is float32 in an epilogue also where the output has 16 bits and cannot hold them: then
+    write `x.to(torch.bfloat16).nan_to_num()`.
+    """
     high = torch.finfo(x.dtype).max if posinf is None else posinf
     low = torch.finfo(x.dtype).min if neginf is None else neginf
     return where(x != x, nan, where(x == _INFINITY, high, where(x == -_INFINITY, low, x)))

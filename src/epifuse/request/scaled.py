@@ -26,9 +26,9 @@ class Scaled:
     """A or B of 8-bit floats with the scales of its blocks: the product is that of each block times its scale.
 
     `scales` are float32. A (M, K) has one for each 128 elements of a row: (M, K/128). B (K, N) has one for each
-    128 x 128: (K/128, N/128). In `ef.linear` x (..., K) has (..., K/128), and a weight (N, K) has (N/128, K/128). What
-    is no multiple of 128 ends with a smaller block, which has a scale too. One of A and B may have none. Raises
-    `ArgumentTypeError` for what is no tensor.
+    128 x 128: (K/128, N/128). In `ef.linear` x (..., K) has (..., K/128), or (M, K/128) for all of its rows, and a
+    weight (N, K) has (N/128, K/128). What is no multiple of 128 ends with a smaller block, which has a scale too. One
+    of A and B may have none. Raises `ArgumentTypeError` for what is no tensor.
     """
 
     tensor: torch.Tensor
@@ -53,6 +53,10 @@ def unscaled(a: Any, b: Any, *, turned: bool = False) -> Unscaled:
     scales = {name: side.scales for name, side in zip(SCALES, (a, b), strict=True) if isinstance(side, Scaled)}
     if turned and isinstance(b, Scaled) and b.scales.dim() == 2:
         scales[SCALES[1]] = b.scales.t()
+    if turned and isinstance(a, Scaled) and a.tensor.dim() > 2 == a.scales.dim():
+        leading = a.tensor.shape[:-1]
+        if a.scales.shape[0] == leading.numel():
+            scales[SCALES[0]] = a.scales.reshape(*leading, a.scales.shape[1])
     a, b = (side.tensor if isinstance(side, Scaled) else side for side in (a, b))
     return Unscaled(a, b, scales)
 
@@ -108,8 +112,13 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     rule = "(N/128, K/128)" if of_weight else ("(M, K/128)", "(K/128, N/128)")[side]
     if of_weight:  # as they were handed over
         shape, want = shape[::-1], want[::-1]
-    turned = shape == want[::-1]
-    hint = "pass scales.t()" if turned else f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
+    hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
+    if shape == want[::-1]:
+        hint = "pass scales.t()"
+    elif shape == (*want, 1):
+        hint = "pass scales.squeeze(-1)"
+    elif not side and shape == want[1:]:
+        hint = f"pass {name}[None] and its scales[None]"
     return fail("scales_shape", None, name=name, rule=rule, want=want, shape=shape, hint=hint)
 
 
