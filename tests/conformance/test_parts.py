@@ -63,6 +63,7 @@ EPILOGUES = {
     "a bound of a half": "a, b = accum.chunk(2, -1); D = torch.clamp(a, -row[:16].abs(), row[:16].abs()) * b",
     "a mask of a half": "a, b = accum.chunk(2, -1); D = torch.where(~(row[:16] > 0), a, b * row[16:])",
     "an expression of a range's operand": "D = accum[:, :8] * (w + 1); E = accum[:, 8:] * -row[8:]",
+    "an operand of heads": "h = accum.unflatten(-1, (4, 8)); D = C.unflatten(-1, (4, 8)) * h.amax(-1, keepdim=True)",
     "an item of several": "D = accum.chunk(2, -1)[0] + accum.split(16, -1)[1]",
 }
 
@@ -89,6 +90,34 @@ def test_beside_torch(name: str) -> None:
     given = {name: x for name, x in operands.items() if re.search(rf"\b{name}\b", text.split(":")[0])}
     got, want = ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given)
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
+
+
+def test_halves_beside_a_range_that_does_not_nest() -> None:
+    def halves(accum: Any) -> Any:
+        product, inner = accum[:, :64] * accum[:, 64:], accum[:, 10:90] * 2
+        return product, inner
+
+    a, b = torch.randn(M, K), torch.randn(K, 128)
+    torch.testing.assert_close(tuple(ef.gemm(a, b, epilogue=halves)), halves(a @ b))
+
+
+@pytest.mark.parametrize("step", ["x + x", "torch.sin(x)", "(x + 1)[None][0]"])
+def test_long_expressions_of_operands(step: str) -> None:
+    """Neither recursive, nor longer with what is shared."""
+    lines = "".join(f"    x{i + 1} = {step.replace('x', f'x{i}')}\n" for i in range(60))
+    text = f"def epilogue(accum, w):\n    x0 = w * 1e-9\n{lines}    D = accum.view(-1, 4, 8) * x60\n    return D\n"
+    function = function_from(text, file="user.py", torch=torch, F=F)
+    a, b, operands = inputs()
+    torch.testing.assert_close(ef.gemm(a, b, epilogue=function, w=operands["w"]), function(a @ b, operands["w"]))
+
+
+def test_an_expression_that_meets_another_wrongly_is_told_in_its_line() -> None:
+    def epilogue(accum: Any, C: Any) -> Any:
+        D, E = accum * 2, (C + 1)[:, None] * C
+        return D, E
+
+    with pytest.raises(ef.errors.EpilogueTypeError, match=r"test_parts\.py:"):
+        ef.gemm(torch.randn(4, 3), torch.randn(3, 4), epilogue=epilogue, C=torch.randn(4, 4))
 
 
 @pytest.mark.parametrize("leading", [(0,), (2, 0)])
@@ -149,12 +178,18 @@ def test_gradients_beside_torch(name: str) -> None:
 
 @pytest.mark.filterwarnings("error:PyTorch runs the derivative")
 @pytest.mark.parametrize(
-    "name", ["halves", "halves of a sum", "halves of operands", "pairs", "glu", "split", "sections"]
+    "name",
+    [
+        *("halves", "halves of a sum", "halves of operands", "pairs", "glu", "split", "sections", "heads"),
+        *("rotary by halves", "an expression of a head's operand", "a mask of a half"),
+    ],
 )
 def test_the_derivative_of_parts_is_fused(name: str) -> None:
     function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
     for m in (10, 7):
-        given = {key: torch.randn(shape) for key, shape in {"C": (m, N), "row": (N,)}.items() if key in EPILOGUES[name]}
+        shapes = {"C": (m, N), "row": (N,), "w": (8,)}
+        names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        given = {key: torch.randn(shape) for key, shape in shapes.items() if key in names}
         leaves = [torch.randn(m, K), torch.randn(K, N), *given.values()]
         a, b, *operands = (leaf.requires_grad_() for leaf in leaves)
         given = dict(zip(given, operands, strict=True))

@@ -17,7 +17,7 @@ from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, factors_of, shape_of
 from epifuse.passes import kinds
-from epifuse.passes.dims import DimsError, align, broadcast, index_hint
+from epifuse.passes.dims import DimsError, align, broadcast, index_hint, regroup
 from epifuse.passes.kinds import KindError
 from epifuse.request.problem import Problem
 
@@ -54,8 +54,8 @@ class Postponed:
     alike: bool
 
 
-_DEEPEST, _DEEPEST_VIEWED = 64, 8
-"""Operations that are postponed one upon the other: aligning them is recursive. A view visits what is shared again."""
+_DEEPEST_VIEWED = 64
+"""Operations that are postponed one upon the other, of which a view is one of their operands: that is recursive."""
 
 
 class Alignment:
@@ -70,6 +70,7 @@ class Alignment:
         self.values: dict[Node, Typed] = {}
         self.hosts: dict[tuple[Node, Kind], str] = {}
         self.settled: dict[tuple[int, Dims], tuple[Postponed, Typed]] = {}
+        self.views: dict[tuple[int, Any], tuple[Postponed, Typed]] = {}
         self.current: Node = Node("none")
 
     @cached_property
@@ -167,8 +168,6 @@ class Alignment:
             shape = torch.broadcast_shapes(*(arg.shape for arg in waiting))  # type: ignore[no-untyped-call]  # untyped
         except RuntimeError:  # beside accum they may fit
             return None
-        if depth > _DEEPEST:
-            return None
         alike = all(arg.shape in (shape, (1,), ()) for arg in waiting) and all(each.alike for each in below)
         scalar = self.infer(node, [arg if arg.host else self.scalar(arg) for arg in args])
         raw = Postponed(node, tuple(args), scalar, depth, alike and depth <= _DEEPEST_VIEWED)
@@ -184,14 +183,9 @@ class Alignment:
         """An operand aligned with `partner`, and with accum where the partner does not vary."""
         if value.raw is None:
             return value
+        partner = self.beside(value.shape, partner)
         if isinstance(value.raw, Postponed):
-            key = id(value.raw), partner  # what is found holds it, so that the number stays its own
-            if key not in self.settled:
-                meeting, self.current = self.current, value.raw.node
-                args = [self.settle(arg, partner) for arg in value.raw.args]
-                self.settled[key] = value.raw, self.infer(value.raw.node, args)
-                self.current = meeting
-            return self.settled[key][1]
+            return self.settled_after(value, partner)
         dims = align(value.shape, partner, self.accum_dims, self.extents)
         if dims is None:
             raise self.fail(
@@ -203,6 +197,42 @@ class Alignment:
             )
         node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
         return Typed(node, value.kind, dims)
+
+    def settled_after(self, value: Typed, partner: Dims) -> Typed:
+        """What is postponed, aligned after all that it is made of: without recursion, and once for each partner."""
+        stack = [] if (id(value.raw), partner) in self.settled else [(value.raw, partner)]
+        while stack:
+            raw, met = stack[-1]
+            assert isinstance(raw, Postponed)
+            below = [(arg.raw, self.beside(arg.shape, met)) for arg in raw.args if isinstance(arg.raw, Postponed)]
+            waiting = [each for each in below if (id(each[0]), each[1]) not in self.settled]
+            stack += waiting
+            if not waiting:
+                meeting, self.current = self.current, raw.node
+                args = [self.settle(arg, met) for arg in raw.args]
+                # It is kept with what it was found for, whose number so stays its own.
+                self.settled[id(raw), met] = raw, self.infer(raw.node, args)
+                self.current = meeting
+                stack.pop()
+        return self.settled[id(value.raw), partner][1]
+
+    def fits(self, value: Typed) -> bool:
+        """Whether it could be aligned with accum."""
+        return align(value.shape, (), self.accum_dims, self.extents) is not None
+
+    def beside(self, shape: tuple[int, ...], partner: Dims) -> Dims:
+        """What an operand of this shape is aligned with: its partner, or where that lacks a dim that is a part of an
+        axis, as the mean of a head does, accum in the shape that both broadcast to."""
+        if align(shape, partner, self.accum_dims, self.extents) is not None:
+            return partner
+        try:
+            both = torch.broadcast_shapes(shape, shape_of(partner, self.extents))  # type: ignore[no-untyped-call]
+            whole = regroup(self.accum_dims, tuple(both), self.extents)
+        except (DimsError, RuntimeError):
+            return partner
+        meets = all(own in ((), other) for own, other in zip(reversed(partner), reversed(whole), strict=False))
+        cuts = all(len({factor.axis for factor in dim}) < 2 for dim in whole)
+        return whole if meets and cuts else partner
 
     def computable(self, value: Typed) -> None:
         """Raise for a value of a dtype that is stored alone: fp8, or float32 where all is computed in float64."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from epifuse.passes.refine import refined
 from epifuse.passes.sizes import Sizes
 from epifuse.request.problem import HostNumber, Problem
 
+Made = TypeVar("Made")
+
 
 def infer_types(graph: Graph, problem: Problem) -> Graph:
     """The typed graph for `problem`. Raises `EpilogueTypeError` on the user's line."""
@@ -41,14 +43,8 @@ def infer_types(graph: Graph, problem: Problem) -> Graph:
 class _Inference(Sizes):
     def run(self) -> Graph:
         for node in topological((*self.graph.roots, *self.graph.checked)):
-            self.current = node
-            try:
-                args = [self.values[arg] for arg in node.args]
-                waits = self.postponed(node, args) if _waits(node) else None
-                self.values[node] = waits or self.infer(node, args)
-            except (KindError, DimsError) as error:
-                raise self.fail(error.key, **self.explained(error)) from None
-        outputs = tuple(self.output(output) for output in self.graph.outputs)
+            self.values[node] = self.told(node, self.inferred, node)
+        outputs = tuple(self.told(output.node, self.output, output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
         # What an unused name stands for is computed in Python, and may fail there.
         unused = [self.values[node].node for node in self.graph.checked if self.values[node].host]
@@ -58,6 +54,18 @@ class _Inference(Sizes):
         known = {node: self.types[node] for node in live}
         typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
         return refined(replace(typed, hosts={name: node for (node, _), name in self.hosts.items()}))
+
+    def told(self, node: Node, rule: Callable[[Any], Made], about: Any) -> Made:
+        """What a rule makes. Its errors are told at `node`, or at what is postponed below it."""
+        self.current = node
+        try:
+            return rule(about)
+        except (KindError, DimsError) as error:
+            raise self.fail(error.key, **self.explained(error)) from None
+
+    def inferred(self, node: Node) -> Typed:
+        args = [self.values[arg] for arg in node.args]
+        return (self.postponed(node, args) if _waits(node) else None) or self.infer(node, args)
 
     # --- one rule per op -------------------------------------------------------------------------------------
 
@@ -303,7 +311,6 @@ class _Inference(Sizes):
     # --- roots -----------------------------------------------------------------------------------------------
 
     def output(self, output: Output) -> Output:
-        self.current = output.node
         value = self.settle(self.values[output.node])
         if value.host:
             raise self.fail("output_is_host", name=output.name)

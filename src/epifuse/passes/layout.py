@@ -82,6 +82,8 @@ class Layout(Alignment):
 
     def infer_part(self, node: Node, args: list[Typed]) -> Typed:
         (dim, how, numbers), x = node.attr, self.open(args[0])
+        if isinstance(x.raw, Postponed) and self.fits(x):  # the derivative of a part of accum is fused
+            x = self.settle(x)
         shape = self.shape(x)
         at = normalise(dim, len(shape))
         sizes = self.sizes(numbers, args)
@@ -94,14 +96,15 @@ class Layout(Alignment):
         return self.cut(x, at, part, nests=how != "sizes" or do_nest(sizes[:-1]))
 
     def ranges(self, of: Node, at: int, rank: int, size: int) -> set[int]:
-        """How many elements the ranges have that are taken of a value along a dim, but all and none of them."""
+        """The extents of the ranges that are taken of a value along a dim, and are one of several equal parts."""
         found = set()
         for node in self.parts.get(of, ()):
             dim, how, numbers = node.attr
             if how == "range" and normalise(dim, rank) == at and None not in numbers[:2]:
                 part = part_of(how, numbers, size)
-                found.add(part.size if part.step == 1 else size)
-        return found - {0, size}
+                if part.step == 1 and part.size and not (size % part.size or part.start % part.size):
+                    found.add(part.size)
+        return found
 
     @cached_property
     def parts(self) -> dict[Node, list[Node]]:
@@ -169,10 +172,13 @@ class Layout(Alignment):
 
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
         if isinstance(x.raw, Postponed):
-            whole = [not arg.host and arg.shape == x.shape for arg in x.raw.args]
-            pairs = zip(x.raw.args, whole, strict=True)
-            args = tuple(self.viewed(arg, step, shape) if is_whole else arg for arg, is_whole in pairs)
-            return replace(x, raw=replace(x.raw, args=args), shape=shape)
+            key = id(x.raw), step
+            if key not in self.views:
+                whole = [not arg.host and arg.shape == x.shape for arg in x.raw.args]
+                pairs = zip(x.raw.args, whole, strict=True)
+                args = tuple(self.viewed(arg, step, shape) if is_whole else arg for arg, is_whole in pairs)
+                self.views[key] = x.raw, replace(x, raw=replace(x.raw, args=args), shape=shape)
+            return self.views[key][1]
         assert x.raw is not None
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
 
