@@ -1,6 +1,7 @@
 """Tuning: kernels are timed where that is asked for, the fastest is kept, and what holds elsewhere is ignored."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -206,6 +207,23 @@ def test_results_are_merged(several: Several, tmp_path: Path, monkeypatch: pytes
     assert len(json.loads(path_of(arguments()).read_text())["results"]) == 3
     with pytest.raises(ArgumentError, match=r"holds no results of ef\.tune"):
         tuned.merge(Path(__file__))
+    with pytest.raises(ArgumentError, match=r"has no file \*\.json"):
+        tuned.merge(Path(__file__).parent)
+    renamed = shutil.copy(brought, tmp_path / "renamed.json")
+    with pytest.raises(ArgumentError, match=r"its name is not that of a structure"):
+        tuned.merge(Path(renamed))
+    assert tuned.merge(brought.parent.parent) == 2, "the folder above `tuned` will do"
+
+
+def test_nor_by_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(accum: Any) -> Any:
+        ef.debug_print("x {}", accum)
+        D = accum
+        return D
+
+    args = ef.GemmArguments(torch.ones(4, 8), torch.ones(8, 4), epilogue=ef.EpilogueArguments.partial(prints, {}))
+    assert "it would print each time" in str(ef.tune(args))
+    assert not capsys.readouterr().out
 
 
 def test_an_image_brings_results_and_the_users_go_first(

@@ -54,7 +54,7 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             # Absolute at once: a program may change its folder later. An empty text is how a shell unsets a variable.
             values[field.name] = Path(text).expanduser().absolute() if text else None
         else:
-            if not text.isdigit():
+            if not (text.isascii() and text.isdigit()):
                 raise fail("option", None, name=name, want="a whole number", value=text)
             values[field.name] = int(text)
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above

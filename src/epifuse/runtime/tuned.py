@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -24,6 +25,8 @@ from epifuse.request.problem import Problem, TensorInfo
 
 _KIND = "tuned"
 _MOST = 512  # results in a file: the oldest go first
+_LONGEST = 1e12  # microseconds
+_STRUCTURE = re.compile("[0-9a-f]{64}")
 _LINE = 128  # bytes that a GPU's memory moves at once
 
 
@@ -86,13 +89,19 @@ def keep(plan: Plan, result: Result) -> Path:
 
 
 def merge(path: Path) -> int:
-    """Add the results of a file, or of all files of a folder, to this user's; how many there were.
+    """Add the results of a file, or of all files of a folder or its `tuned`, to this user's; how many there were.
 
-    Raises `ArgumentError` for a file that holds no results.
+    Raises `ArgumentError` for a file that holds no results, or has not the name of its structure, and for a folder
+    without a file.
     """
-    count = 0
-    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+    count, folder = 0, path / _KIND if (path / _KIND).is_dir() else path
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else [path]
+    if not files:
+        raise fail("tuned_file", None, path=path, why="it has no file *.json")
+    for file in files:
         results = _read(file)
+        if not isinstance(results, str) and not _STRUCTURE.fullmatch(file.stem):
+            results = "its name is not that of a structure: merge it under the name that ef.tune gave it"
         if isinstance(results, str):
             raise fail("tuned_file", None, path=file, why=results)
         _add(file.stem, results)
@@ -178,7 +187,8 @@ def _is_sound(result: Result) -> bool:
     words = (result.shape, result.gpu, result.version, result.problem, result.kernel)
     if not all(isinstance(word, str) for word in words) or not isinstance(times, dict):
         return False
-    return result.kernel in times and all(type(time) in (int, float) for time in times.values())
+    are_times = (type(time) in (int, float) and 0 <= time < _LONGEST for time in times.values())
+    return result.kernel in times and all(are_times)
 
 
 def _add(structure: str, results: Iterable[Result]) -> Path:

@@ -149,7 +149,7 @@ def tune_all(
         assert best is not None
         if result is None:
             with _MEASURING:
-                times, why = _timed(call, selection)
+                times, why = _timed(call, selection) if not best.graph.effects else ({}, _PRINTS)
             failed += [(f"{name}, {best.problem.describe()}", text) for name, text in why.items()]
             if not times:
                 continue
@@ -160,6 +160,9 @@ def tune_all(
         if progress and is_watched():
             sys.stderr.write(f"tuned {len(results)} of {len(asked)}: {results[-1]}\n")
     return results, failed
+
+
+_PRINTS = {"every kernel": "it is not timed, as it would print each time"}
 
 
 def _compile(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> None:
