@@ -60,6 +60,7 @@ EPILOGUES = {
     "ranges beside all": "q, k = accum.split([20, 12], dim=-1); D = q.amax(dim=-1); E = k + 1; P = accum.sum(dim=0)",
     "an expression of a head's operand": "h = accum.unflatten(-1, (4, 8)); D = h * (1 + w) - torch.lerp(w, w * w, 0.5)",
     "a view of such an expression": "g = (1 + w)[None]; D = accum.unflatten(-1, (4, 8)) * g - (row * row).view(4, 8)",
+    "heads of such an expression": "D = accum.unflatten(-1, (4, 8)) * (C + 1).unflatten(-1, (4, 8)) + w",
     "a bound of a half": "a, b = accum.chunk(2, -1); D = torch.clamp(a, -row[:16].abs(), row[:16].abs()) * b",
     "a mask of a half": "a, b = accum.chunk(2, -1); D = torch.where(~(row[:16] > 0), a, b * row[16:])",
     "an expression of a range's operand": "D = accum[:, :8] * (w + 1); E = accum[:, 8:] * -row[8:]",
@@ -207,6 +208,18 @@ def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
         torch.testing.assert_close(ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given))
         counts.append(len(STRUCTURES))
     assert counts[1:] == counts[:-1]
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_any_number_of_rows_after_another(name: str) -> None:
+    """A structure that is used again holds no extent of the first problem."""
+    function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    for m in (10, 7, 33):
+        operands = {"C": torch.randn(m, N), "row": torch.randn(N), "w": torch.randn(8)}
+        a, b, given = torch.randn(m, K), torch.randn(K, N), {key: operands[key] for key in names}
+        got, want = ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given)
+        torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
 
 
 def test_a_part_of_rows_is_refused_whatever_their_number() -> None:

@@ -279,8 +279,8 @@ EPILOGUE: dict[str, Sentence] = {
     "factors_differ": Sentence(
         _T,
         "two reshapes or parts cut the axis {axis} in ways that do not nest, by {first} and by {second}",
-        "make one a multiple of the other, as 4 and 8, write the parts as one split([...]) with their sizes, or compute "
-        "one of the two in a second call",
+        "make one a multiple of the other, as 4 and 8, write the parts as one split([...]) with their sizes, or "
+        "compute one of the two in a second call",
     ),
     "index_rank": Sentence(
         _T, "index_{axis} needs a value with that dim; this one has shape {shape}", "write index_{axis}(accum)"

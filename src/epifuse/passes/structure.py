@@ -106,10 +106,13 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
     without: set[Node] = set()  # values whose last dim may be one of rows, as it was merged or one behind it dropped
+    alone: set[Node] = set()  # expressions of operands alone
     reading = _reading(graph)
     for node in graph.written:
         below = not without.isdisjoint(node.args)
-        if node.op in reading and (below or not _cuts(node, last) or _measures(node, last)):
+        if node.op != "accum" and alone.issuperset(node.args):
+            alone.add(node)
+        if node.op in reading and (below or not _cuts(node, last, alone) or _measures(node, last)):
             return False
         if below or _drops(node):
             without.add(node)
@@ -130,13 +133,13 @@ def _drops(node: Node) -> bool:
     return node.op == "part" and node.attr[1] == "element"
 
 
-def _cuts(node: Node, last: tuple[int, ...]) -> bool:
+def _cuts(node: Node, last: tuple[int, ...], alone: set[Node]) -> bool:
     """Whether an operation cuts or joins one of these dims, which are the last one."""
     if node.op == "rearrange":
         how, numbers = node.attr
         beside = {"unflatten": (-1,), "flatten": (-2, -1)}.get(how)
-        # What is written on an operand holds the extents of its other dims.
-        return beside == numbers[: len(beside or ())] and not _is_operand(node.args[0])
+        # What is written on an operand, or on an expression of such, holds the extents of its other dims.
+        return beside == numbers[: len(beside or ())] and node.args[0] not in alone
     return node.op in ("part", "join", "roll") and node.attr[0] in last
 
 
@@ -150,12 +153,6 @@ def _measures(node: Node, last: tuple[int, ...]) -> bool:
         elif number.attr[0] is None or not set(number.attr[0]) <= set(last):
             return True
     return False
-
-
-def _is_operand(node: Node) -> bool:
-    while node.op in ("rearrange", "part", "tensor", "torch", "number"):
-        node = node.args[0]
-    return node.op in ("load", "access")
 
 
 _CHANGING = frozenset({"permute", "unsqueeze", "reshape"})
