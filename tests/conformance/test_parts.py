@@ -367,3 +367,26 @@ def test_a_range_of_what_is_reduced_over_a_range_is_refused() -> None:
 
     with pytest.raises(ef.errors.UnsupportedError, match=r"in columns 2:8: it needs sum over whole rows"):
         ef.gemm(torch.ones(3, 2), torch.ones(2, 9), epilogue=epilogue)
+
+
+def test_a_part_as_long_as_the_first_rows_is_not_taken_for_rows_later() -> None:
+    """4 heads beside 4 rows, and then 7 rows beside an operand of 7 heads."""
+
+    def heads(accum: Any, x: Any) -> Any:
+        return accum.unflatten(-1, (4, 8)) * x
+
+    ef.gemm(torch.randn(4, K), torch.randn(K, N), epilogue=heads, x=torch.randn(4, 4, 8))
+    for shape in ((7, 7, 8), (7, 8)):
+        with pytest.raises(ef.errors.EpilogueTypeError, match="does not broadcast"):
+            ef.gemm(torch.randn(7, K), torch.randn(K, N), epilogue=heads, x=torch.randn(shape))
+
+
+def test_an_operand_of_heads_alone_is_refused_where_nothing_has_heads() -> None:
+    """The structure would serve every N, and the operand one."""
+
+    def summed(accum: Any, x: Any) -> Any:
+        D, E = accum * 2, x.sum(-1)
+        return D, E
+
+    with pytest.raises(ef.errors.EpilogueTypeError, match="does not broadcast"):
+        ef.gemm(torch.randn(M, K), torch.randn(K, N), epilogue=summed, x=torch.randn(M, 4, 8))

@@ -216,6 +216,11 @@ class Alignment:
                 stack.pop()
         return self.settled[id(value.raw), partner][1]
 
+    @cached_property
+    def cuts_axes(self) -> bool:
+        """Whether the graph as written cuts axes. Only then is a structure one of these extents (`structure`)."""
+        return not self.graph.ops.isdisjoint(("reshape", "rearrange", "part"))
+
     def fits(self, value: Typed) -> bool:
         """Whether it could be aligned with accum."""
         return align(value.shape, (), self.accum_dims, self.extents) is not None
@@ -223,7 +228,7 @@ class Alignment:
     def beside(self, shape: tuple[int, ...], partner: Dims) -> Dims:
         """What an operand of this shape is aligned with: its partner, or where that lacks a dim that is a part of an
         axis, as the mean of a head does, accum in the shape that both broadcast to."""
-        if align(shape, partner, self.accum_dims, self.extents) is not None:
+        if align(shape, partner, self.accum_dims, self.extents) is not None or not self.cuts_axes:
             return partner
         try:
             both = torch.broadcast_shapes(shape, shape_of(partner, self.extents))  # type: ignore[no-untyped-call]

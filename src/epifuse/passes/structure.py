@@ -15,6 +15,7 @@ from epifuse.base.cache import LRU
 from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
 from epifuse.ir import Graph, Node
+from epifuse.ir.types import dim_size
 from epifuse.request.problem import Problem, TensorInfo
 
 Work = TypeVar("Work")
@@ -52,10 +53,24 @@ STRUCTURES: LRU[Hashable, Structure] = LRU(256)
 def structure_of(parsed: Parsed, problem: Problem) -> Structure:
     """The structure of an epilogue as parsed. Raises `EpilogueTypeError` for what it cannot mean."""
     graph = parsed.graph
-    key = parsed.key, layout_class(graph, problem)
-    if (found := STRUCTURES.get(key)) is not None:
-        return found
-    return STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem))
+    key: tuple[Hashable, ...] = parsed.key, layout_class(graph, problem)
+    found = STRUCTURES.get(key)
+    if found is not None and not _suits(found.graph, problem):
+        key = *key, problem.extents["m"], problem.extents["l"]
+        found = STRUCTURES.get(key)
+    return found or STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem))
+
+
+def _suits(graph: Graph, problem: Problem) -> bool:
+    """Whether operands have the extents of the dims that they are loaded with. A part of N that was as long as M in the
+    first problem of a class may not be so in this one."""
+    for node in graph.loads():
+        load, info = node.attr, problem.by_name.get(node.attr.name)
+        if isinstance(info, TensorInfo) and not load.views:
+            pairs = zip(info.shape, load.dims, strict=True)
+            if any(extent not in (1, dim_size(dim, problem.extents)) for extent, dim in pairs):
+                return False
+    return True
 
 
 def layout_class(graph: Graph, problem: Problem) -> Hashable:
