@@ -180,9 +180,7 @@ def reasons(args: ef.GemmArguments, **named: Any) -> dict[str, str]:
     return {one.kernel: one.reason for one in ef.explain(args, **named).refusals}
 
 
-def test_block_scales_are_refused_by_a_provider_that_does_not_know_of_them(
-    own: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_scales_are_refused_by_who_does_not_know_them(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "COST", 0.1)
     monkeypatch.setattr(own, "unfit", lambda problem: None)
     args, want = scaled()
@@ -208,7 +206,7 @@ class Older:
 """
 
 
-def test_a_provider_that_is_no_subclass_does_not_know_of_block_scales(install: Install, tmp_path: Path) -> None:
+def test_a_provider_that_is_no_subclass_has_no_block_scales(install: Install, tmp_path: Path) -> None:
     (tmp_path / "older_provider.py").write_text(OLDER)
     install("older", "older_provider:Older")
     assert ef.get_kernels(ef.GemmArguments(A, B))[0].spec.name == "older_gemm"

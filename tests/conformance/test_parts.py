@@ -112,7 +112,7 @@ def test_long_expressions_of_operands(step: str) -> None:
     torch.testing.assert_close(ef.gemm(a, b, epilogue=function, w=operands["w"]), function(a @ b, operands["w"]))
 
 
-def test_an_expression_that_meets_another_wrongly_is_told_in_its_line() -> None:
+def test_expressions_that_do_not_meet_are_told_in_their_line() -> None:
     def epilogue(accum: Any, C: Any) -> Any:
         D, E = accum * 2, (C + 1)[:, None] * C
         return D, E
@@ -369,7 +369,7 @@ def test_a_range_of_what_is_reduced_over_a_range_is_refused() -> None:
         ef.gemm(torch.ones(3, 2), torch.ones(2, 9), epilogue=epilogue)
 
 
-def test_a_part_as_long_as_the_first_rows_is_not_taken_for_rows_later() -> None:
+def test_a_part_as_long_as_the_first_rows_is_no_row_later() -> None:
     """4 heads beside 4 rows, and then 7 rows beside an operand of 7 heads."""
 
     def heads(accum: Any, x: Any) -> Any:
@@ -381,7 +381,7 @@ def test_a_part_as_long_as_the_first_rows_is_not_taken_for_rows_later() -> None:
             ef.gemm(torch.randn(7, K), torch.randn(K, N), epilogue=heads, x=torch.randn(shape))
 
 
-def test_an_operand_of_heads_alone_is_refused_where_nothing_has_heads() -> None:
+def test_an_operand_of_heads_is_refused_where_nothing_has_some() -> None:
     """The structure would serve every N, and the operand one."""
 
     def summed(accum: Any, x: Any) -> Any:

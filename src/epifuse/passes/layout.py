@@ -82,8 +82,6 @@ class Layout(Alignment):
 
     def infer_part(self, node: Node, args: list[Typed]) -> Typed:
         (dim, how, numbers), x = node.attr, self.open(args[0])
-        if isinstance(x.raw, Postponed) and self.fits(x):  # the derivative of a part of accum is fused
-            x = self.settle(x)
         shape = self.shape(x)
         at = normalise(dim, len(shape))
         sizes = self.sizes(numbers, args)
@@ -183,5 +181,7 @@ class Layout(Alignment):
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
 
     def open(self, x: Typed) -> Typed:
-        """x, aligned with accum if it is an expression of operands that are not alike."""
-        return self.settle(x) if isinstance(x.raw, Postponed) and not x.raw.alike else x
+        """x before a view: an expression of operands that are alike stays open, unless accum could align it."""
+        if isinstance(x.raw, Postponed) and (not x.raw.alike or self.fits(x)):
+            return self.settle(x)
+        return x
