@@ -175,8 +175,8 @@ def test_each_element_of_a_tile_is_copied_once(vector, by_k):
     from epifuse.providers.cutedsl.kernels.copies import Copies
     from epifuse.providers.cutedsl.kernels.sm80_gemm import THREADS
 
-    for tile in {(rows, design.k_bytes // 2) for design in MULTISTAGE_DESIGNS for rows in design.tile}:
-        copies = Copies(BFloat16, tile, vector, THREADS, by_k=by_k)
+    for tile in {(rows, depth) for design in MULTISTAGE_DESIGNS for rows in design.brought for depth in (32, 64)}:
+        copies = Copies(BFloat16, tile, vector, THREADS, by_k=by_k, line=128)
         for pieces in (1, 2, 4):
             found = [
                 (row + down + (0 if by_k else i), k + right + (i if by_k else 0))
@@ -222,7 +222,7 @@ def test_a_thread_has_the_values_of_its_places(design):
 
     @cute.jit
     def trace(unused: Int32):
-        whole, group = kernel.multiplication(THREADS // 128), kernel.multiplication(1)
+        whole, group = kernel.multiplication(design.sharing), kernel.multiplication(1)
         registers, sums = kernel.accumulators(whole)
         found["count"] = cute.size(registers)
         layout = sums.layout
@@ -231,14 +231,14 @@ def test_a_thread_has_the_values_of_its_places(design):
     def collect(layout, whole, group):
         identity, subtile = cute.make_identity_tensor(design.tile), cute.make_identity_tensor(design.subtile)
         for thread in threads:
-            own = listed(whole.get_slice(thread).partition_C(identity))
+            own = listed(whole.get_slice(thread % (128 * design.sharing)).partition_C(identity))
             found[thread] = {int(layout(i)): place for i, place in enumerate(own)}
             found["of group", thread] = listed(group.get_slice(thread % 128).partition_C(subtile))
 
     cute.compile(trace, Int32(0), options="--gpu-arch=sm_80")
     division = Division(design)
     for thread in threads:
-        place = Place(0, 0, 0, thread // 128)
+        place = Place(0, 0, 0, thread // 128 % design.sharing)
         wanted = [
             (division.row(down, row, place), division.column(right, column, place))
             for down in range(division.down)
@@ -275,7 +275,7 @@ def test_every_tile_is_the_machine_code_it_is_meant_to_be(cc, size, compiled, ne
         assert f".target sm_{cc}" in ptx
         products = instructions(ptx, "mma.sync")
         assert faults(made, BF16_PRODUCT, room(cc), may_spill=found.spills) == []
-        m, n = found.design.tile
+        m, n = found.design.brought
         assert len(products) == m // 128 * n // 8 * found.design.k_bytes // 32
         copies = instructions(ptx, instruction)
         assert copies

@@ -231,7 +231,7 @@ def least_stages(design: Design) -> int:
 
 def stage_bytes(design: Design) -> tuple[int, int]:
     """Bytes of A and of B in a stage."""
-    m, n = design.tile
+    m, n = design.brought
     return m * design.k_bytes // (1 + design.converts), n * design.k_bytes // (design.ctas if design.in_pairs else 1)
 
 

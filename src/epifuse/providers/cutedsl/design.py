@@ -14,8 +14,8 @@ WARP_GROUP, WARPS = 128, 4
 MATH_GROUPS = 2
 """Warp groups that multiply."""
 K_SPAN = 128
-"""Bytes of K that lie together in shared memory, one swizzle pattern, whatever the dtype; half of it where tiles are
-large beside shared memory."""
+"""Bytes of K that lie together in shared memory, one swizzle pattern, whatever the dtype; `multistage.given` says where
+half of it does."""
 
 WGMMA, MMA_SYNC, TCGEN05 = "wgmma", "mma.sync", "tcgen05"
 """What multiplies, of which each has a kernel of its own."""
@@ -57,6 +57,7 @@ class Design:
     - `scaled`: whether A, and whether B, has block scales along K.
     - `instruction`: what multiplies.
     - `copied`: with mma.sync, elements of A and of B that a thread copies at once.
+    - `abreast`: with mma.sync, tiles side by side that a CTA has at once, one of each warp group if there are two.
     """
 
     tile: tuple[int, int]
@@ -79,6 +80,7 @@ class Design:
     scaled: tuple[bool, bool] = (False, False)
     instruction: str = WGMMA
     copied: tuple[int, int] = (0, 0)
+    abreast: int = 1
     span: int = K_SPAN
 
     @property
@@ -97,7 +99,9 @@ class Design:
 
     def __str__(self) -> str:
         parts = f", K in {self.split} parts" if self.split > 1 else ""
-        return f"{self.tile[0]}x{self.tile[1]} {self.schedule}, cluster {self.cluster[0]}x{self.cluster[1]}{parts}"
+        abreast = f", {self.abreast} tiles abreast" if self.abreast > 1 else ""
+        (m, n), (cm, cn) = self.tile, self.cluster
+        return f"{m}x{n} {self.schedule}, cluster {cm}x{cn}{abreast}{parts}"
 
     @property
     def by_warps(self) -> bool:
@@ -126,9 +130,19 @@ class Design:
         return not self.by_warps
 
     @property
+    def brought(self) -> tuple[int, int]:
+        """Rows of A and columns of B in a stage."""
+        return self.tile[0], self.tile[1] * self.abreast
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """Rows and columns of the result that a cluster has at once."""
+        return self.tile[0] * self.cluster[0], self.columns * self.abreast * self.cluster[1]
+
+    @property
     def sharing(self) -> int:
         """Warp groups that share a tile."""
-        return 1 if self.pingpong else MATH_GROUPS
+        return 1 if self.pingpong or self.abreast > 1 else MATH_GROUPS
 
     @property
     def rows(self) -> int:

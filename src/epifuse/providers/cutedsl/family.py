@@ -236,7 +236,7 @@ class Family:
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
         reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own) or refusals.unscaled(own)
-        reason = reason or (multistage.crowded(own, problem) if own.by_warps else None)
+        reason = reason or (multistage.unfit(own, problem) if own.by_warps else None)
         if reason is not None:
             return reason
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
@@ -264,7 +264,7 @@ class Family:
         """The design with what follows from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
         if self.key.copied is not None:
-            return multistage.given(replace(design, parts=parts), self.key.copied)
+            return multistage.given(replace(design, parts=parts), self.key.copied, problem.target)
         if design.in_tensor_memory:
             return design
         return replace(

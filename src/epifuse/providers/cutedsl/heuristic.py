@@ -85,7 +85,7 @@ class Rated(NamedTuple):
     def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
         """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
-        tile = m * n / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
+        tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
         computing = 0.0  # measured where each CTA has its own rows, on Hopper
@@ -96,8 +96,7 @@ class Rated(NamedTuple):
         shares_well = cm > 1 or (cn > 1 and design.pingpong and m > tuned.TALL_ROWS.value)
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if shares_well else 1.0)
         return Rated(
-            m * cm,
-            design.columns * cn,
+            *design.step,
             cm > 1,
             design.ctas * design.split,
             processor.at_once(design.ctas),

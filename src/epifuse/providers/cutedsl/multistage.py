@@ -12,24 +12,29 @@ from dataclasses import replace
 import torch
 
 from epifuse.base.dtypes import short
+from epifuse.base.target import Target
 from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import inputs, untested
-from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, Design
+from epifuse.providers.cutedsl.budget import stage_bytes
+from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, SUBTILE, Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem, TensorInfo
 
-_RATES: Mapping[tuple[int, int], float] = {
-    (256, 128): 0.42,
-    (128, 128): 0.36,
-    (256, 64): 0.36,
-    (128, 256): 0.36,
-    (128, 64): 0.28,
+_RATES: Mapping[tuple[tuple[int, int], int], float] = {
+    ((256, 128), 1): 0.58,
+    ((128, 64), 2): 0.47,
+    ((256, 64), 1): 0.46,
+    ((128, 256), 1): 0.44,
+    ((128, 128), 1): 0.40,
+    ((128, 32), 2): 0.33,
 }
+"""Rates beside the best of Hopper's tiles, by tile and tiles abreast: on an H100, for 4096^3 (mma_sync_h100.json)."""
 _COPIES: Mapping[int, float] = {8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
-"""Rates beside the best of Hopper's tiles, by tile, and by elements of a copy. Assumed: none of these has run."""
+"""The same by elements of a copy, which is assumed."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+_WHOLE_STAGES = 3
 _WIDEST = 16  # bytes of a copy
 _LEAST = 4  # bytes of a copy that does not go through registers
 
@@ -109,9 +114,12 @@ def _is_asynchronous(elements: int, size: int) -> bool:
     return max(elements, 1) * size >= _LEAST
 
 
-def given(design: Design, elements: tuple[int, int]) -> Design:
-    """The design with how A and B are copied: elements one by one in less of K at once, as each takes registers."""
-    return replace(design, copied=elements, span=K_SPAN // 2 if min(elements) <= 1 else design.span)
+def given(design: Design, elements: tuple[int, int], target: Target) -> Design:
+    """The design with how A and B are copied. A stage has half a span of K where shared memory does not hold three of a
+    whole one, and where elements are copied one by one, as each takes registers."""
+    made = replace(design, copied=elements, span=K_SPAN)
+    is_whole = min(elements) > 1 and _WHOLE_STAGES * sum(stage_bytes(made)) <= target.shared_memory
+    return made if is_whole else replace(made, span=K_SPAN // 2)
 
 
 def _least_bytes(design: Design, problem: Problem) -> int:
@@ -119,10 +127,14 @@ def _least_bytes(design: Design, problem: Problem) -> int:
     return max(min(design.copied), 1) * problem.a.dtype.itemsize
 
 
-def crowded(design: Design, problem: Problem) -> str | None:
-    """Why a tile leaves too few registers for the addresses of so many copies, or None: up to 60 bytes spill."""
-    enough = _WIDEST if design.parts > 1 else _WIDEST // 2
-    if design.tile == (256, 128) and _least_bytes(design, problem) < enough:
+def unfit(design: Design, problem: Problem) -> str | None:
+    """Why a tile does not fit the problem, or None. The addresses of many copies take registers: up to 60 bytes
+    spill."""
+    if design.columns < SUBTILE[1]:
+        return f"its tile has {design.columns} columns of the result, and {SUBTILE[1]} leave at once"
+    gated = design.parts > 1
+    enough = {(256, 128): _WIDEST if gated else _WIDEST // 2, (128, 64): _LEAST if gated else 0}
+    if _least_bytes(design, problem) < enough.get(design.tile, 0):
         return "its accumulator leaves too few registers for copies of A and B by so few bytes"
     return None
 
@@ -134,7 +146,7 @@ def spills(design: Design, work: Lowered, problem: Problem) -> bool:
 
 def rate(design: Design) -> float:
     """Beside the best of Hopper's tiles."""
-    return _RATES[design.tile] * _COPIES[min(design.copied)]
+    return _RATES[design.tile, design.abreast] * _COPIES[min(design.copied)]
 
 
 def notes(design: Design, problem: Problem) -> list[str]:

@@ -89,9 +89,9 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
     if reduction.of is not None:
         extents = {"m": m, "n": n, "": m // m}
         return extents["".join(reduction.of - {"l", reduction.axis})], extents[reduction.axis]
-    bm, bn, (cm, cn) = design.tile[0], design.columns, design.cluster
-    down, across = _up(m, bm * cm) * cm, _up(n, bn * cn) * cn
-    warps = WARPS * (1 if design.pingpong else 2) * down
+    down = _up(m, design.step[0]) * (design.step[0] // design.tile[0])
+    across = _up(n, design.step[1]) * (design.step[1] // design.columns)
+    warps = WARPS * design.sharing * down
     if reduction.axis == "m":
         return across, m
     if reduction.axis == "n":
@@ -102,8 +102,8 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
 
 def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:
     """What of the tiles lies beyond M and beyond N, where reductions must leave it out."""
-    steps = (design.tile[0] * design.cluster[0], design.columns * design.cluster[1])
-    return _edge(m, steps[0], design.subtile[0]), _edge(n, steps[1], design.subtile[1])
+    (of_m, of_n), (height, width) = design.step, design.subtile
+    return _edge(m, of_m, height), _edge(n, of_n, width)
 
 
 def _edge(extent: int, step: int, subtile: int) -> Edge:

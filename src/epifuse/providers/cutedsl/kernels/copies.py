@@ -4,44 +4,61 @@ What lies outside A or B is not read, and zeros come in its place. Copies of 4, 
 others are multiplied; those of fewer bytes, which cp.async does not have, go through registers.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int64
+from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 _LEAST_BITS = 32  # of a cp.async
+_UNIT = 16  # bytes that keep their order in shared memory
+_SHIFT = 3  # from the bits of an address that say how units are exchanged to those that are
+_PATTERN_LINE, _PATTERN_LINES = 128, 8  # bytes of a line at most, and lines, after which the order is the same again
 _WIDEST_BITS = 128  # which alone may pass by the L1 cache
 
 
 class Source(NamedTuple):
-    """Where a thread's first elements of a tile of A or B lie: in memory, as row and as place along K, in the tile."""
+    """Where a thread's first elements of a tile of A or B lie: in memory, as row and as place along K, in the tile, and
+    as an address of the first stage before it is swizzled. `exists` has a bit for each copy whose rows exist."""
 
     start: Any
     row: Any
     along_k: Any
     inside: Any
+    to: Any
+    exists: Any
 
 
 class Copies:
     """The copies of A or B as (rows, K, L), by tiles (rows, K): `vector` elements at once, along K or along rows."""
 
-    def __init__(self, dtype: Any, tile: tuple[int, int], vector: int, threads: int, *, by_k: bool) -> None:
+    def __init__(self, dtype: Any, tile: tuple[int, int], vector: int, threads: int, *, by_k: bool, line: int) -> None:
+        """`by_k` says whether neighbours in memory lie along K. Shared memory has lines of `line` bytes."""
         self.dtype, self.tile, self.vector, self.by_k = dtype, tile, vector, by_k
         along, across = reversed(tile) if by_k else tile
         self.line = along // vector  # threads that copy neighbours
         self.step = threads // self.line
         self.count = across // self.step
         self.by_registers = vector * dtype.width < _LEAST_BITS
+        self.size = dtype.width // 8
+        self.mask = min(line, _PATTERN_LINE) - _UNIT
+        self.pattern = min(line, _PATTERN_LINE) * _PATTERN_LINES
 
-    def source(self, tensor: Any, tile: Any, batch: Any, thread: Any) -> Source:
+    def source(self, tensor: Any, tile: Any, batch: Any, thread: Any, buffer: Any) -> Source:
         """Of a tile with this number among the rows, at the start of K."""
         inside = self.place(thread)
         row = tile * self.tile[0] + inside[0]
         first = 0 if _is_woven(tensor) else row
         place = cute.crd2idx((Int64(first), Int64(inside[1]), Int64(batch)), tensor.layout)
-        return Source(tensor.iterator + place, row, inside[1], inside)
+        to = Int32(buffer.iterator.toint()) + self.size * cute.crd2idx((*inside, 0), buffer.layout)
+        if self.by_registers:
+            return Source(tensor.iterator + place, row, inside[1], inside, to, None)
+        exists = Uint32(0)
+        for i, step in enumerate(self.steps()):
+            exists |= Uint32(row + step[0] < cute.size(tensor, mode=[0])) << i
+        return Source((tensor.iterator + place).align(self.vector * self.size), row, inside[1], inside, to, exists)
 
     def place(self, thread: Any) -> tuple[Any, Any]:
         """Of a thread's first elements in a tile: its row, and along K."""
@@ -64,23 +81,31 @@ class Copies:
             rows = cute.crd2idx((Int64(source.row + step[0]), 0, 0), tensor.layout)
         else:
             rows = Int64(step[0]) * tensor.stride[0]
-        return source.start + (rows + along_k)
+        return source.start + cute.assume(rows + along_k, divby=max(self.vector, 1))
 
-    def bring(self, source: Source, tensor: Any, buffer: Any, k: Any, stage: Any) -> None:
-        """Start the copies of block `k` of K into a stage."""
-        bits = self.vector * self.dtype.width
-        mode = cpasync.LoadCacheMode.GLOBAL if bits == _WIDEST_BITS else cpasync.LoadCacheMode.ALWAYS
-        atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=mode), self.dtype, num_bits_per_copy=bits)
+    def bring(self, source: Source, tensor: Any, buffer: Any, k: Any, stage: Any, piece: tuple[int, int]) -> None:
+        """Start the copies of block `k` of K into a stage, or the n-th piece of so many. Zeros come from beyond K."""
+        bytes_ = self.vector * self.size
+        mode = cpasync.LoadCacheMode.GLOBAL if 8 * bytes_ == _WIDEST_BITS else cpasync.LoadCacheMode.ALWAYS
+        atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=mode), self.dtype, num_bits_per_copy=8 * bytes_)
         layout = cute.make_layout(((self.vector, 1), 1))
-        for step in self.steps():
+        of_stage = source.to + stage * (self.size * math.prod(self.tile))
+        first = self._swizzled(of_stage)
+        left = tensor.shape[1] - k * self.tile[1]
+        for i, step in [*enumerate(self.steps())][piece[0] :: piece[1]]:
+            inside = cutlass.select_(source.along_k + step[1] < left, source.exists, Uint32(0))
             exists = cute.make_rmem_tensor((1, 1), Boolean)
-            exists[0] = self._exists(source, step, k, tensor)
-            place = *[inside + own for inside, own in zip(source.inside, step, strict=True)], stage
-            # `align` on a swizzled pointer forgets the swizzle: the offset is promised to be a multiple instead.
-            offset = cute.assume(cute.crd2idx(place, buffer.layout), divby=self.vector)
-            from_ = self._at(source, step, k, tensor).align(bits // 8)
-            to = cute.make_tensor(buffer.iterator + offset, layout)
-            cute.copy(atom, cute.make_tensor(from_, layout), to, pred=exists)
+            exists[0] = (inside & (1 << i)) != 0
+            beyond = self.size * cute.crd2idx((*step, 0), buffer.layout)
+            # One addition, which is part of the instruction, where whole patterns lie between the copies.
+            place = first + beyond if beyond % self.pattern == 0 else self._swizzled(of_stage + beyond)
+            to = cute.make_ptr(self.dtype, place, cute.AddressSpace.smem, assumed_align=bytes_)
+            from_ = self._at(source, step, k, tensor)
+            cute.copy(atom, cute.make_tensor(from_, layout), cute.make_tensor(to, layout), pred=exists)
+
+    def _swizzled(self, address: Any) -> Any:
+        """Where in shared memory lies what would lie at an address if nothing were swizzled."""
+        return address ^ (address >> _SHIFT & self.mask)
 
     def fetch(self, source: Source, tensor: Any, k: Any, piece: tuple[int, int]) -> Any:
         """A thread's elements of block `k` of K, or the n-th piece of so many, in registers."""

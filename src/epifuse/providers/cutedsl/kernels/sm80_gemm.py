@@ -58,12 +58,19 @@ class Sm80Gemm:
         # Of a stage: ldmatrix transposes 16 bits alone, and tf32 lies along K.
         self.by_k = [by_k or self.is_tf32 for by_k in along_k]
         self.copies = [
-            Copies(self.dtype, (rows, self.depth), max(vector, 1), THREADS, by_k=by_k)
-            for rows, vector, by_k in zip(design.tile, design.copied, along_k, strict=True)
+            Copies(
+                self.dtype,
+                (rows, self.depth),
+                max(vector, 1),
+                THREADS,
+                by_k=by_k,
+                line=design.k_bytes if self.by_k[i] else rows * self.dtype.width // 8,
+            )
+            for i, (rows, vector, by_k) in enumerate(zip(design.brought, design.copied, along_k, strict=True))
         ]
         self.held = sum(copies.count for copies in self.copies if copies.by_registers)
         # What goes through registers beside many accumulators leaves fewer for fragments.
-        self.crowded = self.held > 0 and design.tile[0] * design.tile[1] > THREADS * _STRIP
+        self.crowded = self.held > 0 and design.rows * design.tile[1] > WARP_GROUP * _STRIP
         self.strip = min(_STRIP // 2 if self.crowded else _STRIP, design.tile[1])
         self.merging = merging_kernels(design, program)
 
@@ -83,8 +90,8 @@ class Sm80Gemm:
     ):
         a, b = _with_batches(a), _with_batches(b)
         b = woven(cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2])), self.program.order)
-        tile = (*self.design.tile, self.depth)
-        mma = self.multiplication(THREADS // WARP_GROUP)
+        tile = (*self.design.brought, self.depth)
+        mma = self.multiplication(self.design.sharing)
         atom = self.multiplication(1)
         fragment = Fragment.of_accumulators(atom, self.design.subtile)
         self.epilogue = Epilogue(self.design, self.program, fragment, self.parts(atom, fragment))
@@ -94,7 +101,7 @@ class Sm80Gemm:
         smem_b = sm90.make_smem_layout_b(majors[1], tile, self.dtype, self.stages)
         columns = cute.size(b, mode=[0]) // self.design.parts
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
-        order = raster(shape, (self.design.tile[0], self.design.columns), band)
+        order = raster(shape, self.design.step, band)
         self.kernel(a, b, tensors, numbers, outputs, workspaces, mma, atom, smem_a, smem_b, shape, order).launch(
             grid=(1, 1, ctas), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
@@ -157,14 +164,14 @@ class Sm80Gemm:
         executed = Int32(0)
         while turn < order.total:
             m, n, l = tile_of(turn, order, (1, 1), (0, 0))
-            at = Place(m, n, l, group)
+            at = self.place((m, n, l), group)
             held = self.epilogue.fetch(at, own, given)
             sources = tuple(
-                copies.source(tensor, tile, l, thread)
-                for copies, tensor, tile in zip(self.copies, (a, b), (m, n), strict=True)
+                copies.source(tensor, tile, l, thread, buffer)
+                for copies, tensor, tile, buffer in zip(self.copies, (a, b), (m, n), buffers, strict=True)
             )
             registers.fill(self.accumulator(0))
-            self.product(blocks, (a, b), sources, buffers, mma, sums, thread)
+            self.product(blocks, (a, b), sources, buffers, mma, sums, thread, group)
             threads = self.epilogue.team(atom, own, group, Before(executed, 0), shared, given, Last(False, group, {}))
             tile = direct.begin(self.epilogue, at, held, threads)
             direct.subtiles(self.epilogue, registers, tile, threads)
@@ -174,6 +181,11 @@ class Sm80Gemm:
         if const_expr(len(carried) > 0):
             self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(group, own // 32), given)
 
+    def place(self, tile: tuple, group: Any) -> Place:
+        """Of a warp group: it shares the tile with the other one, or has one of the two that are abreast."""
+        m, n, l = tile
+        return Place(m, n, l, group) if self.design.abreast == 1 else Place(m, n * self.design.abreast + group, l, 0)
+
     def accumulators(self, mma: cute.TiledMma) -> Any:
         """A thread's registers of a tile, subtile by subtile, and the same as what multiplications add to."""
         _, down, across = mma.partition_shape_C(self.design.tile)
@@ -181,11 +193,11 @@ class Sm80Gemm:
         layout = cute.make_layout(((2, 2), down, across), stride=((1, 2), 4 * across, 4))
         return registers, cute.make_tensor(registers.iterator, layout)
 
-    def bring(self, pair, sources, buffers, k, stage) -> None:
-        """Start to copy block `k` of K."""
+    def bring(self, pair, sources, buffers, k, stage, piece) -> None:
+        """Start to copy block `k` of K, or the n-th piece of so many."""
         for copies, tensor, source, buffer in zip(self.copies, pair, sources, buffers, strict=True):
             if not copies.by_registers:
-                copies.bring(source, tensor, buffer, k, stage)
+                copies.bring(source, tensor, buffer, k, stage, piece)
 
     def fetch(self, pair, sources, k, piece) -> list:
         """A piece of what of it goes through registers."""
@@ -218,6 +230,7 @@ class Sm80Gemm:
         mma: cute.TiledMma,
         sums: cute.Tensor,
         thread: Int32,
+        group: Int32,
     ):
         """The main loop over so many blocks of K; nothing is under way when it ends, and all stages are free."""
         factors = self.factors(mma, buffers, thread)
@@ -225,14 +238,15 @@ class Sm80Gemm:
         pieces = self.pieces(len(steps))
         beside = len(steps) // pieces  # steps that hide a piece
         for stage in cutlass.range(self.stages - 1, unroll=1):
-            self.bring(pair, sources, buffers, stage, stage)
+            self.bring(pair, sources, buffers, stage, stage, (0, 1))
             cute.arch.cp_async_commit_group()
             for piece in cutlass.range_constexpr(pieces):
                 own = piece, pieces
                 self.deposit(self.fetch(pair, sources, stage, own), sources, buffers, stage, own)
         cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
-        self.read(factors, steps[0], 0)
+        first = group * (self.design.tile[1] // self.strip) if const_expr(self.design.abreast > 1) else 0  # strip of B
+        self.read(factors, steps[0], 0, first)
         reading, writing = Int32(0), Int32(self.stages - 1)
         for k in cutlass.range(blocks, unroll=1):
             held: dict[int, Any] = {}  # by the number of a piece
@@ -245,11 +259,11 @@ class Sm80Gemm:
                     cute.arch.cp_async_wait_group(self.stages - 2)
                     cute.arch.sync_threads()
                     reading, writing = (reading + 1) % self.stages, reading
-                self.read(factors, steps[(i + 1) % len(steps)], reading)
-                if const_expr(i == 0):
-                    if k + self.stages - 1 < blocks:
-                        self.bring(pair, sources, buffers, k + self.stages - 1, writing)
-                    # Empty beyond K, so that as many groups are behind a stage as ever.
+                self.read(factors, steps[(i + 1) % len(steps)], reading, first)
+                if const_expr(i < len(steps) - 1):
+                    # Piece by piece: no fragment is read before the copies that were started before.
+                    self.bring(pair, sources, buffers, k + self.stages - 1, writing, (i, len(steps) - 1))
+                if const_expr(i == len(steps) - 2):
                     cute.arch.cp_async_commit_group()
                 if const_expr(i % beside == 0):
                     held[i // beside] = self.fetch(pair, sources, k + self.stages - 1, (i // beside, pieces))
@@ -268,13 +282,15 @@ class Sm80Gemm:
     def factors(self, mma: cute.TiledMma, buffers: tuple, thread: Any) -> Any:
         """For A and B: the copy by ldmatrix, its source and its target, and the fragments that are multiplied.
 
-        Those of B by strips of columns.
+        Those of B by strips of columns, of which the first is a tile's first.
         """
+        thread = thread % (WARP_GROUP * self.design.sharing)
         own = mma.get_slice(thread)
         first = (None, None, 0)
+        of_tile = cute.local_tile(buffers[1][first], (self.design.tile[1], self.depth), (0, 0))
         fragments = (
             mma.make_fragment_A(own.partition_A(buffers[0][first])),
-            mma.make_fragment_B(own.partition_B(buffers[1][first])),
+            mma.make_fragment_B(own.partition_B(of_tile)),
         )
         found = []
         makers = cute.make_tiled_copy_A, cute.make_tiled_copy_B
@@ -290,13 +306,13 @@ class Sm80Gemm:
             found.append((copy, from_, to, fragment))
         return found
 
-    def read(self, factors: Any, step: tuple, stage: Any) -> None:
+    def read(self, factors: Any, step: tuple, stage: Any, first: Any) -> None:
         """Fragments of a step, from a stage; those of A with the first strip."""
         (copy_a, from_a, to_a, _), (copy_b, from_b, to_b, _) = factors
         block, strip = step
         if strip == 0:
             cute.copy(copy_a, from_a[None, None, block, stage], to_a[None, None, block])
-        cute.copy(copy_b, from_b[None, (None, strip), block, stage], to_b[None, (None, strip), block])
+        cute.copy(copy_b, from_b[None, (None, first + strip), block, stage], to_b[None, (None, strip), block])
 
     def multiply(self, mma: cute.TiledMma, factors: Any, step: tuple, sums: cute.Tensor) -> None:
         """What was read of a step."""
