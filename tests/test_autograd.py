@@ -680,3 +680,26 @@ def test_outputs_that_no_product_reaches() -> None:
     ef.gemm(a, b, epilogue=an_element, row=row).backward()
     assert row.grad is not None
     assert row.grad.tolist() == [0, 0, 1, 0, 0, 0]
+
+
+def test_a_scalar_tensor_is_a_tensor_with_and_without_gradients() -> None:
+    """The gate of a layer that was trained and is then evaluated."""
+
+    def gated(accum: Any, gate: Any) -> Any:
+        return torch.tanh(gate) * accum * gate.exp()
+
+    a, b, gate = torch.randn(5, 7), torch.randn(7, 16), torch.nn.Parameter(torch.tensor(0.2))
+    want = gated(a @ b, gate)
+    torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=gate), want)
+    with torch.no_grad():
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=gate), want)
+
+
+def test_a_derivative_that_changes_values_in_place_is_traced_in_any_layout() -> None:
+    def largest(accum: Any, p: Any, q: Any) -> Any:
+        return accum * torch.maximum(p.reshape(16, 8), (q * 2).T).T
+
+    a, b = torch.randn(8, 3), torch.randn(3, 16)
+    p, q = torch.randn(128, requires_grad=True), torch.randn(8, 16, requires_grad=True)
+    got = torch.autograd.grad(ef.gemm(a, b, epilogue=largest, p=p, q=q).square().sum(), (p, q))
+    torch.testing.assert_close(got, torch.autograd.grad(largest(a @ b, p, q).square().sum(), (p, q)))

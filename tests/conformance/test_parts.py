@@ -61,6 +61,17 @@ EPILOGUES = {
     "an expression of a head's operand": "h = accum.unflatten(-1, (4, 8)); D = h * (1 + w) - torch.lerp(w, w * w, 0.5)",
     "a view of such an expression": "g = (1 + w)[None]; D = accum.unflatten(-1, (4, 8)) * g - (row * row).view(4, 8)",
     "heads of such an expression": "D = accum.unflatten(-1, (4, 8)) * (C + 1).unflatten(-1, (4, 8)) + w",
+    "a join of a part beside a range": "q, k = accum.split([24, 8], -1); D = torch.cat((-k.abs(), k), -1); E = q",
+    "the largest of such a join": "q, k = accum.split([24, 8], -1); D = torch.stack((k, k * k), -1).amax(-1); E = q",
+    "the sum of such a join": "q, k = accum.split([24, 8], -1); D = torch.cat((k, k + 1), -1).sum(); E = q",
+    "one of what was joined": "v = accum[..., :8]; D = torch.cat((-v, v), -1)[..., 8:]",
+    "a range beside a range of it": "x = accum[:, :28] * w[:1]; D = x[:, 8:]; E = x",
+    "sums of a range beside those of a range of it": "x = accum[:, :28]; D = x.sum(-1); E = x[:, 8:].amax(-1)",
+    "sums of rows of a range beside a range of it": "x = accum[:, 2:]; D = x.logsumexp(0); E = x[:, :20]",
+    "every second of a range beside a range of it": "x = accum[:, 4:28]; D = x[:, ::2]; E = x[:, :20]",
+    "heads of a range beside some of them": (
+        "x = accum[:, :28].unflatten(-1, (7, 4)); y = x[:, 2:]; D = y.sum(-1); E = x.sum(-1); P = y"
+    ),
     "a bound of a half": "a, b = accum.chunk(2, -1); D = torch.clamp(a, -row[:16].abs(), row[:16].abs()) * b",
     "a mask of a half": "a, b = accum.chunk(2, -1); D = torch.where(~(row[:16] > 0), a, b * row[16:])",
     "an expression of a range's operand": "D = accum[:, :8] * (w + 1); E = accum[:, 8:] * -row[8:]",
@@ -91,6 +102,45 @@ def test_beside_torch(name: str) -> None:
     given = {name: x for name, x in operands.items() if re.search(rf"\b{name}\b", text.split(":")[0])}
     got, want = ef.gemm(a, b, epilogue=function, **given), function(a @ b, **given)
     torch.testing.assert_close(*(tuple(x) if not isinstance(x, torch.Tensor) else (x,) for x in (got, want)))
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_a_join_in_a_range_that_has_no_such_part_is_refused(columns: int) -> None:
+    def largest(accum: Any, bound: Any) -> Any:
+        first, rest = accum.split([columns, 7], -1)
+        both, bounded = torch.stack((rest.amax(1), rest.amin(1)), -1), first + bound
+        return both, bounded
+
+    a, b, _ = inputs()
+    with pytest.raises(
+        ef.errors.UnsupportedError, match=f"more columns than {columns}:{columns + 7}, or columns that do not"
+    ):
+        ef.gemm(a, b[:, : columns + 7], epilogue=largest, bound=1.0)
+
+
+def test_hopper_names_why_ranges_of_ranges_are_not_one_product() -> None:
+    def ranges(accum: Any) -> Any:
+        x = accum[:, 64:448]
+        every_second, some = x[:, ::2], x[:, :320]
+        return every_second, some
+
+    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 512, dtype=torch.bfloat16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(ranges, {}))
+    reasons = {one.reason for one in ef.explain(args, cc=90).refusals if one.kernel.startswith("sm90")}
+    assert any(
+        "columns 0:320 and 0:384 in a launch each" in reason and "allow_recompute" in reason for reason in reasons
+    )
+
+
+def test_hopper_answers_for_values_joined_to_other_values() -> None:
+    def rolled(accum: Any, column: Any) -> Any:
+        both = torch.cat((column, accum.abs().amax(-1, keepdim=True)), -1)
+        turned = torch.roll(both, 1, -1)
+        return turned
+
+    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 144, dtype=torch.bfloat16)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(rolled, {"column": torch.empty(64, 1)}))
+    assert "sm90_gemm" in str(ef.explain(args, cc=90))
 
 
 def test_halves_beside_a_range_that_does_not_nest() -> None:

@@ -6,13 +6,14 @@ on. Then a range is a product like any other, with an N of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output, Type
 from epifuse.ir.graph import topological
-from epifuse.ir.types import Dim, canonical, columns_of
+from epifuse.ir.types import Dim, canonical, columns_of, region
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.dims import joined
@@ -86,14 +87,32 @@ def _of(span: frozenset[Columns], whole: Columns) -> Columns:
 def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
     """Of each value, what it is of: one range; none where it does not vary over columns, or over those of heads alone.
 
-    Equal parts that meet each other are of all columns.
+    Equal parts that meet each other, or whose values lie side by side in more columns than one part has, are of all
+    columns.
     """
+    parts: set[Columns] = set()
+    while True:
+        found = _spans_beside(parts, graph, problem, whole)
+        wide = {
+            columns: node for node, span in found.items() for columns in span if not _fits(node, columns, graph, whole)
+        }
+        if not wide:
+            return found
+        for columns in parts & {*wide}:  # no part, but a range
+            told = f"it takes more columns than {columns.start}:{columns.stop}, or columns that do not divide these"
+            raise UnsplitError(wide[columns], f"{told}: {_WAY_OUT}")
+        parts |= {*wide}
+
+
+def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, whole: Columns) -> _Spans:
+    """The same where these equal parts are of all columns."""
     found: dict[Node, frozenset[Columns]] = {}
     uneven: dict[Node, bool] = {}
     for node in graph.nodes:
         below = frozenset(columns for arg in node.args for columns in found[arg])
         uneven[node] = node.op == "region" or any(uneven[arg] for arg in node.args)
-        if (columns := _taken(node, graph, problem)) is not None and below <= {whole}:
+        columns = _taken(node, graph, problem)
+        if columns is not None and below <= {whole} and (uneven[node] or columns not in parts):
             below = frozenset({columns})
         elif not node.args:
             below = frozenset(_varying(graph.types[node].factors, problem, whole))
@@ -104,6 +123,17 @@ def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
             raise UnsplitError(node, f"it computes with columns {told} of a row at once: {_WAY_OUT}")
         found[node] = below
     return found
+
+
+def _fits(node: Node, columns: Columns, graph: Graph, whole: Columns) -> bool:
+    """Whether the columns of a range have room for the places of all values that lie side by side."""
+    width = columns.stop - columns.start
+    beyond = [
+        factor
+        for factor in graph.types[node].factors
+        if factor.axis == "n" and (factor.extent is None or width % (factor.stride * factor.extent))
+    ]
+    return columns == whole or not beyond
 
 
 def _varying(factors: Iterable[Factor], problem: Problem, whole: Columns) -> Iterable[Columns]:
@@ -126,6 +156,8 @@ def _taken(node: Node, graph: Graph, problem: Problem) -> Columns | None:
     own = graph.types[node.args[0]].factors
     if gone != {factor for factor in own if factor.axis == "n" and factor.stride >= width}:
         return None
+    if width * prod(factor.size(problem.extents) for factor in gone) != problem.extents["n"]:
+        return None  # one of the values that were joined, which are not all columns
     start = sum(factor.stride * place for factor, place in node.attr)
     return Columns(start, start + width)
 
@@ -159,10 +191,10 @@ def _dims_of(node: Node) -> Dims:
     return ()
 
 
-def _cuts(named: Iterable[Dims]) -> Iterable[int]:
-    """Where N is cut by these dims: elsewhere only other regions cut it."""
+def _cuts(named: Iterable[Dims], axes: Collection[str]) -> Iterable[int]:
+    """Where columns that are along one of these axes are cut by these dims: elsewhere only other regions cut them."""
     for factor in (factor for dims in named for dim in dims for factor in joined(dim)):
-        if factor.along == "n":
+        if factor.axis in axes:
             yield factor.stride
             if factor.extent is not None:
                 yield factor.stride * factor.extent
@@ -182,7 +214,8 @@ class _Cutting:
         roots = [*(output.node for output in outputs), *effects]
         taken = {n for n in topological(roots) if _taken(n, old, self.problem) == self.columns}
         own = [node for node in topological(roots) if node not in taken]
-        self.cuts.update(_cuts((*map(_dims_of, own), *(output.dims or () for output in outputs))))
+        dims = (*map(_dims_of, own), *(output.dims or () for output in outputs))
+        self.cuts.update(_cuts(dims, ("n", region(*self.columns))))
         below: dict[Node, Node] = {}
         for node in topological([node.args[0] for node in taken]):
             below[node] = self._below(node, [below[arg] for arg in node.args])
@@ -240,6 +273,9 @@ class _Cutting:
         """The region's own columns are N: what steps over all of them is gone."""
         found: list[Factor] = []
         for factor in factors:
+            if (inner := self._inner(factor.axis)) is not None:
+                found.append(factor._replace(axis=inner))
+                continue
             if factor.along == "n" and factor.stride >= self.width:
                 continue
             if factor.along == "n":
@@ -252,6 +288,18 @@ class _Cutting:
                         (factor,) = joined((found.pop(), factor))
             found.append(factor)
         return tuple(found)
+
+    def _inner(self, axis: str) -> str | None:
+        """The axis of a range of the region, counted from the region's first column; None for another axis."""
+        if axis[0] != "n":
+            return None
+        first, last = columns_of(axis, self.problem.extents)
+        start, stop = self.columns
+        return (
+            region(first - start, last - start)
+            if start <= first and last <= stop and axis != region(start, stop)
+            else None
+        )
 
     def _dims(self, dims: Dims) -> Dims:
         return tuple(map(self._factors, dims))

@@ -186,6 +186,7 @@ def _traced(
 
     module = at.recorded(backward, inputs)
     if any(_mutates(node) for node in module.graph.nodes):
+        _view_in_any_layout(module)  # without mutations values may lie in other ways
         module = at.recorded(torch.func.functionalize(module, remove="mutations"), inputs)
     _tidy(module)
     return module
@@ -195,12 +196,18 @@ def _mutates(node: FxNode) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def _view_in_any_layout(module: GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+    module.recompile()
+
+
 def _tidy(module: GraphModule) -> None:
+    _view_in_any_layout(module)  # gradients that arrive may lie in any
     for node in list(module.graph.nodes):
         if node.target in (aten.alias.default, aten.detach.default):
             node.replace_all_uses_with(node.args[0])
-        elif node.target is aten.view.default:  # gradients that arrive may lie in any way
-            node.target = aten.reshape.default
         elif node.target is aten.sum.dim_IntList:
             _widen_in_sum(node)
         if node.target in _REGROUPED:

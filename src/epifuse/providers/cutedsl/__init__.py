@@ -82,7 +82,7 @@ class CuteDslProvider:
     def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
         """The graph as the kernel walks it, beside the one that several launches would split; or of regions each
         one's."""
-        return Regions(graph, problem, lower_region) if is_uneven(graph) else lower(graph, problem)
+        return _of_ranges(graph, problem) if is_uneven(graph) else lower(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
@@ -126,6 +126,11 @@ class CuteDslProvider:
     def compile(self, text: str) -> None:
         """For the GPU that the text names; needs none."""
         load.stored(text)
+
+
+def _of_ranges(graph: Graph, problem: Problem) -> Regions:
+    """The regions of a graph, of which each may have regions of its own."""
+    return Regions(graph, problem, lambda *of: (_of_ranges if is_uneven(of[0]) else lower_region)(*of))
 
 
 @cache

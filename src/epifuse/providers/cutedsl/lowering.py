@@ -74,7 +74,8 @@ class Lowered:
     @cached_property
     def swapped(self) -> Lowered | Reason:
         """The same of the transposed product, or why it is not computed."""
-        return swap.refused(self.walked) or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True)
+        refused = swap.refused(self.walked, in_parts=bool(self.order))
+        return refused or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True)
 
     @cached_property
     def loads(self) -> tuple[Node, ...]:

@@ -124,12 +124,12 @@ def untried(design: Design, program: Program, *, short: bool) -> str | None:
     return None
 
 
-def refused(graph: Graph) -> Reason | None:
-    """Why a graph, as the kernel walks it, is not computed so."""
+def refused(graph: Graph, *, in_parts: bool) -> Reason | None:
+    """Why a graph, as the kernel walks it, is not computed so; `in_parts` where it is of the two parts of a row."""
     if graph.effects:
         return Reason(f"{_HERE} debug_print{_ELSEWHERE}", graph.loc(graph.effects[0]))
     for node in graph.nodes:
-        if node.op == "pick" or (node.op == "accum" and node.attr is not None):
+        if in_parts or node.op == "pick":
             return Reason(f"{_HERE} parts of a row{_ELSEWHERE}", graph.loc(node))
     if has_row_stage(graph):
         node = next(node for node in graph.nodes if graph.stages[node].kind == "row")

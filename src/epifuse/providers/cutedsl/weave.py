@@ -9,7 +9,6 @@ the one tensor. Imports no cutlass.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -68,8 +67,9 @@ def problem_of(order: Order, problem: Problem, graph: Graph) -> Problem:
     outputs = dict(problem.outputs)
     for name, info in problem.outputs:
         output = next(output for output in graph.outputs if output.name == name)
-        columns = [factor.size(extents) for dim in output.dims or () for factor in dim if factor.axis == "n"]
-        if math.prod(columns) == extents["n"]:
+        factors = [factor for dim in output.dims or () for factor in dim if factor.axis == "n"]
+        between = 1 if order == "interleaved" else extents["n"] // PARTS
+        if any(factor.stride == between and factor.size(extents) == PARTS for factor in factors):
             shape, strides, _ = written(output, info, extents)
             aligned = info is None or info.aligned
             outputs[name] = TensorInfo(shape, strides, dtypes[name], problem.a.device, aligned)
