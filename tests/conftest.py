@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(os.environ["EPIFUSE_CACHE_DIR"], ignore_errors=True))
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that they start
 
 
 @functools.cache
