@@ -4,6 +4,8 @@ N ?= 1000
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
+# Bytecode is kept whatever the environment says: the tests start many processes that import the package.
+export PYTHONDONTWRITEBYTECODE :=
 EXTRAS := dev
 ifeq ($(shell uname -s),Linux)
 EXTRAS := dev,cuda
@@ -16,17 +18,19 @@ ifeq ($(shell uname -s),Linux)
 OLDEST_STAMP := .venv/oldest/.installed
 endif
 
-.PHONY: help setup demo test oldest check fuzz bench site clean
+.PHONY: help setup demo test sweep oldest check fuzz bench site clean
 
 help:
-	@echo "make setup | demo | test | oldest | check | fuzz N=10000 | bench | site | clean"
+	@echo "make setup | demo | test | sweep | oldest | check | fuzz N=10000 | bench | site | clean"
 
 setup: $(STAMP)
 
-# Touched last, so that an interrupted install is done again.
+# Touched last, so that an interrupted install is done again. pip would compile on one processor; compileall takes all,
+# and fails for templates that are no Python.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PY) -m pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PY) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 demo: setup
@@ -34,6 +38,9 @@ demo: setup
 
 test: setup oldest
 	$(PY) -m pytest -n 2
+
+sweep: setup oldest
+	$(PY) -m pytest -n 2 --whole-sweeps
 
 oldest: $(OLDEST_STAMP)
 

@@ -1,4 +1,4 @@
-"""What every test file may use: `golden`, `seed`, `compiled_anew`, and the rule for GPU tests."""
+"""What every test file may use: `golden`, `seed`, `compiled_anew`, sweeps, and the rule for GPU tests."""
 
 import functools
 import os
@@ -8,6 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ NOT_HOPPER = "no Hopper GPU"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew")
+    parser.addoption("--whole-sweeps", action="store_true", help="all cases of sweeps, as `make sweep` does")
 
 
 # Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder. It is
@@ -38,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(os.environ["EPIFUSE_CACHE_DIR"], ignore_errors=True))
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that they start
 
 
 @functools.cache
@@ -78,12 +81,45 @@ def golden_file(item: pytest.Item) -> Path:
     return GOLDEN / item.path.stem / (re.sub(r"[^\w.-]+", "_", test).strip("_") + ".txt")
 
 
+def leave_out_of_sweeps(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `sweep` keep a draw of cases in which each value of each parameter is met. On a GPU all run, and
+    so they do where a test is named."""
+    if config.getoption("--whole-sweeps") or any("::" in argument for argument in config.args):
+        return
+    sweeps: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep") and not item.get_closest_marker("gpu"):
+            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for cases in sweeps.values() for item in {*cases} - {*met_by(cases)}}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[*left_out])
+
+
+def met_by(cases: list[Any]) -> list[Any]:
+    """Cases that together have each value of each parameter; names decide where several would do."""
+    values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
+    ordered = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
+    missing, found = set().union(*values.values()), []
+    while missing:
+        found.append(max(ordered, key=lambda case: len(values[case] & missing)))
+        missing -= values[found[-1]]
+    return found
+
+
+@pytest.fixture
+def whole_sweeps(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that loops over cases shall take all of them."""
+    return bool(request.config.getoption("--whole-sweeps"))
+
+
 STALE = pytest.StashKey[list[str]]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m take tests out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find golden files that no collected test is compared with; tests/test_golden.py reads the result."""
+    leave_out_of_sweeps(config, items)
     if any("::" in argument for argument in config.args):
         return  # parts of files
     used = {golden_file(item) for item in items if "golden" in getattr(item, "fixturenames", ())}

@@ -264,6 +264,7 @@ def softmax(accum):
 ROW_CASES = [*ROW_DESIGNS, *(d for d in DESIGNS if d.cluster[0] == 1 and d.tile in ((128, 256), (128, 128)))]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("epilogue", [softmax, layer_norm])
 @pytest.mark.parametrize("design", ROW_CASES, ids=str)
 def test_whole_rows_cross_compile_without_spills(design, epilogue, capfd, tmp_path):

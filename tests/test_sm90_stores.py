@@ -40,6 +40,7 @@ def compiled(args: ef.GemmArguments, tile: tuple[int, int], folder: Path) -> str
     return ptx
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", [(128, 256), (128, 128)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_without_spills(case, tile, capfd, tmp_path):

@@ -11,7 +11,7 @@ from tests import malformed
 from tests.malformed import Case
 
 PARTS = 16
-EVERY = 6
+EVERY = 12
 """One case in so many runs here; `python -m tests.malformed` runs them all."""
 
 CHOSEN = [case for case in malformed.cases() if zlib.crc32(case.origin.encode()) % EVERY == 0]
@@ -28,9 +28,9 @@ def test_refused_or_right(part: int) -> None:
 
 
 def test_there_are_enough_and_most_are_refused() -> None:
-    count = Counter(malformed.verdict(case).split(":")[0] for case in CHOSEN[:: len(CHOSEN) // 600])
-    assert len(CHOSEN) > 3000
-    assert count["refused"] > 400
+    count = Counter(malformed.verdict(case).split(":")[0] for case in CHOSEN[:: len(CHOSEN) // 300])
+    assert len(CHOSEN) > 1500
+    assert count["refused"] > 200
 
 
 @pytest.mark.parametrize("body", ["D = accum + C\n    return D, D", "D = C.sum("])

@@ -95,7 +95,7 @@ def accesses(machine: Machine) -> None:
 def reductions(machine: Machine) -> None:
     """Every kind to every destination."""
     for destination in test_reductions.DESTINATIONS:
-        for names in test_reductions.KINDS:
+        for names in test_reductions.KINDS if machine.gpu else test_reductions.KINDS[:1]:
             test_reductions.test_every_kind_to_every_destination(destination, names, machine)
     test_reductions.test_sums_of_logarithms_beside_float64("a loss", 0.0, machine)
 
@@ -109,7 +109,7 @@ def rows(machine: Machine) -> None:
 
 def regions(machine: Machine) -> None:
     """Ranges of columns with an epilogue each: vectors, segments, both transports out, in one launch and several."""
-    for name in test_regions.CASES:
+    for name in test_regions.CASES if machine.gpu else test_regions.IN_DESIGNS:
         for layout in ("rows", "odd"):
             test_regions.test_each_region_has_its_own(name, layout, machine)
     for design in DESIGNS if machine.gpu else ():
@@ -141,7 +141,7 @@ def full(machine: Machine) -> None:
 def copied(machine: Machine) -> None:
     """16 bits that TMA cannot address: every layout, few rows and several tiles, batches, and what lies behind."""
     for layouts in test_copied.LAYOUT_PAIRS:
-        for shape in test_copied.SHAPES[1:5]:
+        for shape in test_copied.SHAPES[1 : 5 if machine.gpu else 2]:
             test_copied.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
     test_copied.test_no_mode_need_be_contiguous(machine)
     test_copied.test_batches(machine)
@@ -165,9 +165,9 @@ def mma_sync(machine: Machine) -> None:
     """The kernel for mma.sync: every tile, copies of each size and through registers, every kind of epilogue."""
     with test_mma_sync.taken():
         for layouts in test_mma_sync.LAYOUT_PAIRS:
-            for shape in test_mma_sync.SHAPES[:4]:
+            for shape in test_mma_sync.SHAPES[:4] if machine.gpu else test_mma_sync.SHAPES[1:2]:
                 test_mma_sync.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
-        for design in test_mma_sync.MULTISTAGE_DESIGNS:
+        for design in test_mma_sync.MULTISTAGE_DESIGNS if machine.gpu else test_mma_sync.MULTISTAGE_DESIGNS[:1]:
             for layouts in (("rows", "columns"), ("columns", "rows"), ("odd", "odd")):
                 if layouts != ("odd", "odd") or design.tile != (256, 128):
                     test_mma_sync.test_every_tile(design, layouts, machine)

@@ -33,6 +33,7 @@ def pair(machine: Machine, m: int, n: int, k: int, layouts: tuple[str, str], dty
     return [machine.laid_out(one, layout) for one, layout in zip(made, layouts, strict=True)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layouts", LAYOUT_PAIRS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_of_whole_numbers_are_exact(

@@ -66,6 +66,7 @@ def scales(machine: Machine, m: int, n: int) -> dict[str, torch.Tensor]:
 # --- floats ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("asked", [None, FAST], ids=["accurate", "fast"])
 @pytest.mark.parametrize("dtypes", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -78,6 +79,7 @@ def test_products_of_small_whole_numbers_are_exact(
     check(machine, PLAIN, a, b, {}, out_dtypes=F32, constraints=asked)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("out", [F32, BF16, E4M3, E5M2], ids=str)
 @pytest.mark.parametrize("dtypes", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -125,6 +127,7 @@ def test_accurate_sums_are_and_fast_ones_are_not(shape: tuple[int, int, int], on
 # --- integers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtypes", INTEGERS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_integer_products_are_exact(
@@ -150,6 +153,7 @@ def test_integers_through_the_vocabulary(shape: tuple[int, int, int], machine: M
         assert torch.equal(found.long().flatten(), one.flatten()), name
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("out", [INT8, UINT8, BF16, E4M3], ids=str)
 @pytest.mark.parametrize("dtypes", [(UINT8, INT8), (INT8, INT8)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

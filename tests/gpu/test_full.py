@@ -52,6 +52,7 @@ def wide_numbers(machine: Machine, *shape: int) -> torch.Tensor:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layouts", LAYOUT_PAIRS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_of_whole_numbers_are_exact(

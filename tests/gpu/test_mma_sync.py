@@ -87,6 +87,7 @@ def operands_of(machine: Machine, source: str, m: int, n: int, layout: str = "ro
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layouts", LAYOUT_PAIRS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_of_whole_numbers_are_exact(
@@ -111,6 +112,7 @@ def test_large_products_of_odd_extents_are_exact(hopper: Machine) -> None:
             check(hopper, PLAIN, a, b, {}, constraints=asked(hopper))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layouts", [("rows", "columns"), ("columns", "rows"), ("even", "padded")], ids=str)
 @pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
 def test_every_tile(design: Any, layouts: tuple[str, str], machine: Machine) -> None:

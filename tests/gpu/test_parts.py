@@ -61,6 +61,7 @@ def operands_of(machine: Machine, text: str, layout: str = "rows") -> dict[str, 
     return {name: machine.laid_out(machine.whole(*OPERANDS[name]), layout) for name in names}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_both_parts_of_a_row_are_there(name: str, layout: str, machine: Machine) -> None:

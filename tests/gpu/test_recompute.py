@@ -46,6 +46,7 @@ def data(machine: Machine, shape: str) -> tuple[torch.Tensor, torch.Tensor, dict
     return a, b, {"row": machine.normal(n), "scale": 0.5}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_beside_float64(name: str, shape: str, machine: Machine) -> None:

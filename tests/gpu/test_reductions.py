@@ -74,6 +74,7 @@ def test_every_kind_is_here() -> None:
     assert {name for names in KINDS for name in names} == set(REDUCTIONS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("names", KINDS, ids="-".join)
 @pytest.mark.parametrize("destination", DESTINATIONS)
 def test_every_kind_to_every_destination(destination: str, names: tuple[str, ...], machine: Machine) -> None:
@@ -270,6 +271,7 @@ ORDERED = "".join(
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", WHOLE)
 @pytest.mark.parametrize("destination", DESTINATIONS)
 def test_integers_and_masks_are_reduced_exactly(destination: str, kind: str, machine: Machine) -> None:

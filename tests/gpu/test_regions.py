@@ -100,6 +100,7 @@ def product_of(machine: Machine, m: int = M) -> tuple[torch.Tensor, torch.Tensor
     return machine.whole(m, K, most=1), machine.whole(N, K, most=1).t()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_each_region_has_its_own(name: str, layout: str, machine: Machine) -> None:

@@ -75,6 +75,7 @@ HOLDERS = [design for design in (*DESIGNS, *ROW_DESIGNS) if design.rows * design
 """Its accumulator leaves too few registers for reductions."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("design", HOLDERS, ids=str)
 @pytest.mark.parametrize("name", ["layer norm", "logsumexp"])
 def test_every_design_holds_rows_as_wide_as_its_cluster(name: str, design: Any, machine: Machine) -> None:

@@ -137,6 +137,7 @@ def product_of(machine: Machine, m: int = M, n: int = N) -> tuple[torch.Tensor, 
     return machine.whole(m, K, most=1), machine.whole(n, K, most=1).t()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_each_segment_has_its_own(name: str, layout: str, machine: Machine) -> None:
@@ -198,6 +199,7 @@ def test_a_design_takes_what_it_holds(name: str) -> None:
         assert bool(ef.get_kernels(args, cc=90, providers=["cutedsl"])) == holds(design, name), design
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "shape", [(1, 192, 8), (3, 192, 8), (64, 384, 64), (129, 1152, 520), (257, 576, 1032)], ids=str
 )
@@ -238,6 +240,7 @@ ALONE = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("n", [32, 64, 96, 128, 256])
 def test_a_row_that_is_one_segment(n: int, name: str, machine: Machine) -> None:

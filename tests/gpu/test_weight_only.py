@@ -71,6 +71,7 @@ def scales(machine: Machine, b: torch.Tensor, k: int) -> torch.Tensor:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_of_small_whole_numbers_are_exact(
@@ -103,6 +104,7 @@ def test_every_value_is_converted_exactly(m: int, pair: tuple[torch.dtype, torch
         assert torch.equal(got.isinf(), want.isinf())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("out", [F32, BF16, F16, E4M3], ids=str)
 @pytest.mark.parametrize("pair", USUAL, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
