@@ -262,6 +262,9 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     # --- shapes inside the epilogue
     "operand_shape": Sentence(_T, "operand '{name}' of shape {shape} does not broadcast to accum's {accum}", "{hint}"),
+    "operand_met": Sentence(
+        _T, "operand '{name}' of shape {shape} does not broadcast to {met}, the shape of what it meets", "{hint}"
+    ),
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
     "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
     "dim_range": Sentence(_T, "dim {dim} is out of range, which is {range}"),

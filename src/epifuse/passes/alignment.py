@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,7 +17,7 @@ from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, factors_of, shape_of
 from epifuse.passes import kinds
-from epifuse.passes.dims import DimsError, align, broadcast, index_hint, regroup
+from epifuse.passes.dims import DimsError, align, broadcast, regroup, shape_hint
 from epifuse.passes.kinds import KindError
 from epifuse.request.problem import Problem
 
@@ -188,15 +188,23 @@ class Alignment:
             return self.settled_after(value, partner)
         dims = align(value.shape, partner, self.accum_dims, self.extents)
         if dims is None:
-            raise self.fail(
-                "operand_shape",
-                name=value.raw.name,
-                shape=value.shape,
-                accum=shape_of(partner, self.extents) if partner else self.problem.accum_shape,
-                hint=index_hint(value.raw.name, value.shape, self.problem),
-            )
+            self.refuse(value, shape_of(partner, self.extents) if partner else self.problem.accum_shape)
         node = self.emit("load", attr=value.raw._replace(dims=dims), kind=value.kind, dims=dims)
         return Typed(node, value.kind, dims)
+
+    def refuse(self, value: Typed, met: tuple[int, ...]) -> NoReturn:
+        """Raise for an operand that does not broadcast to the shape of what it meets."""
+        assert isinstance(value.raw, Load)
+        name, shape, accum = value.raw.name, value.shape, self.problem.accum_shape
+        if met == accum:
+            hint = shape_hint(name, shape, accum)
+            raise self.fail("operand_shape", name=name, shape=shape, accum=accum, hint=hint)
+        if self.fits(value):
+            hint = f"it fits accum's {accum}: take the same part of {name} in the same words"
+        else:
+            few = f"operands broadcast by NumPy's rule: a number, or {met}"
+            hint = shape_hint(name, shape, met) if len(met) > 1 else few
+        raise self.fail("operand_met", name=name, shape=shape, met=met, hint=hint)
 
     def settled_after(self, value: Typed, partner: Dims) -> Typed:
         """What is postponed, aligned after all that it is made of: without recursion, and once for each partner."""

@@ -7,7 +7,6 @@ from itertools import pairwise
 from math import prod
 
 from epifuse.ir.types import AXES, Dim, Dims, Factor, dim_size, shape_of
-from epifuse.request.problem import Problem
 
 Extents = Mapping[str, int]
 
@@ -66,13 +65,8 @@ def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) ->
     return tuple(reversed(result))
 
 
-def index_hint(name: str, shape: tuple[int, ...], problem: Problem) -> str:
-    """What to write where an operand of this shape does not broadcast."""
-    return shape_hint(name, shape, problem.accum_shape)
-
-
 def shape_hint(name: str, shape: tuple[int, ...], accum: tuple[int, ...]) -> str:
-    """The same beside an accum of this shape, which has two or three dims."""
+    """What to write where an operand of this shape does not broadcast to one of two dims or more."""
     *batches, rows, columns = accum
     if len(shape) == 1 and shape[0] == rows:
         return f"a column vector has the shape (M, 1): write {name}[:, None]"
