@@ -5,14 +5,16 @@
 bfloat16, A by rows, B the transpose of a weight by rows. Where K is no multiple of 8, TMA cannot address them: `plain`
 is beside `torch.mm`, and `bias gelu` beside the same by torch.compile. Both are what epifuse chooses by itself, beside
 `padded`, the same product of A and B whose rows begin at multiples of 16 bytes: what that takes less is the time of the
-copies. `mma.sync` asks for that kernel, beside `torch.mm` and what epifuse chooses. All of a shape are interleaved in
-one run, and our results are compared with float64 before. The table has the largest ratio that is accepted. A large
-copy within the GPU, bytes read and bytes written, says what its memory can do.
+copies. `mma.sync` asks for that kernel, beside `torch.mm`, what epifuse chooses, and where A and B are aligned beside
+Triton multiplying by mma.sync too (triton_mma_sync.py). All of a shape are interleaved in one run, and our results are
+compared with float64 before. The table has the largest ratio that is accepted. A large copy within the GPU, bytes read
+and bytes written, says what its memory can do.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +69,11 @@ def variants(shape: Shape) -> Mapping[str, Own]:
 def pairs(shape: Shape) -> tuple[Pair, ...]:
     """At least 0.55 of cuBLAS's rate where A and B are aligned."""
     if is_aligned(shape):
-        return Pair("mma.sync", "torch.mm", round(1 / 0.55, 3)), Pair("mma.sync", "plain")
+        return (
+            Pair("mma.sync", "torch.mm", round(1 / 0.55, 3)),
+            Pair("mma.sync", "Triton", 1.0),
+            Pair("mma.sync", "plain"),
+        )
     most = 0.28 if shape in shapes(LARGE) else 0.9
     return (
         Pair("plain", "torch.mm", most),
@@ -104,7 +110,9 @@ def ours(own: Own, x: Operands) -> tuple[Call, str]:
 def peers(shape: Shape, x: Operands) -> dict[str, Call]:
     """PyTorch's."""
     found: dict[str, Call] = {"torch.mm": lambda: cublas(x)}
-    if not is_aligned(shape):
+    if is_aligned(shape):
+        found["Triton"] = importlib.import_module("triton_mma_sync").peer(x.a, x.b, torch.empty_like(x.D))
+    else:
         torch._dynamo.reset()  # a function is compiled for eight shapes only
         compiled = torch.compile(GELU.eager, dynamic=False)
         found["torch.compile"] = lambda: compiled(x.a, x.b, x.bias, x.C)
