@@ -682,20 +682,23 @@ def test_outputs_that_no_product_reaches() -> None:
     assert row.grad.tolist() == [0, 0, 1, 0, 0, 0]
 
 
-def test_a_scalar_tensor_is_a_tensor_with_and_without_gradients() -> None:
-    """The gate of a layer that was trained and is then evaluated."""
+def test_the_gate_of_a_layer_that_is_then_evaluated() -> None:
+    """Without a gradient a tensor of no dims is a number; with one element it is a tensor in both."""
 
     def gated(accum: Any, gate: Any) -> Any:
         return torch.tanh(gate) * accum * gate.exp()
 
     a, b, gate = torch.randn(5, 7), torch.randn(7, 16), torch.nn.Parameter(torch.tensor(0.2))
     want = gated(a @ b, gate)
-    torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=gate), want)
+    for given in (gate, gate.reshape(1)):
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=given), want)
     with torch.no_grad():
-        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=gate), want)
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=gated, gate=gate.reshape(1)), want)
+        with pytest.raises(ef.errors.EpilogueTypeError, match=r"reshape\(1\)"):
+            ef.gemm(a, b, epilogue=gated, gate=gate)
 
 
-def test_a_derivative_that_changes_values_in_place_is_traced_in_any_layout() -> None:
+def test_a_derivative_with_mutations_is_of_any_layout() -> None:
     def largest(accum: Any, p: Any, q: Any) -> Any:
         return accum * torch.maximum(p.reshape(16, 8), (q * 2).T).T
 

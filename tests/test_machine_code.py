@@ -83,7 +83,7 @@ def room(cc):
 
 
 def test_a_tile_that_is_refused_as_it_spills_is_found(compiled, never_run, monkeypatch):
-    monkeypatch.setattr(multistage, "crowded", lambda *_: None)
+    monkeypatch.setattr(multistage, "unfit", lambda *_: None)
     kernel = next(one for one in kernels(257, 80) if one.spec.design.tile == (256, 128))
     (found,) = faults(compiled(kernel), HMMA, room(80))
     assert found.startswith("spilled")

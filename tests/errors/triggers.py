@@ -154,7 +154,7 @@ SOURCES: dict[str, str] = {
     "max_pair": epilogue("return torch.max(accum, dim=1)"),
     "norm_order": epilogue("return accum.norm(1)"),
     "host_wanted": epilogue("return accum if accum > 0 else C"),
-    "tensor_wanted": epilogue("return accum * torch.sqrt(2.0)"),
+    "tensor_wanted": epilogue("return accum * torch.sqrt(alpha)"),
     "number_wanted": epilogue("return F.leaky_relu(accum, C)"),
     "select_shapes": epilogue("return accum if alpha else row"),
     "prelu_weight": epilogue("return F.prelu(accum, col)"),

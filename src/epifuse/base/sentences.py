@@ -195,7 +195,9 @@ EPILOGUE: dict[str, Sentence] = {
     # --- kinds
     "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
     "tensor_wanted": Sentence(
-        _T, "{what} takes a tensor, and this is a host number", "use Python's own arithmetic or math"
+        _T,
+        "{what} takes a tensor, and this is a host number",
+        "use Python's own arithmetic or math; of a tensor without dims, which is read as a number, pass x.reshape(1)",
     ),
     "number_wanted": Sentence(
         _T,

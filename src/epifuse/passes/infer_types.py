@@ -143,8 +143,6 @@ class _Inference(Sizes):
     def infer_torch(self, node: Node, args: list[Typed]) -> Typed:
         """Stands for its first argument, once torch's function would take them all."""
         rule, spelled = node.attr
-        if rule == "tensor" and args[0].host and args[0].node.op != "const":
-            return self.loaded(args[0])
         known = [torch_rules.Argument(arg.host, arg.kind, arg.narrow, self.shape(arg)) for arg in args]
         if (found := torch_rules.broken(rule, known)) is not None:
             raise self.fail(found[0], what=spelled, op=spelled, **found[1])
@@ -158,16 +156,10 @@ class _Inference(Sizes):
     def infer_tensor(self, node: Node, args: list[Typed]) -> Typed:
         spelled, rank = node.attr
         if args[0].host:
-            if rank or args[0].node.op == "const":
-                raise self.fail("tensor_wanted", what=spelled)
-            return self.loaded(args[0])
+            raise self.fail("tensor_wanted", what=spelled)
         if rank:
             normalise(rank - 1, len(self.shape(args[0])))
         return args[0]
-
-    def loaded(self, x: Typed) -> Typed:
-        """A number where a tensor is wanted: it may be a tensor of no dims, which is read on the host."""
-        return Typed(self.device(x), x.kind)
 
     def infer_call(self, node: Node, args: list[Typed]) -> Typed:
         if all(arg.host for arg in args):
