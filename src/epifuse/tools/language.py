@@ -288,8 +288,8 @@ def _shapes() -> Iterator[str]:
     yield "`weight` of `ef.linear`. Then pass it as `operands={'x': ...}`; `x=...` would be the parameter itself, which"
     yield "Python refuses with a `TypeError` where it is given twice."
     yield ""
-    yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each launch. What takes a"
-    yield "tensor, as `torch.tanh(gate)`, refuses both: pass `gate.reshape(1)`."
+    yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each launch. What"
+    yield "takes a tensor, as `torch.tanh(gate)`, refuses both: pass `gate.reshape(1)`."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]
