@@ -227,3 +227,18 @@ def test_over_what_was_read(machine: Machine) -> None:
     machine.kernel(args).run(args)
     machine.synchronise()
     assert all(torch.equal(got, want) for got, want in zip((D, E), wants, strict=True))
+
+
+SUMS_OF_PAIRS = {
+    "a row": "E = accum.unflatten(-1, (-1, 2)).sum(dim=1)",
+    "all": "E = accum.unflatten(-1, (-1, 2)).sum(dim=(0, 1))",
+}
+
+
+@pytest.mark.parametrize("name", SUMS_OF_PAIRS)
+def test_sums_of_each_of_a_pair_beside_their_gate(name: str, machine: Machine) -> None:
+    """Results of two columns, which leave in the two parts of a row."""
+    gate = "D = relu(accum[..., 0::2]) * accum[..., 1::2]"
+    text = f"def epi(accum):\n    {gate}\n    {SUMS_OF_PAIRS[name]}\n    return D, E\n"
+    a, b = machine.whole(200, 72, most=1), machine.whole(512, 72, most=1).t()
+    check(machine, text, a, b, {}, out_dtypes=torch.float32)

@@ -144,6 +144,22 @@ def test_of_every_number_of_rows(m: int, machine: Machine) -> None:
     check(machine, text, a, b, operands_of(machine, text, rows=m), out_dtypes=torch.bfloat16)
 
 
+OVERLAPPING = {
+    "every second of a range, and a range of it": "x = accum[:, 64:1088]; D = x[:, ::2]; E = x[:, :320]",
+    "a range, and the largest of a range of it": "x = accum[:, :448] * 2; D = x[:, 64:]; E = x; P = x.amax(dim=-1)",
+    "sums of two ranges": "x = accum[:, 8:1032]; D = x.sum(dim=0); E = x[:, :512].sum(dim=-1)",
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_of_ranges_that_overlap(name: str, machine: Machine) -> None:
+    """Where columns may be computed twice, each range has a launch of its own."""
+    outputs = [output for output in "DEP" if f"{output} = " in OVERLAPPING[name]]
+    text = f"def epi(accum):\n    {OVERLAPPING[name]}\n    return {', '.join(outputs)}\n"
+    options = {"out_dtypes": torch.float32, "constraints": Constraints(allow_recompute=True)}
+    check(machine, text, *product_of(machine), {}, **options)
+
+
 def rms_norm(x, weight):
     """As `transformers` writes it for Qwen3."""
     variance = x.pow(2).mean(-1, keepdim=True)
