@@ -113,7 +113,7 @@ def test_a_join_in_a_range_that_has_no_such_part_is_refused(columns: int) -> Non
 
     a, b, _ = inputs()
     with pytest.raises(
-        ef.errors.UnsupportedError, match=f"more columns than {columns}:{columns + 7}, or columns that do not"
+        ef.errors.UnsupportedError, match=f"do not fit side by side into columns {columns}:{columns + 7}"
     ):
         ef.gemm(a, b[:, : columns + 7], epilogue=largest, bound=1.0)
 

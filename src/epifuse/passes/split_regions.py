@@ -99,7 +99,7 @@ def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
         if not wide:
             return found
         for columns in parts & {*wide}:  # no part, but a range
-            told = f"it takes more columns than {columns.start}:{columns.stop}, or columns that do not divide these"
+            told = f"joined values do not fit side by side into columns {columns.start}:{columns.stop}"
             raise UnsplitError(wide[columns], f"{told}: {_WAY_OUT}")
         parts |= {*wide}
 

@@ -130,7 +130,11 @@ class CuteDslProvider:
 
 def _of_ranges(graph: Graph, problem: Problem) -> Regions:
     """The regions of a graph, of which each may have regions of its own."""
-    return Regions(graph, problem, lambda *of: (_of_ranges if is_uneven(of[0]) else lower_region)(*of))
+
+    def lowered(graph: Graph, problem: Problem) -> Lowered | Regions:
+        return _of_ranges(graph, problem) if is_uneven(graph) else lower_region(graph, problem)
+
+    return Regions(graph, problem, lowered)
 
 
 @cache

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Uint16, Uint32
 
 from epifuse.providers.cutedsl.design import K_SPAN
+from epifuse.providers.cutedsl.kernels.swizzle import swizzled
 from epifuse.providers.cutedsl.kernels.widen import widened
 
 _BLOCK = 16  # numbers along K that one instruction multiplies, bytes in shared memory
@@ -26,7 +27,7 @@ class Converted:
 
     def start(self, mma: cute.TiledMma, buffer: cute.Tensor, thread: Any) -> Any:
         """The address of a thread's first pair in the first stage."""
-        return _swizzled(mma.get_slice(thread).partition_A(buffer).iterator.toint())
+        return swizzled(mma.get_slice(thread).partition_A(buffer).iterator.toint())
 
     def fragment(self, mma: cute.TiledMma, buffer: cute.Tensor) -> cute.Tensor:
         """Registers for what is multiplied of a stage."""
@@ -55,11 +56,6 @@ class Converted:
             words[i] = cute.arch.inline_ptx(
                 "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[found[i]]
             )
-
-
-def _swizzled(address: Any) -> Any:
-    """Where what would lie at an address of rows of 128 bytes lies, if these begin at a multiple of 1024."""
-    return address ^ (address >> 3 & 0x70)
 
 
 def _loaded(address):

@@ -12,16 +12,17 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+from epifuse.providers.cutedsl.design import K_SPAN
+from epifuse.providers.cutedsl.kernels.swizzle import PATTERN_LINES, swizzled
+
 _LEAST_BITS = 32  # of a cp.async
-_UNIT = 16  # bytes that keep their order in shared memory
-_SHIFT = 3  # from the bits of an address that say how units are exchanged to those that are
-_PATTERN_LINE, _PATTERN_LINES = 128, 8  # bytes of a line at most, and lines, after which the order is the same again
 _WIDEST_BITS = 128  # which alone may pass by the L1 cache
 
 
 class Source(NamedTuple):
     """Where a thread's first elements of a tile of A or B lie: in memory, as row and as place along K, in the tile, and
-    as an address of the first stage before it is swizzled. `exists` has a bit for each copy whose rows exist."""
+    as an address of the first stage before it is swizzled. `exists` has a bit for each copy whose rows exist. The last
+    two are None where elements go through registers."""
 
     start: Any
     row: Any
@@ -43,8 +44,7 @@ class Copies:
         self.count = across // self.step
         self.by_registers = vector * dtype.width < _LEAST_BITS
         self.size = dtype.width // 8
-        self.mask = min(line, _PATTERN_LINE) - _UNIT
-        self.pattern = min(line, _PATTERN_LINE) * _PATTERN_LINES
+        self.span = min(line, K_SPAN)
 
     def source(self, tensor: Any, tile: Any, batch: Any, thread: Any, buffer: Any) -> Source:
         """Of a tile with this number among the rows, at the start of K."""
@@ -52,9 +52,9 @@ class Copies:
         row = tile * self.tile[0] + inside[0]
         first = 0 if _is_woven(tensor) else row
         place = cute.crd2idx((Int64(first), Int64(inside[1]), Int64(batch)), tensor.layout)
-        to = Int32(buffer.iterator.toint()) + self.size * cute.crd2idx((*inside, 0), buffer.layout)
         if self.by_registers:
-            return Source(tensor.iterator + place, row, inside[1], inside, to, None)
+            return Source(tensor.iterator + place, row, inside[1], inside, None, None)
+        to = Int32(buffer.iterator.toint()) + self.size * cute.crd2idx((*inside, 0), buffer.layout)
         exists = Uint32(0)
         for i, step in enumerate(self.steps()):
             exists |= Uint32(row + step[0] < cute.size(tensor, mode=[0])) << i
@@ -90,7 +90,7 @@ class Copies:
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=mode), self.dtype, num_bits_per_copy=8 * bytes_)
         layout = cute.make_layout(((self.vector, 1), 1))
         of_stage = source.to + stage * (self.size * math.prod(self.tile))
-        first = self._swizzled(of_stage)
+        first = swizzled(of_stage, self.span)
         left = tensor.shape[1] - k * self.tile[1]
         for i, step in [*enumerate(self.steps())][piece[0] :: piece[1]]:
             inside = cutlass.select_(source.along_k + step[1] < left, source.exists, Uint32(0))
@@ -98,14 +98,11 @@ class Copies:
             exists[0] = (inside & (1 << i)) != 0
             beyond = self.size * cute.crd2idx((*step, 0), buffer.layout)
             # One addition, which is part of the instruction, where whole patterns lie between the copies.
-            place = first + beyond if beyond % self.pattern == 0 else self._swizzled(of_stage + beyond)
+            is_whole = beyond % (PATTERN_LINES * self.span) == 0
+            place = first + beyond if is_whole else swizzled(of_stage + beyond, self.span)
             to = cute.make_ptr(self.dtype, place, cute.AddressSpace.smem, assumed_align=bytes_)
             from_ = self._at(source, step, k, tensor)
             cute.copy(atom, cute.make_tensor(from_, layout), cute.make_tensor(to, layout), pred=exists)
-
-    def _swizzled(self, address: Any) -> Any:
-        """Where in shared memory lies what would lie at an address if nothing were swizzled."""
-        return address ^ (address >> _SHIFT & self.mask)
 
     def fetch(self, source: Source, tensor: Any, k: Any, piece: tuple[int, int]) -> Any:
         """A thread's elements of block `k` of K, or the n-th piece of so many, in registers."""

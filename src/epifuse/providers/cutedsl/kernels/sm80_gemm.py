@@ -282,7 +282,7 @@ class Sm80Gemm:
     def factors(self, mma: cute.TiledMma, buffers: tuple, thread: Any) -> Any:
         """For A and B: the copy by ldmatrix, its source and its target, and the fragments that are multiplied.
 
-        Those of B by strips of columns, of which the first is a tile's first.
+        Those of B by strips of columns: where tiles are abreast, the source has the strips of both, the rest of one.
         """
         thread = thread % (WARP_GROUP * self.design.sharing)
         own = mma.get_slice(thread)
