@@ -92,9 +92,22 @@ def test_its_bits_are_no_other_kernel_s(never_run):
     assert own.isdisjoint(hopper)
 
 
-FULL = torch.float32
+FULL, INT8, E4M3 = torch.float32, torch.int8, torch.float8_e4m3fn
 REFUSED = {
-    "8 bits": (lambda: arguments(*(x.to(torch.int8) for x in matrices())), "it multiplies float16, bfloat16"),
+    "8 bits of which K is odd": (
+        lambda: arguments(*matrices(k=255, dtype=INT8)),
+        "pad K with zeros to a multiple of 16",
+    ),
+    "8 bits by columns": (
+        lambda: arguments(matrices(dtype=INT8)[0].t().contiguous().t(), matrices(dtype=INT8)[1]),
+        "needs A by rows (K contiguous)",
+    ),
+    "8 bits of an odd base": (
+        lambda: arguments(torch.empty(500 * 256 + 1, dtype=INT8)[1:].view(500, 256), matrices(dtype=INT8)[1]),
+        "A of 8 bits does not start at a multiple of 16 bytes",
+    ),
+    "8-bit floats": (lambda: arguments(*matrices(dtype=E4M3)), "sm_80 does not multiply e4m3"),
+    "float64": (lambda: arguments(*matrices(dtype=torch.float64)), "it multiplies float16, bfloat16"),
     "float32 in full": (lambda: arguments(*matrices(dtype=FULL)), "precision='tf32'"),
     "a float16 accumulator": (
         lambda: ef.GemmArguments(
@@ -126,6 +139,20 @@ def test_floats_of_8_bits_need_a_gpu_that_converts_them(never_run):
     assert designs(args, 89)
 
 
+def test_products_of_8_bits_apply_no_block_scales(never_run):
+    a, b = matrices(m=500, dtype=E4M3)
+    (reason,) = refusals(arguments(ef.Scaled(a, torch.ones(500, 2)), b), 89)
+    assert "it applies no block scales" in reason
+
+
+def test_sums_of_8_bit_floats_are_promoted_where_registers_hold_both(never_run):
+    a, b = matrices(dtype=E4M3)
+    assert {design.promoted for design in designs(arguments(a, b), 89)} == {128}
+    fast = designs(arguments(a, b, asked=ef.Constraints(fast_accum=True)), 89)
+    assert {design.promoted for design in fast} == {0}
+    assert {design.tile for design in fast} > {design.tile for design in designs(arguments(a, b), 89)}
+
+
 def test_powers_of_two_need_no_conversion(never_run):
     assert designs(stored_as(torch.float8_e8m0fnu), 80)
     assert designs(arguments(*matrices(), "def epi(accum): D = accum.to(torch.float8_e8m0fnu).float(); return D"), 80)
@@ -155,13 +182,17 @@ COPIED = {
     "tf32 of 8 bytes": (odd(8, dtype=F32), 2),
     "tf32 by columns": (odd(16, dtype=F32).t(), 1),
     "no mode contiguous": (torch.empty(64, 128, dtype=BF16)[:, ::2], 0),
+    "8 bits": (odd(16, dtype=INT8), 16),
+    "8 bits, 4 bytes": (odd(4, dtype=INT8), 4),
+    "8 bits, a pair": (odd(2, dtype=INT8), 2),
 }
 
 
 @pytest.mark.parametrize("name", COPIED)
 def test_elements_at_once_divide_all_distances(name, never_run):
     a, elements = COPIED[name]
-    b = torch.empty(a.shape[-1], 64, dtype=a.dtype)
+    k = a.shape[-1]
+    b = torch.empty(64, k, dtype=INT8).t() if a.dtype == INT8 else torch.empty(k, 64, dtype=a.dtype)
     for design in designs(arguments(a, b, asked=ef.Constraints(precision="tf32"))):
         assert design.copied[0] == elements
 
@@ -300,6 +331,23 @@ def test_tf32_is_rounded_before_it_is_multiplied(compiled, never_run, whole_swee
             product = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
             assert faults(made, product, room(86), may_spill=may_spill) == []
             assert instructions(made.ptx, "cvt.rna.tf32.f32")
+
+
+NARROW = {"s8": (INT8, 80), "e4m3": (E4M3, 89), "e4m3 on sm_120": (E4M3, 120)}
+
+
+@pytest.mark.parametrize("k", [256, 250])
+@pytest.mark.parametrize("name", NARROW)
+def test_products_of_8_bits_compile(name, k, compiled, never_run, whole_sweeps):
+    """Copied by 16 bytes, and by pairs; in the largest tile too."""
+    dtype, cc = NARROW[name]
+    of, sums = short(dtype), "f32" if dtype.is_floating_point else "s32"
+    kernels = ef.get_kernels(arguments(*matrices(k=k, dtype=dtype), BIAS_GELU, bias=torch.empty(504)), cc=cc)
+    largest = max(kernels, key=lambda one: one.spec.design.tile)
+    for kernel in kernels if whole_sweeps else dict.fromkeys((kernels[0], largest) if k == 256 else kernels[:1]):
+        product = f"mma.sync.aligned.m16n8k32.row.col.{sums}.{of}.{of}.{sums}"
+        may_spill = kernel.plan.allocation.program.spills
+        assert faults(compiled(kernel), product, room(cc), may_spill=may_spill) == []
 
 
 LAYOUTS = {

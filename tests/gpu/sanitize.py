@@ -178,6 +178,10 @@ def mma_sync(machine: Machine) -> None:
             test_mma_sync.test_parts_of_rows(name, machine)
         for name in test_mma_sync.EPILOGUES:
             test_mma_sync.test_epilogues(name, (131, 253, 77), machine)
+        for dtypes in test_mma_sync.NARROW[1:3]:
+            test_mma_sync.test_products_of_8_bits_are_exact(dtypes, machine)
+        for name in test_mma_sync.NARROW_EPILOGUES:
+            test_mma_sync.test_epilogues_of_8_bits(name, machine)
 
 
 def extents(machine: Machine) -> None:

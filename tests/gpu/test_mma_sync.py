@@ -14,7 +14,7 @@ from gpu.harness import Machine, check, check_the_same_bits, run
 import epifuse as ef
 from epifuse.base.cache import forget
 from epifuse.providers.cutedsl import MULTISTAGE_DESIGNS, untested
-from epifuse.providers.cutedsl.design import MULTISTAGE
+from epifuse.providers.cutedsl.design import MULTISTAGE, round_up
 
 pytestmark = pytest.mark.usefixtures("never_run")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -38,6 +38,19 @@ EPILOGUES = {
     "a number": "def epi(accum): s, t = sum(accum * accum), absmax(accum); return s, t\n",
     "whole rows": "def epi(accum, bias): D = softmax(accum * 0.001 + bias, dim=-1); return D\n",
     "norm of rows": "def epi(accum, C): x = accum + C; D = x * rsqrt(mean(x * x, dim=-1, keepdim=True)); return D\n",
+}
+NARROW = [
+    (torch.int8, torch.int8),
+    (torch.uint8, torch.int8),
+    (torch.float8_e4m3fn, torch.float8_e4m3fn),
+    (torch.float8_e4m3fn, torch.float8_e5m2),
+]
+"""Dtypes of A and B of 8 bits: of one kind, and of two."""
+NARROW_EPILOGUES = {
+    "scaled": "def epi(accum, column, bias): D = gelu(accum * 0.001 * column + bias, approximate='tanh'); return D\n",
+    "to int8": "def epi(accum, bias): D = clamp(accum * 0.5 + bias + 0.3, -128, 127).to(torch.int8); return D\n",
+    "reductions": "def epi(accum): D = accum * 0.5; s, t = sum(D, dim=-2), absmax(D, dim=-1); return D, s, t\n",
+    "halves": "def epi(accum): gate, up = (accum * 0.01).chunk(2, dim=-1); D = silu(gate) * up; return D\n",
 }
 PARTS = {
     "halves": "def epi(accum): gate, up = (accum * 0.001).chunk(2, dim=-1); D = silu(gate) * up; return D\n",
@@ -172,6 +185,64 @@ def test_parts_of_rows(name: str, machine: Machine) -> None:
         for layout in ("columns", "rows") if name == "halves" else ("columns",):
             a, b = machine.laid_out(machine.whole(m, k), "even"), machine.laid_out(machine.whole(k, n), layout)
             check(machine, PARTS[name], a, b, {}, out_dtypes=F32, constraints=asked(machine))
+
+
+def narrow(machine: Machine, dtypes: tuple[torch.dtype, torch.dtype], m: int, n: int, k: int) -> tuple[Any, Any]:
+    """A and B, both along K, whose lines lie `k` apart; where Hopper's kernel is asked as well, a multiple of 16."""
+    k = k if asked(machine) else round_up(k, 16)
+    a, b = machine.whole(m, k, dtype=dtypes[0]), machine.whole(n, k, dtype=dtypes[1])
+    return a, b.t()
+
+
+@pytest.mark.parametrize("dtypes", NARROW, ids=str)
+def test_products_of_8_bits_are_exact(dtypes: tuple[torch.dtype, torch.dtype], machine: Machine) -> None:
+    """Copied by 16, 8, 4 and 2 bytes; of one block of K, of many, and of some that float32 adds up."""
+    for m, n, k in ((1, 1, 2), (17, 13, 6), (129, 263, 84), (333, 777, 66), (70, 90, 152), (130, 256, 2048)):
+        check(machine, PLAIN, *narrow(machine, dtypes, m, n, k), {}, out_dtypes=None, constraints=asked(machine))
+
+
+@pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
+def test_every_tile_has_8_bits(design: Any, machine: Machine) -> None:
+    """Sums of floats that float32 adds up have no registers in the two largest, unless the tensor cores add up all."""
+    m, n = (2 * tile + ragged for tile, ragged in zip(design.tile, (72, 24), strict=True))
+    for dtypes in NARROW[1:3]:
+        a, b = narrow(machine, dtypes, m, n, 272)
+        fast = dtypes[0].is_floating_point and design.rows * design.tile[1] > 64 * 128
+        made = asked(machine, tile=design.tile, fast_accum=fast)
+        check(machine, PLAIN, a, b, {}, out_dtypes=None, constraints=made)
+
+
+@pytest.mark.parametrize("name", NARROW_EPILOGUES)
+def test_epilogues_of_8_bits(name: str, machine: Machine) -> None:
+    source = NARROW_EPILOGUES[name]
+    for m, n, k in ((200, 256, 128), (131, 272, 78)):
+        for dtypes in NARROW[:3:2]:
+            a, b = narrow(machine, dtypes, m, n, k)
+            out = None if name == "to int8" else F32
+            check(machine, source, a, b, operands_of(machine, source, m, n), out_dtypes=out, constraints=asked(machine))
+
+
+def test_the_largest_integers_of_8_bits(machine: Machine) -> None:
+    a = torch.full((70, 4096), -128, dtype=torch.int8, device=machine.device)
+    b = torch.full((72, 4096), 255, dtype=torch.uint8, device=machine.device).t()
+    got = run(machine, PLAIN, a, b, {}, constraints=asked(machine), out_dtypes=None)["D"]
+    assert torch.equal(got, torch.full((70, 72), -128 * 255 * 4096, dtype=torch.int32))
+
+
+@pytest.mark.gpu
+def test_tiles_have_the_same_bits_of_8_bits(hopper: Machine) -> None:
+    """Float32 adds up sums of 128 products, in stages of 128 numbers of K and of 64."""
+    for k in (1024, 1026):
+        a, b = hopper.normal(333, k).to(torch.float8_e4m3fn), hopper.normal(250, k).to(torch.float8_e5m2).t()
+        args = ef.GemmArguments(
+            a, b, epilogue=ef.EpilogueArguments.partial(PLAIN, {}), constraints=asked(hopper), out_dtypes=F32
+        )
+        kernels = ef.get_kernels(args)
+        assert len(kernels) > 1
+        found = [kernel.run(args)["D"] for kernel in kernels]
+        assert all(torch.equal(found[0], one) for one in found)
+        want = a.double() @ b.double()
+        assert float((found[0].double() - want).norm() / want.norm()) < 1e-5
 
 
 @pytest.mark.gpu

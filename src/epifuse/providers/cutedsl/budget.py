@@ -213,6 +213,8 @@ def unpromoted(design: Design) -> str | None:
     """Why a tile's sums are not promoted, or None. Sums of another part of K are added to them later: up to 156 bytes
     spill beside 128 accumulators a thread. Pieces of other sizes ran on no GPU."""
     most = _MOST_PROMOTING[design.split > 1]
+    if design.by_warps:
+        return None  # `multistage.unfit` says it
     if design.promoted and _accumulators(design) + piece(design) // 2 > most:
         return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
     if design.promoted and design.tile[1] > _PIECE and design.tile[1] % _PIECE:

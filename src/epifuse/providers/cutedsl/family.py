@@ -264,7 +264,7 @@ class Family:
         """The design with what follows from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
         if self.key.copied is not None:
-            return multistage.given(replace(design, parts=parts), self.key.copied, problem.target)
+            return multistage.given(replace(design, parts=parts), self.key.copied, problem)
         if design.in_tensor_memory:
             return design
         return replace(

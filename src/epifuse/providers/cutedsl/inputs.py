@@ -189,7 +189,7 @@ def unaddressable(problem: Problem) -> str | None:
     a, b = problem.a, problem.b
     if converts(problem) and a.strides[-1] != 1:
         return "it converts a weight in registers where K is contiguous: store it as (N, K), and pass weight.T"
-    layout = _not_along_k(problem) if _needs_k(a.dtype) and _needs_k(b.dtype) else None
+    layout = not_along_k(problem) if _needs_k(a.dtype) and _needs_k(b.dtype) else None
     first, second = "BA" if converts(problem) else "AB"  # of the result
     return layout or _unaddressable(first, a) or _unaddressable(second, b)
 
@@ -199,7 +199,8 @@ def _needs_k(dtype: torch.dtype) -> bool:
     return dtype.itemsize != 2
 
 
-def _not_along_k(problem: Problem) -> str | None:
+def not_along_k(problem: Problem) -> str | None:
+    """Why A and B are not multiplied along K, or None."""
     name = "tf32" if problem.a.dtype == torch.float32 else "a product of 8-bit numbers"
     if problem.a.strides[-1] != 1:
         return f"{name} needs A by rows (K contiguous): pass A.contiguous()"

@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 
 from epifuse.base.dtypes import short
-from epifuse.base.target import Target
 from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import inputs, untested
 from epifuse.providers.cutedsl.budget import stage_bytes
-from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, SUBTILE, Design
+from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, SUBTILE, WARP_GROUP, Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -30,10 +29,12 @@ _RATES: Mapping[tuple[int, int], float] = {
     (128, 32): 0.36,
 }
 """Rates beside the best of Hopper's tiles, by tile: on an H100, for 4096^3 (mma_sync_h100.json)."""
-_COPIES: Mapping[int, float] = {8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
+_COPIES: Mapping[int, float] = {16: 1.0, 8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
 """The same by elements of a copy, which is assumed."""
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, *_NARROW)
+_PAIR = 2  # numbers of 8 bits are copied and read in pairs
+_MOST_PROMOTING = 64  # accumulators of a thread that others of the same number fit beside
 _WHOLE_STAGES = 3
 _WIDEST = 16  # bytes of a copy
 _LEAST = 4  # bytes of a copy that does not go through registers
@@ -51,7 +52,12 @@ def refused(problem: Problem) -> str | None:
     """Why A and B, filled, are not multiplied by mma.sync, or None."""
     a, target = problem.a, problem.target
     if a.dtype not in _DTYPES:
-        return f"it multiplies float16, bfloat16, and float32 as tf32, and A is {a.dtype}"
+        return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}"
+    narrow = next((one.dtype for one in (a, problem.b) if one.dtype in _NARROW), None)
+    if narrow is not None and not target.has_narrow_floats:
+        return f"{target.name} does not multiply {short(narrow)}: convert A and B to bfloat16"
+    if problem.scales:
+        return "it applies no block scales: pass scales of rows and columns as operands of the epilogue"
     if inputs.is_weight_only(problem):
         return f"it multiplies numbers of one size, and B is {problem.b.dtype}: convert it to A's dtype first"
     if inputs.is_full(problem):
@@ -59,12 +65,28 @@ def refused(problem: Problem) -> str | None:
             "it multiplies float32 as tf32, with 10 bits of fraction, and only where that is allowed: precision='tf32' "
             "or torch.set_float32_matmul_precision('high')"
         )
-    if problem.accumulator != torch.float32:
-        return f"it adds up products of {a.dtype} in {short(torch.float32)}, not {problem.accumulator}"
+    accumulator = inputs.ACCUMULATORS[a.dtype][0]
+    if problem.accumulator != accumulator:
+        return f"it adds up products of {a.dtype} in {short(accumulator)}, not {problem.accumulator}"
+    if a.dtype.itemsize == 1 and (reason := inputs.not_along_k(problem) or _not_in_pairs(problem)) is not None:
+        return reason
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
         return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
     return untested.refused(target)
+
+
+def _not_in_pairs(problem: Problem) -> str | None:
+    """Why numbers of 8 bits are not copied in pairs, or None."""
+    for name, info, elements in zip("AB", (problem.a, problem.b), copied(problem), strict=True):
+        if not info.aligned:
+            return f"{name} of 8 bits does not start at a multiple of {_WIDEST} bytes: pass a copy, {name}.clone()"
+        if elements < _PAIR:
+            return (
+                f"it copies numbers of 8 bits in pairs, and {name} has K or a stride that is odd: pad K with zeros to "
+                "a multiple of 16 in both A and B"
+            )
+    return None
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:
@@ -114,11 +136,12 @@ def _is_asynchronous(elements: int, size: int) -> bool:
     return max(elements, 1) * size >= _LEAST
 
 
-def given(design: Design, elements: tuple[int, int], target: Target) -> Design:
+def given(design: Design, elements: tuple[int, int], problem: Problem) -> Design:
     """The design with how A and B are copied. A stage has half a span of K where shared memory does not hold three of a
-    whole one, and where elements are copied one by one, as each takes registers."""
-    made = replace(design, copied=elements, span=K_SPAN)
-    is_whole = min(elements) > 1 and _WHOLE_STAGES * sum(stage_bytes(made)) <= target.shared_memory
+    whole one, and where elements or pairs are copied one by one, as each takes registers."""
+    made = replace(design, copied=elements, span=K_SPAN, promoted=inputs.promoted(problem))
+    several = min(elements) > (_PAIR if problem.a.dtype.itemsize == 1 else 1)
+    is_whole = several and _WHOLE_STAGES * sum(stage_bytes(made)) <= problem.target.shared_memory
     return made if is_whole else replace(made, span=K_SPAN // 2)
 
 
@@ -132,6 +155,8 @@ def unfit(design: Design, problem: Problem) -> str | None:
     spill."""
     if design.columns < SUBTILE[1]:
         return f"its tile has {design.columns} columns of the result, and {SUBTILE[1]} leave at once"
+    if design.promoted and design.rows * design.tile[1] > _MOST_PROMOTING * WARP_GROUP:
+        return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
     gated = design.parts > 1
     enough = {(256, 128): _WIDEST if gated else _WIDEST // 2, (128, 64): _LEAST if gated else 0}
     if _least_bytes(design, problem) < enough.get(design.tile, 0):
@@ -140,8 +165,15 @@ def unfit(design: Design, problem: Problem) -> str | None:
 
 
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
-    """Whether registers spill in the tile of the widest rows, which has no smaller one in its place: up to 60 bytes."""
-    return design.tile == (128, 256) and (work.shares_rows or _least_bytes(design, problem) < _WIDEST)
+    """Whether registers spill: up to 60 bytes in the tile of the widest rows, which has no smaller one in its place.
+
+    Up to 120 bytes where sums are promoted beside pairs that go through registers, or on Hopper, whose mma.sync has no
+    floats of 8 bits: the compiler converts them to float16.
+    """
+    least = _least_bytes(design, problem)
+    if design.promoted and (problem.target.has_wgmma or least < _LEAST):
+        return True
+    return design.tile == (128, 256) and (work.shares_rows or least < _WIDEST)
 
 
 def rate(design: Design) -> float:

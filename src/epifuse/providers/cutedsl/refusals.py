@@ -177,9 +177,10 @@ def _summed(design: Design, problem: Problem) -> list[str]:
     if any(design.scaled):
         which = " and ".join(name for name, own in zip("AB", design.scaled, strict=True) if own)
         return [f"{_sums(design)} with 14 bits, and float32 adds up these sums times the block scales of {which}"]
+    kept = "" if design.by_warps else " with 14 bits"  # which was measured on Hopper alone
     if design.promoted:
-        return [f"{_sums(design)} with 14 bits, and float32 adds up these sums"]
-    return ["fast_accum: the tensor cores add up all products, with 14 bits"]
+        return [f"{_sums(design)}{kept}, and float32 adds up these sums"]
+    return [f"fast_accum: the tensor cores add up all products{kept}"]
 
 
 def _sums(design: Design) -> str:

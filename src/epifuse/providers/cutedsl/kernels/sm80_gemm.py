@@ -16,7 +16,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
-from epifuse.providers.cutedsl.kernels import direct
+from epifuse.providers.cutedsl.kernels import bytes_by_warps, direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
 from epifuse.providers.cutedsl.kernels.copies import Copies
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
@@ -34,6 +34,7 @@ except ImportError:  # their home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum, SmemAllocator
 
 THREADS = MATH_GROUPS * WARP_GROUP
+_BYTE = 8  # bits
 _ROWS = 16  # of a warp's fragments
 _BLOCK = 32  # bytes of K that one multiplication takes
 _COLUMNS = 16  # of B that one ldmatrix brings
@@ -51,8 +52,9 @@ class Sm80Gemm:
         self, design: Design, program: Program, types: tuple, accumulator: Any, along_k: tuple[bool, bool]
     ) -> None:
         """`along_k` says of A and B whether neighbours in memory lie along K, as far as any do."""
-        self.design, self.program, self.dtype, self.accumulator = design, program, types[0], accumulator
-        self.is_tf32 = self.dtype is Float32
+        self.design, self.program, self.types, self.accumulator = design, program, types, accumulator
+        self.is_tf32, self.in_bytes = types[0] is Float32, types[0].width == _BYTE
+        self.dtype = bytes_by_warps.PAIR if self.in_bytes else types[0]
         self.stages = design.stages
         self.depth = 8 * design.k_bytes // self.dtype.width
         # Of a stage: ldmatrix transposes 16 bits alone, and tf32 lies along K.
@@ -61,7 +63,7 @@ class Sm80Gemm:
             Copies(
                 self.dtype,
                 (rows, self.depth),
-                max(vector, 1),
+                max(vector * types[0].width // self.dtype.width, 1),
                 THREADS,
                 by_k=by_k,
                 line=design.k_bytes if self.by_k[i] else rows * self.dtype.width // 8,
@@ -89,7 +91,8 @@ class Sm80Gemm:
         stream: Any,
     ):
         a, b = _with_batches(a), _with_batches(b)
-        b = woven(cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2])), self.program.order)
+        a, b = self.elements(a), cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0, 2]))
+        b = woven(self.elements(b), self.program.order)
         tile = (*self.design.brought, self.depth)
         mma = self.multiplication(self.design.sharing)
         atom = self.multiplication(1)
@@ -108,6 +111,10 @@ class Sm80Gemm:
         for merging in self.merging:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, ctas, stream)
 
+    def elements(self, tensor: cute.Tensor) -> cute.Tensor:
+        """(rows, K, L) of what is copied and read."""
+        return bytes_by_warps.in_pairs(tensor) if self.in_bytes else tensor
+
     def parts(self, atom: cute.TiledMma, fragment: Fragment) -> Any:
         """Which accumulators are which part of a row: every second one of 8 columns is the other part's."""
         if self.design.parts == 1:
@@ -118,11 +125,7 @@ class Sm80Gemm:
     def multiplication(self, groups: int) -> cute.TiledMma:
         """Of `groups` times four warps, one below the other."""
         k = 8 * _BLOCK // self.dtype.width
-        op = (
-            warp.MmaTF32Op((_ROWS, 8, k))
-            if self.is_tf32
-            else warp.MmaF16BF16Op(self.dtype, self.accumulator, (_ROWS, 8, k))
-        )
+        op = warp.MmaTF32Op((_ROWS, 8, k)) if self.is_tf32 else warp.MmaF16BF16Op(self.dtype, Float32, (_ROWS, 8, k))
         warps = WARPS * groups
         return cute.make_tiled_mma(
             cute.make_mma_atom(op), cute.make_layout((warps, 1, 1)), permutation_mnk=(_ROWS * warps, _COLUMNS, k)
@@ -193,6 +196,22 @@ class Sm80Gemm:
         layout = cute.make_layout(((2, 2), down, across), stride=((1, 2), 4 * across, 4))
         return registers, cute.make_tensor(registers.iterator, layout)
 
+    def beside(self, mma: cute.TiledMma, sums: cute.Tensor) -> Any:
+        """What the tensor cores add to: the sums, or registers whose values float32 adds to them."""
+        if not self.design.promoted:
+            return sums
+        registers, added = self.accumulators(mma)
+        registers.fill(Float32(0))
+        return added
+
+    @cute.jit
+    def promote(self, sums: cute.Tensor, added: cute.Tensor, k: Int32, blocks: Int32):
+        """Behind so many products, and behind the last ones."""
+        stages = self.design.promoted // self.design.k_bytes
+        if k % stages == stages - 1 or k == blocks - 1:
+            sums.store(sums.load() + added.load())
+            added.fill(Float32(0))
+
     def bring(self, pair, sources, buffers, k, stage, piece) -> None:
         """Start to copy block `k` of K, or the n-th piece of so many."""
         for copies, tensor, source, buffer in zip(self.copies, pair, sources, buffers, strict=True):
@@ -234,6 +253,7 @@ class Sm80Gemm:
     ):
         """The main loop over so many blocks of K; nothing is under way when it ends, and all stages are free."""
         factors = self.factors(mma, buffers, thread)
+        added = self.beside(mma, sums)
         steps = self.steps()
         pieces = self.pieces(len(steps))
         beside = len(steps) // pieces  # steps that hide a piece
@@ -267,7 +287,9 @@ class Sm80Gemm:
                     cute.arch.cp_async_commit_group()
                 if const_expr(i % beside == 0):
                     held[i // beside] = self.fetch(pair, sources, k + self.stages - 1, (i // beside, pieces))
-                self.multiply(mma, factors, steps[i], sums)
+                self.multiply(mma, factors, steps[i], added)
+            if const_expr(self.design.promoted > 0):
+                self.promote(sums, added, k, blocks)
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
 
@@ -318,11 +340,14 @@ class Sm80Gemm:
         """What was read of a step."""
         block, strip = step
         a, b = factors[0][3][None, None, block], factors[1][3][None, (None, strip), block]
+        own = cute.logical_divide(sums, (None, None, self.strip // 8))[None, None, (None, strip)]
+        if self.in_bytes:
+            bytes_by_warps.multiply(self.types, own, a, b)
+            return
         if self.is_tf32:
             if strip == 0:
                 _round(a)
             _round(b)
-        own = cute.logical_divide(sums, (None, None, self.strip // 8))[None, None, (None, strip)]
         cute.gemm(mma, own, a, b, own)
 
 
