@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu.test_mma_sync import never_run as never_run  # a fixture
 
 from epifuse.base.errors import CATALOGUE
 from epifuse.fusion import VOCABULARY
 from epifuse.tools.debug import to_dot
 from epifuse.tools.demo import Problem
+from epifuse.tools.gpus import table
 from epifuse.tools.language import EXAMPLES, OPERANDS, REFUSALS, page, refusal, typed
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +103,16 @@ def test_the_language_page_is_the_generators(request: pytest.FixtureRequest) -> 
     if request.config.getoption("--update-golden"):
         committed.write_text(page(), encoding="utf-8")
     assert page() == committed.read_text(encoding="utf-8"), "run: python -m epifuse docs > docs/language.md"
+
+
+def test_the_table_of_gpus_is_what_planning_says(never_run: None) -> None:
+    how = "run: EPIFUSE_UNTESTED=1 python -m epifuse gpus"
+    assert table() in (ROOT / "README.md").read_text(encoding="utf-8"), how
+
+
+def test_without_being_asked_for_no_other_gpu_has_a_kernel() -> None:
+    rows = [line.split(" | ") for line in table().splitlines()[2:]]
+    assert {row[1] for row in rows if row[-1].startswith("compiled")} == {"no"}
 
 
 def test_the_language_page_names_the_whole_vocabulary() -> None:

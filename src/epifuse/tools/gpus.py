@@ -1,0 +1,98 @@
+"""Which GPUs have kernels for what, in Markdown: `EPIFUSE_UNTESTED=1 python -m epifuse gpus`.
+
+Each cell is what planning says of a product, so the table is true of this version. Where `EPIFUSE_UNTESTED` is not set,
+GPUs on which no kernel ever ran have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from epifuse import api
+from epifuse.base.errors import EpifuseError
+from epifuse.base.target import TARGETS
+from epifuse.request.problem import Constraints
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+
+_MODELS: Mapping[int, str] = {
+    0: "CPU",
+    80: "A100",
+    86: "RTX 30, A10",
+    89: "RTX 40, L4",
+    90: "H100, H200",
+    100: "B200",
+    103: "B300",
+    120: "RTX 50",
+}
+"""Processors by compute capability, for example."""
+
+
+class Input(NamedTuple):
+    """Dtypes of A and B."""
+
+    name: str
+    a: torch.dtype
+    b: torch.dtype
+    precision: str | None = None
+
+
+_BF16, _INT8, _E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+INPUTS = (
+    Input("16 bits", _BF16, _BF16),
+    Input("tf32", torch.float32, torch.float32, "tf32"),
+    Input("float32", torch.float32, torch.float32),
+    Input("fp8", _E4M3, _E4M3),
+    Input("int8", _INT8, _INT8),
+    Input("weight of 8 bits", _BF16, _INT8),
+)
+_LENGTHS = ((255, "any"), (254, "even"), (256, "16 bytes"))
+"""K, which is how far apart lines are, and what it says of lines that a product of it is taken."""
+_PLAIN = "def epilogue(accum): D = accum; return D"
+_EPILOGUES = {
+    "sums, maxima": "def epilogue(accum): s, t = sum(accum, dim=0), amax(accum, dim=-1); return s, t",
+    "halves of rows": "def epilogue(accum): gate, up = accum.chunk(2, dim=-1); D = silu(gate) * up; return D",
+    "heads of rows": "def epilogue(accum): D = accum.unflatten(-1, (-1, 64)).softmax(-1).flatten(-2); return D",
+}
+_WHOLE_ROWS, _WIDTHS = "def epilogue(accum): D = softmax(accum, dim=-1); return D", (4096, 2048, 1024, 512, 256, 128)
+_M, _N = 512, 1024
+
+
+def table() -> str:
+    """A row for each processor: how A and B of each kind may lie, what epilogues may hold, and whether it ever ran."""
+    heads = ["", *(one.name for one in INPUTS), *_EPILOGUES, "whole rows", "its kernels were"]
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    return "\n".join([*lines, *(_line(_row(cc)) for cc in _MODELS)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _row(cc: int) -> list[str]:
+    target = TARGETS[cc]
+    name = f"{_MODELS[cc]} ({target.name})" if cc else _MODELS[cc]
+    inputs = [next((said for k, said in _LENGTHS if _has_kernel(cc, one, k=k)), "no") for one in INPUTS]
+    epilogues = ["yes" if _has_kernel(cc, INPUTS[0], source) else "no" for source in _EPILOGUES.values()]
+    return [name, *inputs, *epilogues, _widest(cc), "tested" if cc == 0 or target.has_wgmma else "compiled, never run"]
+
+
+def _widest(cc: int) -> str:
+    """The largest power of two that N may be where values need whole rows."""
+    found = next((n for n in _WIDTHS if _has_kernel(cc, INPUTS[0], _WHOLE_ROWS, n=n)), None)
+    if found == _WIDTHS[0]:
+        return "any N"
+    return "no" if found is None else f"N up to {found}"
+
+
+def _has_kernel(cc: int, given: Input, source: str = _PLAIN, *, n: int = _N, k: int = 256) -> bool:
+    a = torch.empty(_M, k, dtype=given.a, device="meta")
+    b = torch.empty(n, k, dtype=given.b, device="meta").t()
+    epilogue = EpilogueArguments.partial(source, {})
+    args = GemmArguments(a, b, epilogue=epilogue, constraints=Constraints(precision=given.precision))
+    try:
+        return bool(api.get_kernels(args, cc=cc, limit=1))
+    except EpifuseError:
+        return False
