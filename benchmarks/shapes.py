@@ -221,7 +221,7 @@ def judge(product: Product, row: Mapping[str, Any], options: argparse.Namespace)
     picked = row["pick"]
     if "failed" in picked:
         return {"failed": "nothing was picked"}
-    sets = [operands(product, options.device) for _ in range(_count_of_sets(product, options.device))]
+    sets = sets_of(product, options.device)
     best = min(picked["microseconds"], key=picked["microseconds"].__getitem__)
     chosen = _chosen(PLAIN.arguments(sets[0]))
     made: dict[str, Calls] = {}
@@ -270,9 +270,11 @@ def operands(product: Product, device: str) -> Operands:
     return Operands(a, b, torch.randn(n, dtype=torch.bfloat16, device=device), out, out, out)
 
 
-def _count_of_sets(product: Product, device: str) -> int:
+def sets_of(product: Product, device: str) -> list[Operands]:
+    """So many that a call finds none of its operands in the L2 cache."""
     l2: int = torch.cuda.get_device_properties(device).L2_cache_size if device != "cpu" else 0
-    return min(max(1, math.ceil(_EXCEEDED * l2 / product.bytes)), _MOST_SETS)
+    count = min(max(1, math.ceil(_EXCEEDED * l2 / product.bytes)), _MOST_SETS)
+    return [operands(product, device) for _ in range(count)]
 
 
 def _chosen(args: ef.GemmArguments) -> str:

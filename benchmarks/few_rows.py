@@ -1,0 +1,143 @@
+"""GPU time of products of few rows beside reading their weight and beside cuBLAS, and the price of `batch_invariant`.
+
+    python benchmarks/few_rows.py --save results.json [--rows 1,4,16,64] [--rounds 20]
+
+Layers of decoders, with as many weights in turn as exceed four times the L2 cache, replayed from a CUDA graph. `floor`
+is the weight's bytes at 0.92 of the rate at which this GPU reads, which is measured first, and 4 us. `bias + silu` is
+beside the plain product, and `batch_invariant` too: for these layers, and for the shapes of gemm_epilogue.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gemm_cases import SHAPES, Operands
+from layers import Product
+from shapes import sets_of
+from timing import command, machine, save
+from torch.nn import functional as F
+
+import epifuse as ef
+from epifuse.runtime.timing import in_turn
+
+LAYERS = (
+    ("Llama 3 8B, q, k and v", 6144, 4096),
+    ("Llama 3 8B, output", 4096, 4096),
+    ("Llama 3 8B, gate and up", 28672, 4096),
+    ("Llama 3 8B, down", 4096, 14336),
+    ("Qwen2.5 7B, down", 3584, 18944),
+    ("Qwen2.5 32B, q, k and v", 7168, 5120),
+    ("Llama 2 70B, output", 8192, 8192),
+    ("Gemma 2 9B, q, k and v", 8192, 3584),
+    ("Phi-4, output", 5120, 5120),
+    ("Mistral Nemo, gate and up", 28672, 5120),
+)
+"""Models, N and K of a layer."""
+RATE, MORE = 0.92, 4e-6
+"""Of the rate of reading, and seconds beside it: what a product of few rows should reach."""
+Calls = list[Callable[[], Any]]
+
+
+def plain(accum):
+    """As it is."""
+    D = accum
+    return D
+
+
+def bias_silu(accum, bias):
+    """What a layer adds."""
+    D = F.silu(accum + bias)
+    return D
+
+
+def ours(sets: Sequence[Operands], function: Callable[..., Any] = plain, **asked: Any) -> Calls:
+    """A launch for each set of operands."""
+    calls: Calls = []
+    for x in sets:
+        given = {"bias": x.bias} if function is bias_silu else {}
+        epilogue = ef.EpilogueArguments(function, **given, D=x.D)
+        args = ef.GemmArguments(x.a, x.b, epilogue=epilogue, constraints=ef.Constraints(**asked))
+        kernel = ef.get_kernels(args, limit=1)[0]
+        calls.append(partial(kernel.run, args, compiled_artifact=kernel.compile(args)))
+    return calls
+
+
+def cublas(sets: Sequence[Operands]) -> Calls:
+    """PyTorch's product."""
+    return [partial(torch.mm, x.a, x.b, out=x.D) for x in sets]
+
+
+def timed(variants: Mapping[str, Calls], rounds: int) -> dict[str, float]:
+    """Median microseconds of each."""
+    taken = in_turn([*variants.values()], torch.device("cuda"), rounds, close=math.inf)
+    return {name: round(1e6 * statistics.median(each), 3) for name, each in zip(variants, taken, strict=True)}
+
+
+def reading() -> float:
+    """Bytes a second that the GPU reads: of the largest of 4 GB."""
+    data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
+    out = torch.empty((), dtype=torch.float32, device="cuda")
+    (taken,) = in_turn([[lambda: torch.amax(data, dim=0, out=out)]], torch.device("cuda"), 10)
+    return data.nbytes / statistics.median(taken)
+
+
+def row_of(name: str, m: int, n: int, k: int, rate: float, rounds: int) -> dict[str, Any]:
+    """What is saved of a product."""
+    sets = sets_of(Product(m, n, k, 1, "nt"), "cuda")
+    variants = {"plain": ours(sets), "batch_invariant": ours(sets, batch_invariant=True), "cuBLAS": cublas(sets)}
+    if name:
+        variants["bias + silu"] = ours(sets, bias_silu)
+    floor = {"floor": round(1e6 * (2 * n * k / (RATE * rate) + MORE), 3)} if name else {}
+    return {"of": name, "shape": [m, n, k], "microseconds": {**timed(variants, rounds), **floor}}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Largest and mean ratios."""
+    few, many = [[row["microseconds"] for row in rows if bool(row["of"]) == kind] for kind in (True, False)]
+
+    def line(said: str, found: Sequence[float]) -> str:
+        mean = math.exp(statistics.fmean(math.log(one) for one in found))
+        return f"{said}: mean {mean:.3f}, largest {max(found):.3f}, of {len(found)}"
+
+    return "\n".join(
+        [
+            line("plain / floor", [row["plain"] / row["floor"] for row in few]),
+            line("plain / cuBLAS", [row["plain"] / row["cuBLAS"] for row in few]),
+            f"bias + silu: {max(row['bias + silu'] - row['plain'] for row in few):.2f} us more at most",
+            line("batch_invariant / plain, few rows", [row["batch_invariant"] / row["plain"] for row in few]),
+            *([line("batch_invariant / plain", [r["batch_invariant"] / r["plain"] for r in many])] if many else []),
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=lambda text: [int(m) for m in text.split(",")], default=[1, 4, 16, 64])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    rate, rows = reading(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "read_bytes_a_second": round(rate), "rows": rows}
+    print(f"reads {rate / 1e12:.3f} TB/s", flush=True)
+    products = [(name, m, n, k) for name, n, k in LAYERS for m in options.rows]
+    for name, m, n, k in [*products, *(("", *shape) for shape in SHAPES)]:
+        rows.append(row_of(name, m, n, k, rate, options.rounds))
+        print(f"{m}x{n}x{k} {name}: {rows[-1]['microseconds']}", flush=True)
+        if options.save:
+            save(options.save, results)
+        torch.cuda.empty_cache()
+    print(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
