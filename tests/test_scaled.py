@@ -275,7 +275,7 @@ def test_an_output_over_the_scales_is_refused():
 def test_hopper_takes_one_side_and_both(sides, m):
     plans = [kernel.plan for kernel in ef.get_kernels(arguments(m=m, sides=sides), cc=90)]
     assert {plan.allocation.program.design.scaled for plan in plans} == {("A" in sides, "B" in sides)}
-    assert not any(plan.spec.design.swapped for plan in plans)
+    assert any(plan.spec.design.swapped for plan in plans) == (m == 16)
     assert any(plan.spec.design.split > 1 for plan in plans)
     assert len({plan.allocation.bits for plan in plans if plan.spec.design.split == 1}) == 1
 
@@ -299,15 +299,17 @@ def test_fast_sums_have_no_block_to_scale():
 
 
 def test_hopper_says_what_it_does_not_scale():
-    why = {refusal.kernel: refusal.reason for refusal in ef.explain(arguments(m=16), cc=90).refusals}
-    assert why["sm90_gemm_16x64_swapped_1x1"].startswith(
-        "a design that exchanges A and B, for few rows, does not apply block scales"
-    )
     assert any("block scales where the epilogue takes parts of a row" in reason for reason in reasons(arguments(gated)))
     far = torch.empty_strided((512, 32), (1 << 23, 1), device="meta")
     a = torch.empty(512, 4096, dtype=E4M3, device="meta")
     args = ef.GemmArguments(ef.Scaled(a, far), a.t())
     assert reasons(args) == {f"it counts elements of the scales of A up to {2**31 - 1}"}
+
+
+def test_few_rows_have_designs_that_exchange_a_and_b():
+    chosen = ef.get_kernels(arguments(m=16), cc=90)[0].plan.allocation.program.design
+    assert chosen.swapped
+    assert chosen.scaled == (True, True)
 
 
 def test_the_options_of_a_call_reach_scaled_products():

@@ -102,7 +102,7 @@ def test_an_epilogue_behind_them(
 
 
 @pytest.mark.parametrize("source", [REDUCED, WHOLE_ROWS], ids=["reductions", "whole rows"])
-@pytest.mark.parametrize("shape", [(200, 256, 1024), (130, 200, 400)], ids=str)
+@pytest.mark.parametrize("shape", [(200, 256, 1024), (130, 200, 400), (40, 256, 1024)], ids=str)
 def test_reductions_and_whole_rows(shape: tuple[int, int, int], source: str, machine: Machine) -> None:
     a, b = scales_of(machine, *floats(machine, (E4M3, E4M3), *shape), "along rows")
     check(machine, source, a, b, {}, out_dtypes={"D": BF16}, layouts=("rows",))
@@ -157,7 +157,7 @@ def test_nothing_along_k(machine: Machine) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(61, 1000, 4096), (1000, 1290, 528), (700, 1500, 1168)], ids=str)
+@pytest.mark.parametrize("shape", [(61, 1000, 4096), (9, 328, 4240), (1000, 1290, 528), (700, 1500, 1168)], ids=str)
 def test_designs_of_the_same_bits_have_them(shape: tuple[int, int, int], hopper: Machine) -> None:
     """Every design that is offered, those of parts of K too, with a stage that ends behind the last block."""
     a, b = scales_of(hopper, *floats(hopper, (E4M3, E5M2), *shape), "apart")

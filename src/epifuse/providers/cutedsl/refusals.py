@@ -83,8 +83,6 @@ def unscaled(design: Design) -> str | None:
     """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one."""
     if not any(design.scaled):
         return None
-    if design.swapped:
-        return "a design that exchanges A and B, for few rows, does not apply block scales: ordinary designs do"
     if design.parts > 1:
         return (
             "it does not apply block scales where the epilogue takes parts of a row: store the product, and combine "

@@ -1,8 +1,9 @@
 """Block scales: what a sum of 128 products is multiplied by, before float32 adds it up.
 
 A thread reads its own scales from global memory while the stage before theirs is multiplied: of A one for each of its
-rows, of which the four lanes of a row read one, of B one for each block of its columns, which all threads read. None
-waits in shared memory, so that A and B keep their stages, and scales may lie in any way.
+rows, of which the four lanes of a row read one, of B one for each block of its columns, which all threads read. Where A
+and B are exchanged, A's are those of its columns, and its rows are of one block of B. None waits in shared memory, so
+that A and B keep their stages, and scales may lie in any way.
 """
 
 from typing import Any, NamedTuple
@@ -17,18 +18,25 @@ from epifuse.providers.cutedsl.kernels.fragment import listed, spread
 from epifuse.request.scaled import BLOCK
 
 _INSTRUCTIONS = 4  # that multiply a block of K
+_OF_LINE = 32  # scales in a line of L2, where they lie one behind the other
 
 
-class Scales(NamedTuple):
-    """Of a tile: the scales of A and of B; where those of a thread's rows begin, and those of its columns; which block
-    of K is the first; and registers that hold the scales of the stage to come, block by block.
+class Side(NamedTuple):
+    """Scales of a tile's rows, or of its columns: the tensor, and where each line of blocks begins that a thread needs.
 
     Places count elements in 32 bits: 64 would take registers of the accumulator's.
     """
 
-    tensors: tuple
-    rows: tuple
-    columns: tuple
+    tensor: Any
+    starts: tuple
+
+
+class Scales(NamedTuple):
+    """Of a tile: the scales of its rows and of its columns, () where there are none; which block of K is the first; and
+    registers that hold the scales of the stage to come, block by block."""
+
+    rows: Any
+    columns: Any
     first: Any
     coming: Any
 
@@ -39,6 +47,7 @@ class BlockScales:
     def __init__(self, design: Design) -> None:
         self.design, (self.of_a, self.of_b) = design, design.scaled
         self.width = budget.piece(design)
+        self.along = (0, 1) if design.swapped else (1, 0)  # the mode along K of scales of rows and of columns
         self.steps = design.spans  # blocks of a stage, whose elements have 8 bits
 
     def apart(self, tensors: tuple) -> tuple[tuple, tuple]:
@@ -50,52 +59,90 @@ class BlockScales:
         """For a tile, from a stage of K on, whose scales are on their way then."""
         if not scales:
             return ()
-        rows, columns = [], []
+        by_row: Any = ()
+        by_column: Any = ()
+        self._send_for(scales, place, thread, stage * self.steps)
         if self.of_a:
-            rows = [_start(scales[0], row, 0) for row in self._rows(place, epilogue, atom, thread)]
+            own = _side(scales[0], self._own(place, epilogue, atom, thread), 0)
+            by_row, by_column = ((), own) if self.design.swapped else (own, ())
         if self.of_b:
-            first = place.n * self.design.tile[1]
-            columns = [_start(scales[-1], (first + i) // BLOCK, 1) for i in range(0, self.design.tile[1], BLOCK)]
-        coming = cute.make_rmem_tensor(self.steps * (len(rows) + len(columns)), Float32)
-        found = Scales(scales, tuple(rows), tuple(columns), stage * self.steps, coming)
+            axis = 0 if self.design.swapped else 1
+            extent = self.design.tile[axis]
+            first = (place.m, place.n)[axis] * extent
+            blocks = _side(scales[-1], [(first + i) // BLOCK for i in range(0, extent, BLOCK)], 1)
+            by_row, by_column = (blocks, by_column) if self.design.swapped else (by_row, blocks)
+        count = sum(len(side.starts) for side in (by_row, by_column) if side)
+        found = Scales(by_row, by_column, stage * self.steps, cute.make_rmem_tensor(self.steps * count, Float32))
         self.fetch(found, 0)
         return found
 
-    def _rows(self, place, epilogue, atom, thread):
-        """The rows of a thread, 64 by 64."""
+    def _send_for(self, scales, place, thread, block):
+        """Have those of a tile brought to L2, of 128 blocks of K, one for each thread: else each stage waits for
+        memory, whose answer takes longer than a few rows are multiplied."""
+        m, n = (place.n, place.m) if self.design.swapped else (place.m, place.n)
+        of_m, of_n = reversed(self.design.tile) if self.design.swapped else self.design.tile
+        for tensor, mode, first, count in (
+            *([(scales[0], 0, m * of_m, -(-of_m // _OF_LINE))] if self.of_a else []),
+            *([(scales[-1], 1, n * of_n // BLOCK, -(-of_n // BLOCK))] if self.of_b else []),
+        ):
+            for i in range(count):
+                index = cutlass.min(first + i * (_OF_LINE if mode == 0 else 1), tensor.shape[mode] - 1)
+                along = cutlass.min(block + thread, tensor.shape[1 - mode] - 1)
+                at = index * Int32(tensor.stride[mode]) + along * Int32(tensor.stride[1 - mode])
+                cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[tensor.iterator + at])
+
+    def _own(self, place, epilogue, atom, thread):
+        """The rows of A that a thread has: of its rows 64 by 64, or its columns."""
         identity = cute.make_identity_tensor(self.design.subtile)
         places = listed(atom.get_slice(thread).partition_C(identity))
-        own = [places[registers[0]][0] for registers in epilogue.fragment.by_row]
-        division = epilogue.division
+        fragment, division = epilogue.fragment, epilogue.division
+        if self.design.swapped:
+            own = [places[registers[0]][1] for registers in fragment.by_column]
+            return [division.column(right, column, place) for right in range(division.across) for column in own]
+        own = [places[registers[0]][0] for registers in fragment.by_row]
         return [division.row(down, row, place) for down in range(division.down) for row in own]
 
     def fetch(self, scales: Any, stage: Any) -> None:
         """Begin to read those of a stage of the tile."""
         if not scales:
             return
-        lines = [(scales.tensors[0], start, 1) for start in scales.rows]
-        lines += [(scales.tensors[-1], start, 0) for start in scales.columns]
+        lines = [
+            (side.tensor, start, along)
+            for side, along in zip(scales[:2], self.along, strict=True)
+            if side
+            for start in side.starts
+        ]
         for step in range(self.steps):
             for i, (tensor, start, along) in enumerate(lines):
                 block = scales.first + stage * self.steps + step
                 scales.coming[step * len(lines) + i] = self._read(tensor, start, block, along)
 
     def _read(self, scales, start, block, along):
-        """One scale; 0 for a block beyond K. A stage may reach beyond K, and A and B are 0 there, too."""
+        """One scale; of a block beyond K the last one."""
         last = scales.shape[along] - 1
         place = scales.iterator + (start + cutlass.min(block, last) * Int32(scales.stride[along]))
-        value = cute.make_tensor(place, cute.make_layout(1))[0]
-        return cutlass.select_(block <= last, value, Float32(0.0)) if self.steps > 1 else value
+        return cute.make_tensor(place, cute.make_layout(1))[0]
 
-    def taken(self, scales: Any) -> list:
-        """Those of the stage that came: of each of its blocks the products of a row's and a column's, row by row."""
+    def taken(self, scales: Any, stage: Any) -> list:
+        """Those of the stage that came: of each of its blocks the products of a row's and a column's, row by row.
+
+        Of blocks beyond K, where A and B are 0, they are 0, too: a stage may reach there, but for its first block. They
+        are made so here: where they are read, a thread would wait for them.
+        """
         if not scales:
             return []
-        lines, found = len(scales.rows) + len(scales.columns), []
+        sides = [(side, along) for side, along in zip(scales[:2], self.along, strict=True) if side]
+        lines, found = sum(len(side.starts) for side, _ in sides), []
         for step in range(self.steps):
-            own = [scales.coming[step * lines + i] for i in range(lines)]
-            rows, columns = own[: len(scales.rows)], own[len(scales.rows) :]
-            found.append([[_product(row, column) for column in columns or (None,)] for row in rows or (None,)])
+            block, first, own = scales.first + stage * self.steps + step, step * lines, {}
+            for side, along in sides:
+                came = [scales.coming[first + i] for i in range(len(side.starts))]
+                first += len(came)
+                if step:
+                    came = [cutlass.select_(block < side.tensor.shape[along], one, Float32(0.0)) for one in came]
+                own[along] = came
+            rows, columns = (own.get(along, (None,)) for along in self.along)
+            found.append([[_product(row, column) for column in columns] for row in rows])
         return found
 
     def factors(self, taken: list, piece: tuple, epilogue: Any) -> list:
@@ -105,10 +152,18 @@ class BlockScales:
             return []
         (block, row, column), slots = piece, epilogue.fragment.by_row
         own = taken[block // _INSTRUCTIONS]
+        if self.design.swapped and self.of_a:
+            slots = epilogue.fragment.by_column
+            subtiles = [own[0][i : i + len(slots)] for i in range(0, len(own[0]), len(slots))]
+            return [value for values in subtiles for value in spread(values, slots)]
         across = column * self.width // BLOCK if self.of_b else 0
         if not self.of_a:
             return [own[0][across]]
         return spread([own[row * len(slots) + slot][across] for slot in range(len(slots))], slots)
+
+
+def _side(tensor, indices, mode):
+    return Side(tensor, tuple(_start(tensor, index, mode) for index in indices))
 
 
 def _product(first, second):

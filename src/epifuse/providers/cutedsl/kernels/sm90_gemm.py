@@ -660,8 +660,7 @@ class Sm90Gemm:
         accumulators.fill(0.0)
         last = len(self.promotion.pieces) - 1
         for k in cutlass.range(blocks, unroll=1):
-            taken = self.scales.taken(scales)
-            own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
+            own: list = []
             for place in cutlass.range_constexpr(last + 1):
                 # Anew for each piece that is scaled: ptxas orders no instructions across a wait. Else it puts additions
                 # behind the next multiplication, for whose sums there are no other registers: up to 272 bytes spill.
@@ -674,7 +673,9 @@ class Sm90Gemm:
                     cute.gemm(mma, piece, a, b, piece)
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
-                if const_expr(place == 0):
+                if const_expr(place == 0):  # not before: the wait for a stage is time for its scales, too
+                    taken = self.scales.taken(scales, k)
+                    own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
                     self.scales.fetch(scales, k + 1)
                 warpgroup.wait_group(0)
                 if const_expr(place == last):
