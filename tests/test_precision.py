@@ -93,3 +93,25 @@ def test_a_sum_of_exponentials_cannot_cancel():
     assert exactness("D = softmax(accum, dim=-1)", {"D": F32}) == {"exp": "full", "div": "full"}
     assert exactness("D = log_softmax(accum, dim=-1)", {"D": BF16}) == {"exp": "full"}
     assert exactness("D = C / sum(exp(accum) * C, dim=-1, keepdim=True)", {"D": BF16})["exp"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("scale", "accuracy"),
+    [
+        ("maximum(absmax(C, dim=-1, keepdim=True) * 0.01, 0.001)", "fast"),
+        ("where(C > 0, 2.0, maximum(abs(C) / 448.0, 2.0**-126))", "fast"),
+        ("ef.block_scale(absmax(C, dim=-1, keepdim=True))", "fast"),
+        ("ef.block_scale(absmax(C, dim=-1, keepdim=True), rounding='up')", "fast"),
+        ("maximum(abs(C), 0.001)", "narrow"),  # the reciprocal of the largest float is no normal number
+        ("maximum(abs(C) / 448.0, 2.0**-127)", "narrow"),
+        ("where(C > 0, C * 0.01, 1.0)", "narrow"),
+        ("maximum(C * 0.01, -1.0)", "narrow"),
+        ("maximum(abs(C) / 448.0, 2.0**-126) * 0.5", "narrow"),
+        ("C", "narrow"),
+    ],
+)
+def test_a_quotient_by_what_is_far_from_zero_and_infinity_is_fast(scale, accuracy):
+    found = exactness(f"s = {scale}; q = accum / s; D = q", {"D": torch.float8_e4m3fn})
+    assert found["div"] == accuracy
+    found = exactness(f"s = {scale}; q = accum / s; D = q", {"D": F32})
+    assert found["div"] == "full"

@@ -7,7 +7,7 @@ well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -33,7 +33,39 @@ def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bo
     approximated = (errors[node] or 0 for node in narrow if node.args and _error(node) != "carried")
     if sum(approximated) > _BUDGET:
         return dict.fromkeys(graph.nodes, "full")
-    return {node: "narrow" if node in narrow else "full" for node in graph.nodes}
+    tame = _tame_quotients(graph)
+    return {node: ("fast" if node in tame else "narrow") if node in narrow else "full" for node in graph.nodes}
+
+
+_TAME = 2.0**-126, 2.0**126
+"""Floats that are normal numbers, as their reciprocals are."""
+_LARGEST = 2.0**128
+
+
+def _tame_quotients(graph: Graph) -> set[Node]:
+    """Divisions by what is far from zero and from the largest float. They need no scaling of both, and are as exact in
+    their fast form: of quotients by the scale of a block a thread has as many as values."""
+    sizes: dict[Node, tuple[float, float]] = {}
+    for node in graph.nodes:
+        sizes[node] = _size(node, [sizes[arg] for arg in node.args])
+    quotients = [node for node in graph.nodes if node.op == "div"]
+    return {node for node in quotients if _TAME[0] <= sizes[node.args[1]][0] and sizes[node.args[1]][1] <= _TAME[1]}
+
+
+def _size(node: Node, args: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Its magnitude at least and at most, where it is finite, from those of its arguments."""
+    if node.op == "const" and isinstance(node.attr, float | int):
+        return abs(node.attr), abs(node.attr)
+    if node.op == "where":
+        return min(args[1][0], args[2][0]), max(args[1][1], args[2][1])
+    if node.op == "maximum":
+        least = [arg.attr for arg in node.args if arg.op == "const"]
+        return max((0.0, *least)), max(args[0][1], args[1][1])
+    if node.op == "mul":
+        return 0.0, args[0][1] * args[1][1]
+    if node.op == "div" and args[1][0]:
+        return 0.0, args[0][1] / args[1][0]
+    return 0.0, args[0][1] if node.attr == "floor_power_of_two" else _LARGEST
 
 
 def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int | None]:
