@@ -3,10 +3,10 @@
 import itertools
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
+from processes import run_python
 
 import epifuse as ef
 from epifuse.base import cache, store
@@ -70,13 +70,7 @@ def name(args):
 
 
 def run(program, **environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-c", program, options=("error",), env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
 
 

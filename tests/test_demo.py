@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_python
 
 import epifuse as ef
 from epifuse.__main__ import main
@@ -34,8 +35,7 @@ raise SystemExit(main())
 def command(*arguments: str, program: Sequence[str] = ("-m", "epifuse"), **environment: str) -> Completed:
     path = os.pathsep.join(filter(None, (str(SRC), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    run = [sys.executable, "-W", "error", *program, *arguments]
-    return subprocess.run(run, capture_output=True, text=True, env=variables)
+    return run_python(*program, *arguments, options=("error",), env=variables)
 
 
 # --- the demo ----------------------------------------------------------------------------------------------------

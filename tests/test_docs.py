@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.test_mma_sync import never_run as never_run  # a fixture
+from processes import run_python
 
 from epifuse.base.errors import CATALOGUE
 from epifuse.fusion import VOCABULARY
@@ -46,9 +45,8 @@ def output_of(source: str, folder: Path) -> str:
     """What a person sees who saves the example as example.py and runs it, with no kernel compiled before."""
     (folder / "example.py").write_text(source, encoding="utf-8")
     of_torch = "ignore:`torch.jit.script:DeprecationWarning"  # its compiler warns of itself as it is imported
-    run = [sys.executable, "-W", "error", "-W", of_torch, "example.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "EPIFUSE_CACHE_DIR": str(folder / "store")}
-    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, env=environment)
+    done = run_python("example.py", options=("error", of_torch), cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run_each
+from processes import run_each, run_python
 
 PROBE = """
 import epifuse, sys, torch
@@ -34,7 +34,9 @@ def test_kernels_are_imported_on_every_gpu(arch: str, monkeypatch: pytest.Monkey
     """A kernel for one GPU is imported with those for others: no other GPU's operation may be made then."""
     pytest.importorskip("cutlass")
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)  # in place of the machine's GPU
-    assert run("import epifuse.providers.cutedsl.compile", tmp_path) == ""
+    (tmp_path / "program.py").write_text("import epifuse.providers.cutedsl.compile")
+    done = run_python(str(tmp_path / "program.py"))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 IN_AN_EPILOGUE = """

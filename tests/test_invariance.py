@@ -1,12 +1,11 @@
 """Designs that are chosen where rows are to have the same bits whatever M is."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from hopper import BF16, hopper_kernel, layer_norm
+from processes import run_python
 
 import epifuse as ef
 
@@ -130,7 +129,7 @@ def test_the_cpu_refuses_by_name():
 def test_the_environment_asks_for_every_call():
     program = "import epifuse as ef; assert ef.Constraints().batch_invariant"
     environment = {**os.environ, "EPIFUSE_BATCH_INVARIANT": "1"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert run_python("-c", program, env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("n", [1040, 2048])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_python
 
 import epifuse as ef
 from epifuse.base import store
@@ -78,7 +79,7 @@ def test_without_compiling_a_precompiled_kernel_runs(empty_store: Path, loop: ef
     environment = os.environ | {"EPIFUSE_NO_COMPILE": "1"}
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, check=False)
+        return run_python("-c", RUN, env=environment)
 
     refused = run()
     assert "cpu_native is not compiled" in refused.stderr

@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 import pytest
+from processes import run_python
 
 import epifuse
 
@@ -41,8 +41,7 @@ def package(tmp_path: Path) -> Path:
 def python(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # a package may be installed there
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, cwd=package.parent, capture_output=True, text=True, check=False)
+    return run_python(*arguments, env=environment, cwd=package.parent)
 
 
 def conformance(package: Path, name: str) -> str:

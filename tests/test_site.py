@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import run_python
 
 import epifuse as ef
 from epifuse.__main__ import commands
@@ -46,8 +47,7 @@ def test_programs_of_pages_print_what_the_pages_show(tmp_path: Path, request: py
         sources = (block["source"] for block in blocks)
         files[page].write_text(f"print({NEXT!r}, end='')\n".join(sources), encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "EPIFUSE_CACHE_DIR": str(tmp_path / "store")}
-    run = [sys.executable, "-W", "error", "-c", RUNNER, *map(str, files.values())]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=variables)
+    done = run_python("-c", RUNNER, *map(str, files.values()), options=("error",), cwd=tmp_path, env=variables)
     assert done.returncode == 0, done.stderr
     for page, file in files.items():
         shown = page.read_text(encoding="utf-8")
