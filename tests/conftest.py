@@ -82,8 +82,8 @@ def golden_file(item: pytest.Item) -> Path:
 
 
 def leave_out_of_sweeps(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sweep` keep a draw of cases in which each value of each parameter is met. On a GPU all run, and
-    so they do where a test is named."""
+    """Of a test marked `sweep` keep a draw of cases in which each value of each parameter is met, or of those that the
+    mark names. On a GPU all run, and so they do where a test is named."""
     if config.getoption("--whole-sweeps") or any("::" in argument for argument in config.args):
         return
     sweeps: dict[str, list[Any]] = {}
@@ -97,14 +97,20 @@ def leave_out_of_sweeps(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def met_by(cases: list[Any]) -> list[Any]:
-    """Cases that together have each value of each parameter; names decide where several would do."""
-    values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
+    """Cases that together have each value of each parameter that counts; names decide where several would do."""
+    named = cases[0].get_closest_marker("sweep").args or cases[0].callspec.params.keys()
+    values = {case: {(name, told_apart(case.callspec.params[name])) for name in named} for case in cases}
     ordered = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
     missing, found = set().union(*values.values()), []
     while missing:
         found.append(max(ordered, key=lambda case: len(values[case] & missing)))
         missing -= values[found[-1]]
     return found
+
+
+def told_apart(value: Any) -> Any:
+    """Equal for values that are written alike; other objects are themselves alone."""
+    return repr(value) if isinstance(value, (str, int, float, tuple)) else id(value)
 
 
 @pytest.fixture

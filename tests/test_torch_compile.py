@@ -289,6 +289,7 @@ def as_before() -> Iterator[None]:
         function.__code__, function.__defaults__, function.__kwdefaults__ = made
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", CHANGES)

@@ -63,6 +63,7 @@ DEEP: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [20, 90, 150, 900, 3000, 10_000])
 @pytest.mark.parametrize("shape", DEEP)
 def test_deep_expressions(shape: str, depth: int) -> None:
