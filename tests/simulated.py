@@ -34,7 +34,9 @@ class Number:
     dtype: Any = None
 
     def __init__(self, value: Any) -> None:
-        self.v = np.broadcast_to(np.asarray(value.v if isinstance(value, Number) else value).astype(self.dtype), (T,))
+        given = (value.v if isinstance(value, Number) else np.asarray(value)).astype(self.dtype, copy=False)
+        # No `broadcast_to` where it can be helped, which takes ten times as long as what is computed.
+        self.v = given if given.shape == (T,) else np.full(T, given)
 
     def to(self, kind: Any) -> Any:
         return kind(self)
@@ -66,12 +68,15 @@ class Boolean(Number):
 Int64.width = 64  # type: ignore[assignment,method-assign]  # asked of the type too
 KINDS = {"float": Float32, "int32": Int32, "int64": Int64, "mask": Boolean}
 _ORDER = (Boolean, Int32, Int64, Float32)
+_PYTHON = {bool: Boolean, int: Int32, float: Float32}
 
 
 def number(value: Any) -> Number:
     """What Python's or numpy's number is on the device."""
     if isinstance(value, Number):
         return value
+    if type(value) in _PYTHON:
+        return _PYTHON[type(value)](value)
     kind = np.asarray(value).dtype.kind
     return {"f": Float32, "b": Boolean}.get(
         kind, Int64 if np.asarray(value).dtype == np.int64 and np.ndim(value) else Int32
@@ -86,7 +91,7 @@ def _operator(name: str) -> Any:
             return NotImplemented
         y = number(y)
         kind = max(type(x), type(y), key=_ORDER.index)
-        found = getattr(kind(x).v, name)(kind(y).v)
+        found = getattr(x.v.astype(kind.dtype, copy=False), name)(y.v.astype(kind.dtype, copy=False))
         return Boolean(found) if compares else kind(found)
 
     return apply
@@ -412,9 +417,10 @@ def _tile(made: Any, places: Any, given: Any, products: list[torch.Tensor], plac
     values.iterator = _Registers(values)  # type: ignore[attr-defined]
     every = [np.pad(product.numpy(), ((0, 512), (0, 512), (0, 0))) for product in products]
     subtiles = itertools.product(range(made.division.down), range(made.division.across), every)
+    count = len(fragment.registers)
+    coordinates = [[Int32([lane[register][i] for lane in lanes]) for i in (0, 1)] for register in range(count)]
     for down, right, padded in subtiles:
-        for register in range(len(fragment.registers)):
-            row, column = (Int32([lane[register][i] for lane in lanes]) for i in (0, 1))
+        for row, column in coordinates:
             at = made.division.row(down, row, place).v, made.division.column(right, column, place).v, place.l.v
             values.numbers.append(Float32(padded[at]))
     held = made.fetch(place, thread, given)
