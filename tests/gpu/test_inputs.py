@@ -33,6 +33,7 @@ def operands(machine: Machine, m: int, n: int, lead: tuple[int, ...] = ()) -> di
 # --- tf32 --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("out", [F32, BF16], ids=str)
 @pytest.mark.parametrize("batches", [(), (3,)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -101,6 +102,7 @@ def test_torch_s_own_switch_allows_tf32(machine: Machine) -> None:
 # --- float16 sums ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("majors", range(4))
 @pytest.mark.parametrize("batches", [(), (3,)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -132,6 +134,7 @@ def test_a_float16_accumulator_overflows(machine: Machine) -> None:
 # --- K = 0 -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("batches", [(), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("shape", [(1, 8), (130, 72)], ids=str)

@@ -21,7 +21,7 @@ from gpu.harness import Machine, judge_one, place, rounded
 import epifuse as ef
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 
-COUNT, EACH = 60, 40
+COUNT, EACH, PARTS = 60, 40, 20
 LONGEST = 60  # nodes: a compilation of more takes up to ten seconds
 OUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("rows", "columns", "padded", "odd")
@@ -102,8 +102,9 @@ def taken(turn: int) -> Made:
     raise AssertionError(f"the Hopper kernel takes none of {EACH} random epilogues")
 
 
-@pytest.mark.parametrize("turn", range(COUNT))
-def test_random(turn: int, machine: Machine) -> None:
+@pytest.mark.sweep("part")
+@pytest.mark.parametrize(("turn", "part"), [(turn, turn % PARTS) for turn in range(COUNT)])
+def test_random(turn: int, part: int, machine: Machine) -> None:
     """Fused into poisoned outputs, with their surroundings, then beside the function in PyTorch."""
     made = taken(turn)
     data = check.draw(made.case)

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_reshape_cut_is_addressed_in_place(name: str, turn: int, machine: Machine) -> None:

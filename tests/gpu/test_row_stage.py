@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "n", "shape", "dtype"), CASES, ids=str)
 def test_each_function_over_rows_of_every_width(
     name: str, n: int, shape: tuple[int, int, int], dtype: torch.dtype, machine: Machine
