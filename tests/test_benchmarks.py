@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 import unaligned
 import weight_only
 from gemm_cases import CASES, Case, Operands, Peer
+from processes import run_python
 
 import epifuse as ef
 from epifuse.base import cache
@@ -210,8 +210,7 @@ def test_pages_show_the_committed_results(name: str) -> None:
 
 
 def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, str(ROOT / "benchmarks" / "gemm_epilogue.py"), *arguments]
-    return subprocess.run(run, capture_output=True, text=True)
+    return run_python(str(ROOT / "benchmarks" / "gemm_epilogue.py"), *arguments)
 
 
 def test_check_says_what_fails_and_exits_so(tmp_path: Path) -> None:
