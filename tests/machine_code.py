@@ -30,12 +30,22 @@ def no_locations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dsl, "_set_enable_frame_filtering", lambda enable: None, raising=False)
 
 
+def no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the kernel and the host's code that launches it CuTe DSL writes the function by which tvm-ffi calls them:
+    a fifth of the time, for what is only read. Kernels that are stored have it, and tests of what is stored call it.
+    Where CuTe DSL has another name for it, the tests are slower."""
+    from cutlass.base_dsl import tvm_ffi_builder
+
+    monkeypatch.setattr(tvm_ffi_builder, "attach_ffi_func", lambda *_, **__: None, raising=False)
+
+
 def reported(text: str, folder: Path) -> Any:
     """The function that a kernel's text compiles to, with its PTX. The compiler's report is on stderr."""
     from epifuse.providers.cutedsl.compile import compile_text
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         no_locations(monkeypatch)
+        no_entry(monkeypatch)
         return compile_text(text, f"{load.OPTIONS}{REMARKS} --keep-ptx --dump-dir={folder}")
 
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from machine_code import reported
 from ptx_machine import Kernel, execute
 
 import epifuse as ef
-from epifuse.providers.cutedsl import inputs, load
+from epifuse.providers.cutedsl import inputs
 from epifuse.providers.cutedsl.design import Rewriting
 
 POISON = 0xEE
@@ -47,17 +48,16 @@ LAYOUTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Kind, Kernel]:
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
-
     own = KINDS[request.param]
     folder: Path = tmp_path_factory.mktemp("ptx")
     a, b = torch.empty(3, 300, 257, dtype=own.dtype), torch.empty(3, 257, 300, dtype=own.dtype)
     args = ef.GemmArguments(a, b, constraints=ef.Constraints(**own.asked))
     text = ef.get_kernels(args, cc=90, limit=1)[0].plan.allocation.program.text
-    function = compile_text(text, f"{load.OPTIONS} --keep-ptx --dump-dir={folder}")
+    function = reported(text, folder)
     return own, Kernel.of(function.__ptx__, "Rewrite")
 
 
+@pytest.mark.sweep("kind", "layouts", "shape")
 @pytest.mark.parametrize("layouts", [("along K", "along rows"), ("along rows", "neither"), ("neither", "along K")])
 @pytest.mark.parametrize("shape", [(70, 65, 131, 1), (1, 3, 5, 1), (64, 130, 128, 1), (33, 70, 67, 2)])
 def test_rows_are_written_along_k_and_zeros_behind_them(
@@ -139,15 +139,14 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("wide", "narrow"), PAIRS, ids=str)
 def test_a_weight_of_8_bits_is_written_in_16(wide: torch.dtype, narrow: torch.dtype, tmp_path: Path) -> None:
     """B alone, all of whose values keep their bits: NaN, infinities and zeros of either sign too."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
-    from epifuse.providers.cutedsl.compile import compile_text
-
     args = ef.GemmArguments(torch.empty(300, 256, dtype=wide), torch.empty(300, 256, dtype=narrow).t())
     plan = ef.get_kernels(args, cc=90, limit=1)[0].plan
-    function = compile_text(plan.allocation.program.text, f"{load.OPTIONS} --keep-ptx --dump-dir={tmp_path}")
+    function = reported(plan.allocation.program.text, tmp_path)
     kernel = Kernel.of(function.__ptx__, "Rewrite")
     for layout, rows, k in (("along K", 70, 131), ("along rows", 3, 1), ("neither", 65, 130)):
         values = (np.arange(rows * k) * 7 % 256).astype(np.uint8).reshape(1, rows, k)
