@@ -255,13 +255,16 @@ def compiled(args, design, folder, capfd):
 
 def offered(args, name, whole_sweeps):
     """One of each tile, with K whole and in parts; of most cases those alone whose threads hold most sums. Without
-    `--whole-sweeps` half as many."""
+    `--whole-sweeps` of these one, and of each schedule one with K whole and one with K in parts; for few rows of those
+    alone that exchange A and B."""
     found = [k.spec.design for k in ef.get_kernels(args, cc=90)]
     tiles = list({(d.tile, d.swapped, d.split > 1): d for d in found}.values())
     widest = sorted(tiles, key=lambda d: -d.rows * d.tile[1])
     if whole_sweeps:
         return tiles if name in IN_EVERY_TILE else widest[:4]
-    return tiles if name == IN_EVERY_TILE[0] else widest[: 4 if name in IN_EVERY_TILE else 2]
+    widest = [d for d in widest if d.swapped] or widest
+    of_each = {(d.schedule, d.split > 1): d for d in reversed(widest)}
+    return list(of_each.values()) if name in IN_EVERY_SCHEDULE else widest[:1]
 
 
 def instructions(ptx):
@@ -290,10 +293,28 @@ MEANT = {
 
 
 IN_EVERY_TILE = ("e4m3", "reductions")
+IN_EVERY_SCHEDULE = ("e4m3", "few rows")
 
 
-@pytest.mark.parametrize("name", MEANT)
-def test_every_design_has_its_instruction_and_no_spill(name, capfd, tmp_path, whole_sweeps):
+KINDS = {
+    "e4m3": ("promoted", "e4m3", "in every schedule"),
+    "e5m2 x e4m3 to e4m3": ("promoted", "e5m2", "elementwise"),
+    "fast": ("fast", "e4m3", "elementwise"),
+    "few rows": ("promoted", "e5m2", "exchanged, in every schedule"),
+    "int8": ("integers", "int8", "elementwise"),
+    "uint8 x int8 to int8": ("integers", "uint8", "elementwise"),
+    "int8, few rows": ("integers", "int8", "exchanged"),
+    "gated": ("promoted", "e4m3", "gated"),
+    "int8, whole rows": ("integers", "int8", "whole rows"),
+    "whole rows": ("promoted", "e4m3", "whole rows"),
+    "reductions": ("promoted", "e4m3", "reductions"),
+}
+"""How each of MEANT adds up, what A is, and what its epilogue or its designs are."""
+
+
+@pytest.mark.sweep("sums", "dtype", "kind")
+@pytest.mark.parametrize(("name", "sums", "dtype", "kind"), [(name, *KINDS[name]) for name in MEANT])
+def test_every_design_has_its_instruction_and_no_spill(name, sums, dtype, kind, capfd, tmp_path, whole_sweeps):
     args, types = MEANT[name]
     for design in offered(args, name, whole_sweeps):
         found = {one.split("k32.")[1] for one in instructions(compiled(args, design, tmp_path, capfd))}
@@ -308,8 +329,13 @@ PROMOTING = [
 ]
 
 
-@pytest.mark.parametrize("design", PROMOTING, ids=str)
-def test_sums_are_promoted_before_the_next_product(design, capfd, tmp_path):
+@pytest.mark.sweep("rows", "columns", "spans")
+@pytest.mark.parametrize(
+    ("design", "rows", "columns", "spans"),
+    [(one, one.rows, min(one.tile[1], 128), one.spans) for one in PROMOTING],
+    ids=str,
+)
+def test_sums_are_promoted_before_the_next_product(design, rows, columns, spans, capfd, tmp_path):
     """128 products of each of a thread's sums, then as many additions as there are sums."""
     ptx = compiled(arguments(asked=None), design, tmp_path, capfd)
     main_loops = [lines for lines in _groups(ptx) if lines[0] == 4]

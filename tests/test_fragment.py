@@ -159,6 +159,7 @@ def test_rows_of_b_are_woven(order):
     assert found == [16 * (column + 24 * part if order == "stacked" else 2 * column + part) for column, part in each]
 
 
+@pytest.mark.sweep("apart", "height")
 @pytest.mark.parametrize("apart", [False, True], ids=["in turn", "apart"])
 @pytest.mark.parametrize(("height", "columns"), [(64, 256), (64, 192), (128, 128), (128, 64)])
 def test_each_part_of_a_row_is_in_the_registers_of_its_column(height, columns, apart):

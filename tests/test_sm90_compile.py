@@ -37,11 +37,12 @@ def built(args, folder, design=None):
     return found.program, found.design, reported(found.text, folder)
 
 
-SPILL_CASES = [("plain", tile) for tile in SCHEDULES] + [
-    ("residual", (128, 256)),
-    ("residual", (256, 128)),
-    ("residual", (128, 128)),
+SPILL_CASES = [
+    (case, SCHEDULES[tile].schedule, tile)
+    for case, tiles in (("plain", SCHEDULES), ("residual", ((128, 256), (256, 128), (128, 128))))
+    for tile in tiles
 ]
+"""Every tile is compiled for a sum and gelu above, which take more registers than the product alone."""
 INSTRUCTIONS = {
     "multiplication by a warp group": "wgmma.mma_async",
     "TMA load": ".global.tile.mbarrier::complete_tx::bytes",
@@ -51,8 +52,13 @@ INSTRUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("design", DESIGNS, ids=str)
-def test_every_design_is_the_machine_code_it_is_meant_to_be(design, capfd, tmp_path):
+BY_NAME = {tuple(str(design).split(", ")): design for design in DESIGNS}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("tile", "cluster"), BY_NAME)
+def test_every_design_is_the_machine_code_it_is_meant_to_be(tile, cluster, capfd, tmp_path):
+    design = BY_NAME[tile, cluster]
     ptx = built(CASES["bias gelu"], tmp_path, design)[2].__ptx__
     missing = [name for name, instruction in INSTRUCTIONS.items() if instruction not in ptx]
     assert missing == []
@@ -68,6 +74,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", [(128, 256), (256, 128), (128, 192)], ids=str)
 @pytest.mark.parametrize("name", INPUTS)
 def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tmp_path):
@@ -89,17 +96,18 @@ def test_each_product_is_the_instruction_it_is_meant_to_be(name, tile, capfd, tm
     assert "injected" not in report
 
 
+@pytest.mark.sweep("kind")
 @pytest.mark.parametrize(
-    "epilogue",
+    ("kind", "epilogue"),
     [
-        "def epi(accum, wide): D = accum + wide; return D",
-        "def epi(accum, bias, wide): D = gelu(accum + bias) + wide; return D",
-        "def epi(accum, wide): D = dgelu(accum, wide); return D",
-        "def epi(accum, C, E): D = silu(accum * C) + E; return D",
-        "def epi(accum, wide): D = accum + wide; t = absmax(D); return D, t",
+        ("one of 32 bits", "def epi(accum, wide): D = accum + wide; return D"),
+        ("one of 32 bits", "def epi(accum, bias, wide): D = gelu(accum + bias) + wide; return D"),
+        ("one of 32 bits", "def epi(accum, wide): D = dgelu(accum, wide); return D"),
+        ("two of 16 bits", "def epi(accum, C, E): D = silu(accum * C) + E; return D"),
+        ("beside a reduction", "def epi(accum, wide): D = accum + wide; t = absmax(D); return D, t"),
     ],
 )
-def test_six_fragments_fit_beside_160_accumulators(epilogue, capfd, tmp_path):
+def test_six_fragments_fit_beside_160_accumulators(kind, epilogue, capfd, tmp_path):
     """As a gradient that is added onto one of float32."""
     m, n, k = 640, 4096, 2048
     given = {"wide": torch.empty(m, n), "bias": torch.empty(n, dtype=BF16)}
@@ -124,8 +132,9 @@ def reporting(monkeypatch, tmp_path, capfd):
     return capfd
 
 
-@pytest.mark.parametrize(("case", "tile"), SPILL_CASES, ids=str)
-def test_cross_compiles_without_spills(case, tile, reporting):
+@pytest.mark.sweep("case", "schedule")
+@pytest.mark.parametrize(("case", "schedule", "tile"), SPILL_CASES, ids=str)
+def test_cross_compiles_without_spills(case, schedule, tile, reporting):
     args = CASES[case]
     kernel = next(k for k in ef.get_kernels(args, cc=90) if k.metadata.tile_shape == tile)
     kernel.compile(args)
@@ -153,6 +162,7 @@ def row_statistics(accum):
     return lse, scale, largest, penalty
 
 
+@pytest.mark.sweep("tile")
 @pytest.mark.parametrize("tile", [(128, 256), (128, 128)], ids=str)
 @pytest.mark.parametrize(
     "args",
@@ -261,14 +271,18 @@ def softmax(accum):
     return D
 
 
-ROW_CASES = [*ROW_DESIGNS, *(d for d in DESIGNS if d.cluster[0] == 1 and d.tile in ((128, 256), (128, 128)))]
+ROW_CASES = {
+    tuple(str(design).split(", ")): design
+    for design in (*ROW_DESIGNS, *(d for d in DESIGNS if d.cluster[0] == 1 and d.tile in ((128, 256), (128, 128))))
+}
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("epilogue", [softmax, layer_norm])
-@pytest.mark.parametrize("design", ROW_CASES, ids=str)
-def test_whole_rows_cross_compile_without_spills(design, epilogue, capfd, tmp_path):
+@pytest.mark.parametrize(("tile", "cluster"), ROW_CASES)
+def test_whole_rows_cross_compile_without_spills(tile, cluster, epilogue, capfd, tmp_path):
     """Ragged rows, which take a comparison an element. The CTAs of a cluster tell each other by asynchronous stores."""
+    design = ROW_CASES[tile, cluster]
     n = rows.columns(design) - 8
     vectors = dict.fromkeys(("weight", "bias"), torch.empty(n)) | {"C": torch.empty(500, n, dtype=BF16)}
     args = arguments(epilogue, m=500, n=n, **(vectors if epilogue is layer_norm else {}))
@@ -328,13 +342,23 @@ REGISTERS = {
 }
 
 
+def planned(case):
+    """In tiles of 128 x 128."""
+    return next(k.plan for k in ef.get_kernels(REGISTERS[case][0], cc=90) if k.plan.spec.design == SQUARE)
+
+
 @pytest.mark.parametrize("case", REGISTERS)
-def test_a_long_epilogue_gets_few_registers_and_does_not_spill(case, capfd, tmp_path):
-    args, registers = REGISTERS[case]
-    _, design, _ = built(args, tmp_path, SQUARE)
-    assert design.registers == registers
-    report = capfd.readouterr().err
-    assert "sine" in case or set(spills(report)) == {0}
+def test_a_long_epilogue_gets_few_registers(case):
+    assert planned(case).allocation.program.design.registers == REGISTERS[case][1]
+
+
+@pytest.mark.sweep("registers")
+@pytest.mark.parametrize(("case", "registers"), [(case, count) for case, (_, count) in REGISTERS.items()])
+def test_with_its_registers_an_epilogue_does_not_spill(case, registers, capfd, tmp_path):
+    reported(planned(case).allocation.program.text, tmp_path)
+    report = spills(capfd.readouterr().err)
+    assert report
+    assert "sine" in case or set(report) == {0}
 
 
 def test_what_planning_knows_of_the_tables_has_their_rows():
@@ -377,8 +401,11 @@ def test_a_sum_of_logarithms_takes_one_for_64_values(case, tmp_path):
     assert len(re.findall(r"lg2\.approx", function.__ptx__)) == products
 
 
-@pytest.mark.parametrize(("operands", "dtype", "k"), [(8, BF16, 4096), (3, torch.float32, 4096), (5, BF16, 1024)])
-def test_many_operands_and_outputs_take_a_smaller_tile(operands, dtype, k, capfd, tmp_path):
+MANY = [(8, BF16, 4096), (3, torch.float32, 4096), (5, BF16, 1024)]
+
+
+@pytest.mark.parametrize(("operands", "dtype", "k"), MANY)
+def test_many_operands_and_outputs_take_a_smaller_tile(operands, dtype, k):
     """Eight and eight spill 5 KB a thread in 128 x 128, and take twice as long."""
     args = many(operands, operands, dtype, k, 4096)
     noted = {
@@ -387,7 +414,12 @@ def test_many_operands_and_outputs_take_a_smaller_tile(operands, dtype, k, capfd
     assert next(iter(noted)) == "sm90_gemm_64x128_pingpong_2x1"
     for name in ("128x96_pingpong_2x1", "128x128_pingpong_2x1", "128x256_cooperative_2x1", "64x256_pingpong_2x1"):
         assert noted[f"sm90_gemm_{name}"]
-    built(args, tmp_path, SCHEDULES[64, 128])
+
+
+@pytest.mark.sweep("dtype")
+@pytest.mark.parametrize(("operands", "dtype", "k"), MANY)
+def test_the_smaller_tile_spills_little(operands, dtype, k, capfd, tmp_path):
+    built(many(operands, operands, dtype, k, 4096), tmp_path, SCHEDULES[64, 128])
     assert max(spills(capfd.readouterr().err)) <= 112
 
 

@@ -164,10 +164,11 @@ def test_what_is_not_carried_is_refused_with_a_way_out(name):
     assert reason in reasons(args)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", on_gpu.CASES)
-def test_each_part_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
-    for layout in LAYOUTS:
-        on_gpu.test_both_parts_of_a_row_are_there(name, layout, emulated)
+def test_each_part_is_handed_over_where_it_lies(name, layout, emulated: Emulated):  # noqa: F811
+    on_gpu.test_both_parts_of_a_row_are_there(name, layout, emulated)
 
 
 def test_batches_reductions_and_backward_are_handed_over(emulated: Emulated):  # noqa: F811
@@ -208,6 +209,7 @@ def test_nothing_spills_beside_the_widest_accumulator(name, capfd, tmp_path):
     assert "serialized" not in report
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("by_rows", [False, True], ids=["by columns", "by rows"])
 @pytest.mark.parametrize(
     "design", [one for one in SCHEDULES.values() if one.tile[1] % 64 == 0 and one.tile != (64, 64)], ids=str

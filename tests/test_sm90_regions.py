@@ -14,10 +14,11 @@ from epifuse.providers.cutedsl.designs import HEAD_DESIGNS
 M, N = 1024, 1536
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", ["rows", "columns", "odd"])
 @pytest.mark.parametrize("name", on_gpu.CASES)
-def test_each_region_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
-    for layout in ("rows", "columns", "odd"):
-        on_gpu.test_each_region_has_its_own(name, layout, emulated)
+def test_each_region_is_handed_over_where_it_lies(name, layout, emulated: Emulated):  # noqa: F811
+    on_gpu.test_each_region_has_its_own(name, layout, emulated)
 
 
 def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F811
@@ -229,8 +230,15 @@ def test_regions_share_memory_for_what_they_store():
 DIVIDING = [*(design for design in SCHEDULES.values() if 256 % design.tile[1] == 0), *HEAD_DESIGNS]
 
 
-@pytest.mark.parametrize("design", DIVIDING, ids=str)
-def test_every_design_that_divides_the_bounds_carries_them(design, capfd, tmp_path, whole_sweeps):
+@pytest.mark.sweep("rows", "schedule", "cluster")
+@pytest.mark.parametrize(
+    ("design", "rows", "schedule", "cluster"),
+    [(one, one.tile[0], one.schedule, one.cluster) for one in DIVIDING],
+    ids=str,
+)
+def test_every_design_that_divides_the_bounds_carries_them(
+    design, rows, schedule, cluster, capfd, tmp_path, whole_sweeps
+):
     """Accumulators stay in registers through the branch. Cases take turns unless sweeps are whole."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     plans = {name: kernels_of(args) for name, args in CASES.items()}

@@ -141,6 +141,7 @@ TILES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("tile", "name"), TILES, ids=str)
 def test_every_design_that_holds_segments_carries_them(tile, name, capfd, tmp_path):
     """In one launch, and nothing is told to other CTAs."""
@@ -173,8 +174,9 @@ BESIDE_192 = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE_192)
-def test_segments_fit_beside_192_accumulators(name, capfd, tmp_path):
+@pytest.mark.sweep("tile")
+@pytest.mark.parametrize(("name", "tile"), [(name, design.tile) for name, (design, _) in BESIDE_192.items()], ids=str)
+def test_segments_fit_beside_192_accumulators(name, tile, capfd, tmp_path):
     """Where the main loop hides what is computed of them, and where K is short."""
     design, args = BESIDE_192[name]
     built(args, tmp_path, design)
@@ -326,10 +328,11 @@ def test_what_is_not_carried_is_refused_with_a_way_out(name):
     assert reason in reasons(args)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", ["rows", "columns", "odd"])
 @pytest.mark.parametrize("name", on_gpu.CASES)
-def test_each_segment_is_handed_over_where_it_lies(name, emulated: Emulated):  # noqa: F811
-    for layout in ("rows", "columns", "odd"):
-        on_gpu.test_each_segment_has_its_own(name, layout, emulated)
+def test_each_segment_is_handed_over_where_it_lies(name, layout, emulated: Emulated):  # noqa: F811
+    on_gpu.test_each_segment_has_its_own(name, layout, emulated)
 
 
 def test_batches_sizes_and_blocks_are_handed_over(emulated: Emulated):  # noqa: F811

@@ -162,9 +162,11 @@ def test_blocks_that_one_width_holds_are_not_split_there():
 COMPILED = [one for one in SPLIT_DESIGNS if (one.split, one.cluster) in ((2, (2, 1)), (8, (1, 1)))]
 
 
-@pytest.mark.parametrize("design", COMPILED, ids=str)
-def test_sums_go_straight_from_registers_and_nothing_spills(design, capfd, tmp_path):
-    large = design.rows * design.tile[1] > 128**2
+@pytest.mark.sweep("large", "split")
+@pytest.mark.parametrize(
+    ("design", "large", "split"), [(one, one.rows * one.tile[1] > 128**2, one.split) for one in COMPILED], ids=str
+)
+def test_sums_go_straight_from_registers_and_nothing_spills(design, large, split, capfd, tmp_path):
     operands = {} if large else {"C": torch.empty(512, 512, dtype=BF16)}
     args = arguments(halved if large else with_squares, k=4096, **operands)
     program, staged, function = built(args, tmp_path, design)

@@ -123,13 +123,18 @@ def test_launches_for_many_rows(name, tile, emulated):  # noqa: F811
     on_gpu.of_many(emulated, name, tile, (257, 72, 1032))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "tile"), on_gpu.MANY)
 def test_the_epilogue_of_each_wide_tile(name, tile, simulated: Emulated):  # noqa: F811
     on_gpu.of_many(simulated, name, tile, (257, 72, 1024))
 
 
-@pytest.mark.parametrize("design", WIDE_SWAPPED_DESIGNS, ids=str)
-def test_wide_tiles_are_compiled_without_spills(design, capfd, tmp_path):
+BY_KIND = [(design, design.subtile, design.pingpong, design.split > 1) for design in WIDE_SWAPPED_DESIGNS]
+
+
+@pytest.mark.sweep("subtile", "pingpong", "in_parts")
+@pytest.mark.parametrize(("design", "subtile", "pingpong", "in_parts"), BY_KIND, ids=str)
+def test_wide_tiles_are_compiled_without_spills(design, subtile, pingpong, in_parts, capfd, tmp_path):
     """Of subtiles of 16 or 32 columns of the kernel, beside a vector, an operand and two outputs, or sums of parts."""
     alone = design.split > 1 or design.tile == on_gpu.FULL  # with no operand beside sums, or so many accumulators
     operand, stored = ("", "t") if alone else ("D = t + C; ", "t, D")

@@ -277,12 +277,16 @@ def check_products(ptx, rows, dtype):
 
 
 @cutlass_is_there
-@pytest.mark.parametrize("design", SWAPPED_DESIGNS, ids=str)
-def test_every_design_multiplies_registers_without_spills(design, tmp_path, capfd):
+@pytest.mark.sweep("rows", "split")
+@pytest.mark.parametrize(
+    ("design", "rows", "split"), [(one, one.tile[0], one.split) for one in SWAPPED_DESIGNS], ids=str
+)
+def test_every_design_multiplies_registers_without_spills(design, rows, split, tmp_path, capfd):
     check_products(compiled_swapped(design, (BF16, INT8), tmp_path, capfd), design.tile[0], "bf16")
 
 
 @cutlass_is_there
+@pytest.mark.sweep
 @pytest.mark.parametrize("b", NARROW, ids=str)
 @pytest.mark.parametrize("a", WIDE, ids=str)
 def test_every_pair_is_converted_without_spills(a, b, tmp_path, capfd):
