@@ -114,7 +114,8 @@ def test_without_being_asked_for_no_other_gpu_has_a_kernel() -> None:
 
 
 def test_the_language_page_names_the_whole_vocabulary() -> None:
-    assert [name for name in VOCABULARY if f"| `{name}(" not in page()] == []
+    text = page()
+    assert [name for name in VOCABULARY if f"| `{name}(" not in text] == []
 
 
 @pytest.mark.parametrize("statements", [statements for statements, _ in EXAMPLES])
