@@ -37,10 +37,10 @@ demo: setup
 	$(PY) -m epifuse demo
 
 test: setup oldest
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 sweep: setup oldest
-	$(PY) -m pytest -n 2 --whole-sweeps
+	$(PY) -m pytest -n 2 --dist worksteal --whole-sweeps
 
 oldest: $(OLDEST_STAMP)
 
