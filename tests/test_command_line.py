@@ -111,8 +111,9 @@ def test_a_gpu_whose_kernels_cannot_run_is_a_failure(
 def test_another_gpu_and_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     machine(monkeypatch, [Gpu("NVIDIA A100", 80, 40 << 30)])
     monkeypatch.setattr(toolchain, "missing", lambda: "it needs g++ or clang++ on the PATH")
-    unable = " ".join(said(capsys, "doctor").split("Kernels that cannot")[1].split())
+    unable = " ".join(said(capsys, "doctor", status=1).split("Kernels that cannot")[1].split())
     assert "and this machine has 8.0" in unable
+    assert "it has never run on such a GPU: EPIFUSE_UNTESTED=1 takes it" in unable
     assert "it needs g++ or clang++" in unable
 
 

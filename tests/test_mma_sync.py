@@ -92,11 +92,11 @@ def test_its_bits_are_no_other_kernel_s(never_run):
     assert own.isdisjoint(hopper)
 
 
-FULL, INT8, E4M3 = torch.float32, torch.int8, torch.float8_e4m3fn
+FULL, INT8, E4M3, LONG = torch.float32, torch.int8, torch.float8_e4m3fn, 2**31 - 1
 REFUSED = {
     "8 bits of which K is odd": (
         lambda: arguments(*matrices(k=255, dtype=INT8)),
-        "pad K with zeros to a multiple of 16",
+        "pad it with zeros to a multiple of 16",
     ),
     "8 bits by columns": (
         lambda: arguments(matrices(dtype=INT8)[0].t().contiguous().t(), matrices(dtype=INT8)[1]),
@@ -106,7 +106,20 @@ REFUSED = {
         lambda: arguments(torch.empty(500 * 256 + 1, dtype=INT8)[1:].view(500, 256), matrices(dtype=INT8)[1]),
         "A of 8 bits does not start at a multiple of 16 bytes",
     ),
-    "8-bit floats": (lambda: arguments(*matrices(dtype=E4M3)), "sm_80 does not multiply e4m3"),
+    "8 bits of an odd stride": (
+        lambda: arguments(torch.empty(500, 257, dtype=INT8)[:, :256], matrices(dtype=INT8)[1]),
+        "a stride of A is odd: pass A.contiguous()",
+    ),
+    "8 bits of K = 1": (
+        lambda: arguments(torch.empty(500, 1, dtype=INT8), torch.empty(1, 504, dtype=INT8)),
+        "K is odd: pad it",
+    ),
+    "a weight of 8 bits": (lambda: arguments(matrices()[0], matrices(dtype=E4M3)[1]), "convert it to A's dtype first"),
+    "a longer K than it counts": (
+        lambda: arguments(*(torch.empty(shape, dtype=BF16, device="meta") for shape in ((2, LONG), (LONG, 2)))),
+        "split the product into several calls",
+    ),
+    "8-bit floats": (lambda: arguments(*matrices(dtype=E4M3)), "sm_80 does not multiply floats of 8 bits"),
     "float64": (lambda: arguments(*matrices(dtype=torch.float64)), "it multiplies float16, bfloat16"),
     "float32 in full": (lambda: arguments(*matrices(dtype=FULL)), "precision='tf32'"),
     "a float16 accumulator": (
@@ -135,7 +148,7 @@ def stored_as(dtype):
 
 def test_floats_of_8_bits_need_a_gpu_that_converts_them(never_run):
     args = stored_as(torch.float8_e4m3fn)
-    assert refusals(args, 80) == {"sm_80 has no conversions of e4m3"}
+    assert refusals(args, 80) == {"sm_80 has no conversions of e4m3: use bfloat16 or float16 there"}
     assert designs(args, 89)
 
 

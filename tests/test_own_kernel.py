@@ -117,6 +117,18 @@ def test_a_function_is_right_or_refused_by_name(name: str, own: ModuleType) -> N
     torch.testing.assert_close(found[0].run(args)["D"], ef.reference(function_of(source, {}))(A @ B, C), equal_nan=True)
 
 
+@pytest.mark.parametrize("body", ["accum.t()", "accum.permute(1, 0)", "(accum + 1).transpose(0, 1)"])
+def test_a_permuted_result_is_refused(body: str, own: ModuleType) -> None:
+    """A square one too, whose shape does not tell."""
+    square = torch.randn(4, 7) @ torch.randn(7, 4)
+    args = ef.GemmArguments(
+        square, square, epilogue=ef.EpilogueArguments.partial(f"def epi(accum): D = {body}; return D", {})
+    )
+    assert ef.get_kernels(args, providers=["numpy"]) == []
+    (refusal,) = (one for one in ef.explain(args).refusals if one.kernel == own.KERNEL.name)
+    assert refusal.reason == "it stores rows as rows, and 'D' is permuted"
+
+
 OPERANDS = {
     "number": 0.5,
     "row": torch.randn(5),

@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "parts of rows": (
         lambda: arguments(*matrices(n=512), PARTS["halves"]),
-        "does not combine parts of a row that lie apart",
+        "does not combine parts of a row, such as the two halves",
     ),
     "another split": (lambda: arguments(*matrices(), asked=ef.Constraints(split=2)), "its split is 1"),
     "few rows exchanged": (

@@ -78,6 +78,9 @@ class Program:
             dims = output.dims or ()
             if output.views or any(len(dim) > 1 or any(factor.extent for factor in dim) for dim in dims):
                 yield Reason(f"it stores whole matrices, and '{output.name}' is reshaped", self.graph.loc(output.node))
+            axes = "".join(factor.axis for dim in dims for factor in dim)
+            if axes != "".join(sorted(axes)):  # l, m, n
+                yield Reason(f"it stores rows as rows, and '{output.name}' is permuted", self.graph.loc(output.node))
         if self.graph.effects:
             yield Reason("it does not print", self.graph.loc(self.graph.effects[0]))
 

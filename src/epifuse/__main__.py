@@ -45,7 +45,7 @@ def commands() -> argparse.ArgumentParser:
     cache.add_options(found.add_parser("cache", help="the kernels that are kept on disk: how many, or remove them"))
     tune.add_options(found.add_parser("tune", help="which kernel is the fastest for given shapes, kept on disk"))
     found.add_parser("docs", help="the language on one page, in Markdown")
-    found.add_parser("gpus", help="which GPUs have kernels for what, as a table in Markdown")
+    found.add_parser("gpus", help="which GPUs have kernels for what; EPIFUSE_UNTESTED=1 has those that never ran")
     found.add_parser("version", help="the version")
     return parser
 

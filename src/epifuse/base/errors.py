@@ -323,7 +323,11 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "driver": Sentence(LaunchError, "the CUDA driver failed: {call} returned {status}"),
     "device_cc": Sentence(_U, "compute capability {current} is not one of {wanted}"),
-    "cc_type": Sentence(_A, "cc must be one of {known}, got {value!r}", "90 is Hopper, 0 the CPU"),
+    "cc_type": Sentence(
+        _A,
+        "cc must be one of {known}, got {value!r}",
+        "90 is Hopper, 0 the CPU; no other GPU has a kernel, and fallback='torch' runs a call there unfused",
+    ),
     # --- ours
     "worker": Sentence(InternalError, "compiling a kernel in a worker process failed: {detail}"),
     "kernel_text": Sentence(InternalError, "{value} of type {type} cannot be part of a kernel's text"),

@@ -18,6 +18,7 @@ import torch
 
 from epifuse import providers
 from epifuse.base import store
+from epifuse.base.config import CONFIG
 from epifuse.base.target import target_for
 from epifuse.plan import KernelSpec
 from epifuse.providers.base import Provider
@@ -128,6 +129,9 @@ def _why_no_gpu(newest: int | None) -> str:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
+_UNTESTED = "EPIFUSE_UNTESTED=1"
+
+
 class _Family:
     """Kernels of one provider that are one kernel in several designs, and why they cannot run, if they cannot."""
 
@@ -136,14 +140,17 @@ class _Family:
         words = zip(*(spec.name.split("_") for spec in specs), strict=False)
         self.name = "_".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, words))
         self.summary = first.summary + (f", in {len(specs)} designs" if len(specs) > 1 else "")
-        self.ccs = first.ccs
+        self.ccs, self.never_on = first.ccs, frozenset(() if CONFIG.untested else first.never_on)
         self.why_not = self._why_not(provider.lacks(first), {0} | {gpu.cc for gpu in gpus})
 
     def _why_not(self, lacks: str | None, here: set[int]) -> str | None:
         runs = here & set(self.ccs)
         if lacks is not None:
             return lacks if runs else f"{self._needs(here)}. To compile it here: {lacks.splitlines()[0]}"
-        return None if runs else f"{self._needs(here)}. It can be compiled here: ef.precompile(args, cc={self.ccs[0]})"
+        if runs:
+            return None if runs - self.never_on else f"it has never run on such a GPU: {_UNTESTED} takes it"
+        asked = f", with {_UNTESTED}" if self.ccs[0] in self.never_on else ""
+        return f"{self._needs(here)}. It can be compiled here: ef.precompile(args, cc={self.ccs[0]}){asked}"
 
     def _needs(self, here: set[int]) -> str:
         wanted = " or ".join(f"{cc / 10} ({target_for(cc).name})" for cc in self.ccs)

@@ -58,6 +58,7 @@ _EPILOGUES = {
 }
 _WHOLE_ROWS, _WIDTHS = "def epilogue(accum): D = softmax(accum, dim=-1); return D", (4096, 2048, 1024, 512, 256, 128)
 _M, _N = 512, 1024
+_OWN = ("cpu", "cutedsl")
 
 
 def table() -> str:
@@ -93,6 +94,6 @@ def _has_kernel(cc: int, given: Input, source: str = _PLAIN, *, n: int = _N, k: 
     epilogue = EpilogueArguments.partial(source, {})
     args = GemmArguments(a, b, epilogue=epilogue, constraints=Constraints(precision=given.precision))
     try:
-        return bool(api.get_kernels(args, cc=cc, limit=1))
+        return bool(api.get_kernels(args, cc=cc, limit=1, providers=_OWN))
     except EpifuseError:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from epifuse.base.target import TARGETS
 from epifuse.plan import KernelSpec
 from epifuse.providers.cutedsl.design import MATH_GROUPS, MMA_SYNC, TCGEN05, Design
 
@@ -124,22 +125,24 @@ TENSOR_MEMORY_DESIGNS = tuple(
 two tiles take all columns at most. A cluster is a pair of CTAs that multiply together."""
 
 
-_ANY = (80, 86, 89, 90, 120)
-_TENSOR_MEMORY = (100, 103)
+_ANY: tuple[int, ...] = (80, 86, 89, 90, 120)
+_HOPPER, _TENSOR_MEMORY = (90,), (100, 103)
 
 
 def _spec(design: Design) -> KernelSpec:
     (m, n), (cm, cn) = design.tile, design.cluster
     if design.by_warps:
         summary, abreast = "persistent, cp.async + mma.sync", "_abreast" if design.abreast > 1 else ""
-        return KernelSpec(f"sm80_gemm_{m}x{n}_{design.schedule}{abreast}", "cutedsl", "cuda", _ANY, summary, design)
-    if design.in_tensor_memory:
+        name, ccs = f"sm80_gemm_{m}x{n}_{design.schedule}{abreast}", _ANY
+    elif design.in_tensor_memory:
         summary = "persistent warp-specialised TMA + tcgen05.mma"
-        name = f"sm100_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
-        return KernelSpec(name, "cutedsl", "cuda", _TENSOR_MEMORY, summary, design)
-    split = f"_split{design.split}" if design.split > 1 else ""
-    name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}{split}"
-    return KernelSpec(name, "cutedsl", "cuda", (90,), "persistent warp-specialised TMA + wgmma", design)
+        name, ccs = f"sm100_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}", _TENSOR_MEMORY
+    else:
+        summary, ccs = "persistent warp-specialised TMA + wgmma", _HOPPER
+        name = f"sm90_gemm_{m}x{n}_{design.schedule}_{cm}x{cn}"
+        name += f"_split{design.split}" if design.split > 1 else ""
+    never = tuple(cc for cc in ccs if not TARGETS[cc].has_wgmma)
+    return KernelSpec(name, "cutedsl", "cuda", ccs, summary, design, never)
 
 
 PLAIN_SPECS = tuple(map(_spec, PLAIN_DESIGNS))

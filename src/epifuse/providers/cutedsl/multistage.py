@@ -34,6 +34,9 @@ _COPIES: Mapping[int, float] = {16: 1.0, 8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, *_NARROW)
 _PAIR = 2  # numbers of 8 bits are copied and read in pairs
+_PAIRS = "it copies numbers of 8 bits in pairs"
+_PACKED = {"A": "A.contiguous()", "B": "B.mT.contiguous().mT"}
+_LONGEST = (1 << 31) - (1 << 12)  # of K, counted in 32 bits: copies look some stages ahead
 _MOST_PROMOTING = 64  # accumulators of a thread that others of the same number fit beside
 _WHOLE_STAGES = 3
 _WIDEST = 16  # bytes of a copy
@@ -53,11 +56,11 @@ def refused(problem: Problem) -> str | None:
     a, target = problem.a, problem.target
     if a.dtype not in _DTYPES:
         return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}"
-    narrow = next((one.dtype for one in (a, problem.b) if one.dtype in _NARROW), None)
-    if narrow is not None and not target.has_narrow_floats:
-        return f"{target.name} does not multiply {short(narrow)}: convert A and B to bfloat16"
     if problem.scales:
         return "it applies no block scales: pass scales of rows and columns as operands of the epilogue"
+    narrow = a.dtype in _NARROW or problem.b.dtype in _NARROW
+    if narrow and not inputs.is_weight_only(problem) and not target.has_narrow_floats:
+        return f"{target.name} does not multiply floats of 8 bits: convert A and B to bfloat16"
     if inputs.is_weight_only(problem):
         return f"it multiplies numbers of one size, and B is {problem.b.dtype}: convert it to A's dtype first"
     if inputs.is_full(problem):
@@ -67,8 +70,10 @@ def refused(problem: Problem) -> str | None:
         )
     accumulator = inputs.ACCUMULATORS[a.dtype][0]
     if problem.accumulator != accumulator:
-        return f"it adds up products of {a.dtype} in {short(accumulator)}, not {problem.accumulator}"
-    if a.dtype.itemsize == 1 and (reason := inputs.not_along_k(problem) or _not_in_pairs(problem)) is not None:
+        return f"it adds up products of {a.dtype} in {short(accumulator)}, not {problem.accumulator}: leave that out"
+    if problem.extents["k"] > _LONGEST:
+        return f"it counts along K up to {_LONGEST}: split the product into several calls"
+    if a.dtype.itemsize == 1 and (reason := _not_in_pairs(problem)) is not None:
         return reason
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
@@ -78,14 +83,18 @@ def refused(problem: Problem) -> str | None:
 
 def _not_in_pairs(problem: Problem) -> str | None:
     """Why numbers of 8 bits are not copied in pairs, or None."""
+    if problem.extents["k"] % _PAIR:
+        return f"{_PAIRS}, and K is odd: pad it with zeros to a multiple of {_WIDEST} in both A and B"
+    if (reason := inputs.not_along_k(problem)) is not None:
+        return reason
     for name, info, elements in zip("AB", (problem.a, problem.b), copied(problem), strict=True):
         if not info.aligned:
-            return f"{name} of 8 bits does not start at a multiple of {_WIDEST} bytes: pass a copy, {name}.clone()"
-        if elements < _PAIR:
             return (
-                f"it copies numbers of 8 bits in pairs, and {name} has K or a stride that is odd: pad K with zeros to "
-                "a multiple of 16 in both A and B"
+                f"{name} of 8 bits does not start at a multiple of {_WIDEST} bytes: pass a copy, {name}.clone(); where "
+                f"these are some columns of B, pad K to a multiple of {_WIDEST}"
             )
+        if elements < _PAIR:
+            return f"{_PAIRS}, and a stride of {name} is odd: pass {_PACKED[name]}"
     return None
 
 
@@ -108,7 +117,7 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
 
 
 def _no_narrow(dtype: torch.dtype, problem: Problem) -> str:
-    return f"{problem.target.name} has no conversions of {short(dtype)}"
+    return f"{problem.target.name} has no conversions of {short(dtype)}: use bfloat16 or float16 there"
 
 
 # --- how A and B are copied ------------------------------------------------------------------------------------------
@@ -165,13 +174,17 @@ def unfit(design: Design, problem: Problem) -> str | None:
 
 
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
-    """Whether registers spill: up to 60 bytes in the tile of the widest rows, which has no smaller one in its place.
+    """Whether registers spill: up to 270 bytes in the tile of the widest rows, which has no smaller one in its place.
 
-    Up to 120 bytes where sums are promoted beside pairs that go through registers, or on Hopper, whose mma.sync has no
-    floats of 8 bits: the compiler converts them to float16.
+    Up to 190 bytes where sums are promoted beside pairs that go through registers, or on Hopper, whose mma.sync has no
+    floats of 8 bits: the compiler converts them to float16. Up to 850 bytes where the two largest tiles compute numbers
+    of 64 bits.
     """
     least = _least_bytes(design, problem)
     if design.promoted and (problem.target.has_wgmma or least < _LEAST):
+        return True
+    is_large = design.rows * design.tile[1] > _MOST_PROMOTING * WARP_GROUP
+    if is_large and any(type_.kind == "int64" for type_ in work.walked.types.values()):
         return True
     return design.tile == (128, 256) and (work.shares_rows or least < _WIDEST)
 

@@ -32,13 +32,13 @@ def refused(problem: Problem) -> str | None:
     a, b = problem.a.dtype, problem.b.dtype
     for name, dtype in (("A", a), ("B", b)):
         if dtype not in _DTYPES:
-            return f"it multiplies float16, bfloat16, and floats of 8 bits, and {name} is {dtype}"
+            return f"it multiplies float16, bfloat16, and floats of 8 bits, and {name} is {dtype}: convert it"
     if a.itemsize != b.itemsize:
         return f"it multiplies numbers of one size, and A is {a} and B {b}: convert B to A's dtype first"
     if problem.accumulator != torch.float32:
-        return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}"
+        return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}: leave that out"
     if problem.scales:
-        return "it applies no block scales"
+        return "it applies no block scales: pass scales of rows and columns as operands of the epilogue"
     return untested.refused(problem.target)
 
 
@@ -48,7 +48,7 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
         return None
     graph = work.walked
     node = next(node for node in graph.nodes if node.op == "accum" and node.attr is not None)
-    why = "it does not combine parts of a row that lie apart, such as the two halves of a gate"
+    why = "it does not combine parts of a row, such as the two halves of a gate or every second column"
     return Reason(f"{why}: store the product, and combine its parts in PyTorch", graph.loc(node))
 
 
