@@ -165,7 +165,10 @@ def unfit(design: Design, problem: Problem) -> str | None:
     if design.columns < SUBTILE[1]:
         return f"its tile has {design.columns} columns of the result, and {SUBTILE[1]} leave at once"
     if design.promoted and design.rows * design.tile[1] > _MOST_PROMOTING * WARP_GROUP:
-        return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
+        return (
+            f"its accumulator leaves too few registers for sums of {design.promoted} products beside it, which "
+            "fast_accum=True does not have"
+        )
     gated = design.parts > 1
     enough = {(256, 128): _WIDEST if gated else _WIDEST // 2, (128, 64): _LEAST if gated else 0}
     if _least_bytes(design, problem) < enough.get(design.tile, 0):
