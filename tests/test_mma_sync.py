@@ -158,7 +158,7 @@ def test_products_of_8_bits_apply_no_block_scales(never_run):
     assert "it applies no block scales" in reason
 
 
-def test_sums_of_8_bit_floats_are_promoted_where_registers_hold_both(never_run):
+def test_sums_are_promoted_where_registers_hold_both(never_run):
     a, b = matrices(dtype=E4M3)
     assert {design.promoted for design in designs(arguments(a, b), 89)} == {128}
     fast = designs(arguments(a, b, asked=ef.Constraints(fast_accum=True)), 89)

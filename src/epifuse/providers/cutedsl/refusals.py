@@ -175,10 +175,10 @@ def _summed(design: Design, problem: Problem) -> list[str]:
     if any(design.scaled):
         which = " and ".join(name for name, own in zip("AB", design.scaled, strict=True) if own)
         return [f"{_sums(design)} with 14 bits, and float32 adds up these sums times the block scales of {which}"]
-    kept = "" if design.by_warps else " with 14 bits"  # which was measured on Hopper alone
+    told = not design.by_warps  # how many bits was measured of wgmma alone
     if design.promoted:
-        return [f"{_sums(design)}{kept}, and float32 adds up these sums"]
-    return [f"fast_accum: the tensor cores add up all products{kept}"]
+        return [f"{_sums(design)}{' with 14 bits' if told else ''}, and float32 adds up these sums"]
+    return [f"fast_accum: the tensor cores add up all products{', with 14 bits' if told else ''}"]
 
 
 def _sums(design: Design) -> str:
