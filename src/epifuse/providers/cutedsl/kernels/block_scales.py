@@ -81,15 +81,12 @@ class BlockScales:
         memory, whose answer takes longer than a few rows are multiplied."""
         m, n = (place.n, place.m) if self.design.swapped else (place.m, place.n)
         of_m, of_n = reversed(self.design.tile) if self.design.swapped else self.design.tile
-        for tensor, mode, first, count in (
-            *([(scales[0], 0, m * of_m, -(-of_m // _OF_LINE))] if self.of_a else []),
-            *([(scales[-1], 1, n * of_n // BLOCK, -(-of_n // BLOCK))] if self.of_b else []),
-        ):
-            for i in range(count):
-                index = cutlass.min(first + i * (_OF_LINE if mode == 0 else 1), tensor.shape[mode] - 1)
-                along = cutlass.min(block + thread, tensor.shape[1 - mode] - 1)
-                at = index * Int32(tensor.stride[mode]) + along * Int32(tensor.stride[1 - mode])
-                cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[tensor.iterator + at])
+        if self.of_a:
+            for row in range(0, of_m, _OF_LINE):
+                _prefetch(scales[0], 0, m * of_m + row, block + thread)
+        if self.of_b:
+            for column in range(0, of_n, BLOCK):
+                _prefetch(scales[-1], 1, (n * of_n + column) // BLOCK, block + thread)
 
     def _own(self, place, epilogue, atom, thread):
         """The rows of A that a thread has: of its rows 64 by 64, or its columns."""
@@ -160,6 +157,13 @@ class BlockScales:
         if not self.of_a:
             return [own[0][across]]
         return spread([own[row * len(slots) + slot][across] for slot in range(len(slots))], slots)
+
+
+def _prefetch(tensor, mode, index, block):
+    """The line of L2 that has the scale at `index` of a mode, and at a block along the other one."""
+    index = cutlass.min(index, tensor.shape[mode] - 1) * Int32(tensor.stride[mode])
+    block = cutlass.min(block, tensor.shape[1 - mode] - 1) * Int32(tensor.stride[1 - mode])
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[tensor.iterator + (index + block)])
 
 
 def _side(tensor, indices, mode):
