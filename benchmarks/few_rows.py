@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from gemm_cases import SHAPES, Operands
 from layers import Product
-from shapes import sets_of
+from shapes import Calls, cublas, sets_of
 from timing import command, machine, save
 from torch.nn import functional as F
 
@@ -43,7 +43,6 @@ LAYERS = (
 """Models, N and K of a layer."""
 RATE, MORE = 0.92, 4e-6
 """Of the rate of reading, and seconds beside it: what a product of few rows should reach."""
-Calls = list[Callable[[], Any]]
 
 
 def plain(accum):
@@ -68,11 +67,6 @@ def ours(sets: Sequence[Operands], function: Callable[..., Any] = plain, **asked
         kernel = ef.get_kernels(args, limit=1)[0]
         calls.append(partial(kernel.run, args, compiled_artifact=kernel.compile(args)))
     return calls
-
-
-def cublas(sets: Sequence[Operands]) -> Calls:
-    """PyTorch's product."""
-    return [partial(torch.mm, x.a, x.b, out=x.D) for x in sets]
 
 
 def timed(variants: Mapping[str, Calls], rounds: int) -> dict[str, float]:

@@ -244,7 +244,7 @@ Variant = tuple[str, Case, Callable[[Sequence[Operands]], Calls]]
 
 
 def _variants(product: Product, chosen: str, best: str, options: argparse.Namespace) -> list[Variant]:
-    found: list[Variant] = [("ours", PLAIN, partial(_design, PLAIN, None)), ("cuBLAS", PLAIN, _cublas)]
+    found: list[Variant] = [("ours", PLAIN, partial(_design, PLAIN, None)), ("cuBLAS", PLAIN, cublas)]
     if best != chosen:
         found.append(("best", PLAIN, partial(_design, PLAIN, best)))
     if product.batch == 1:
@@ -290,7 +290,8 @@ def _design(case: Case, name: str | None, sets: Sequence[Operands]) -> Calls:
     return [partial(kernel.run, args, compiled_artifact=artifact) for args in arguments]
 
 
-def _cublas(sets: Sequence[Operands]) -> Calls:
+def cublas(sets: Sequence[Operands]) -> Calls:
+    """PyTorch's product of each set."""
     function = torch.bmm if sets[0].a.dim() == 3 else torch.mm
     return [partial(function, x.a, x.b, out=x.D) for x in sets]
 

@@ -166,6 +166,13 @@ def test_sums_are_promoted_where_registers_hold_both(never_run):
     assert {design.tile for design in fast} > {design.tile for design in designs(arguments(a, b), 89)}
 
 
+def test_integers_of_64_bits_are_said_to_spill_in_large_tiles(never_run):
+    args = arguments(*matrices(), "def epi(accum, C): D = accum.to(torch.int64) * C; return D", C=torch.empty(500, 504))
+    spilling = {k.spec.design.tile for k in ef.get_kernels(args, cc=80) if k.plan.allocation.program.spills}
+    assert {(256, 128), (128, 256)} <= spilling
+    assert (128, 128) not in spilling
+
+
 def test_powers_of_two_need_no_conversion(never_run):
     assert designs(stored_as(torch.float8_e8m0fnu), 80)
     assert designs(arguments(*matrices(), "def epi(accum): D = accum.to(torch.float8_e8m0fnu).float(); return D"), 80)

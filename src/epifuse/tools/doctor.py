@@ -18,10 +18,10 @@ import torch
 
 from epifuse import providers
 from epifuse.base import store
-from epifuse.base.config import CONFIG
 from epifuse.base.target import target_for
 from epifuse.plan import KernelSpec
 from epifuse.providers.base import Provider
+from epifuse.providers.cutedsl import untested
 from epifuse.providers.cutedsl.load import cuda_of_the_driver
 from epifuse.tools import cache
 from epifuse.tools.lines import rows, size
@@ -129,9 +129,6 @@ def _why_no_gpu(newest: int | None) -> str:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-_UNTESTED = "EPIFUSE_UNTESTED=1"
-
-
 class _Family:
     """Kernels of one provider that are one kernel in several designs, and why they cannot run, if they cannot."""
 
@@ -140,7 +137,7 @@ class _Family:
         words = zip(*(spec.name.split("_") for spec in specs), strict=False)
         self.name = "_".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, words))
         self.summary = first.summary + (f", in {len(specs)} designs" if len(specs) > 1 else "")
-        self.ccs, self.never_on = first.ccs, frozenset(() if CONFIG.untested else first.never_on)
+        self.ccs, self.never_on = first.ccs, frozenset(() if untested.are_taken() else first.never_on)
         self.why_not = self._why_not(provider.lacks(first), {0} | {gpu.cc for gpu in gpus})
 
     def _why_not(self, lacks: str | None, here: set[int]) -> str | None:
@@ -148,8 +145,8 @@ class _Family:
         if lacks is not None:
             return lacks if runs else f"{self._needs(here)}. To compile it here: {lacks.splitlines()[0]}"
         if runs:
-            return None if runs - self.never_on else f"it has never run on such a GPU: {_UNTESTED} takes it"
-        asked = f", with {_UNTESTED}" if self.ccs[0] in self.never_on else ""
+            return None if runs - self.never_on else untested.refused(target_for(min(runs)))
+        asked = ", with EPIFUSE_UNTESTED=1" if self.ccs[0] in self.never_on else ""
         return f"{self._needs(here)}. It can be compiled here: ef.precompile(args, cc={self.ccs[0]}){asked}"
 
     def _needs(self, here: set[int]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from epifuse import api
+from epifuse import api, providers
 from epifuse.base.errors import EpifuseError
 from epifuse.base.target import TARGETS
 from epifuse.request.problem import Constraints
@@ -77,7 +77,12 @@ def _row(cc: int) -> list[str]:
     name = f"{_MODELS[cc]} ({target.name})" if cc else _MODELS[cc]
     inputs = [next((said for k, said in _LENGTHS if _has_kernel(cc, one, k=k)), "no") for one in INPUTS]
     epilogues = ["yes" if _has_kernel(cc, INPUTS[0], source) else "no" for source in _EPILOGUES.values()]
-    return [name, *inputs, *epilogues, _widest(cc), "tested" if cc == 0 or target.has_wgmma else "compiled, never run"]
+    return [name, *inputs, *epilogues, _widest(cc), "tested" if _has_run(cc) else "compiled, never run"]
+
+
+def _has_run(cc: int) -> bool:
+    specs = [spec for name in _OWN for spec in providers.load(name).specs()]
+    return any(cc in spec.ccs and cc not in spec.never_on for spec in specs)
 
 
 def _widest(cc: int) -> str:

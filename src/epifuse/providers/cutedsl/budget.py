@@ -199,7 +199,7 @@ def _accumulators(design: Design) -> int:
 
 
 _PIECE = 128  # columns of what is promoted at once: 64 registers of a thread
-_MOST_PROMOTING = 192, 128  # registers of a thread that hold sums, and what is added to them; of a part of K
+_MOST_PROMOTING = 192, 128  # registers of a thread that hold sums and what is added; of a part of K, or by mma.sync
 
 
 def piece(design: Design) -> int:
@@ -212,12 +212,13 @@ def piece(design: Design) -> int:
 def unpromoted(design: Design) -> str | None:
     """Why a tile's sums are not promoted, or None. Sums of another part of K are added to them later: up to 156 bytes
     spill beside 128 accumulators a thread. Pieces of other sizes ran on no GPU."""
-    most = _MOST_PROMOTING[design.split > 1]
-    if design.by_warps:
-        return None  # `multistage.unfit` says it
-    if design.promoted and _accumulators(design) + piece(design) // 2 > most:
-        return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
-    if design.promoted and design.tile[1] > _PIECE and design.tile[1] % _PIECE:
+    if not design.promoted:
+        return None
+    added = _accumulators(design) if design.by_warps else piece(design) // 2  # of a whole tile by mma.sync
+    if _accumulators(design) + added > _MOST_PROMOTING[design.split > 1 or design.by_warps]:
+        why = f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
+        return f"{why}: fast_accum=True has none" if design.by_warps else why
+    if design.tile[1] > _PIECE and design.tile[1] % _PIECE:
         wide = design.tile[1]
         return f"sums of {design.promoted} products are added {_PIECE} columns at a time, and its tile has {wide}"
     return None

@@ -16,7 +16,7 @@ from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import inputs, untested
 from epifuse.providers.cutedsl.budget import stage_bytes
-from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, SUBTILE, WARP_GROUP, Design
+from epifuse.providers.cutedsl.design import K_SPAN, MULTISTAGE, SUBTILE, Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -37,7 +37,7 @@ _PAIR = 2  # numbers of 8 bits are copied and read in pairs
 _PAIRS = "it copies numbers of 8 bits in pairs"
 _PACKED = {"A": "A.contiguous()", "B": "B.mT.contiguous().mT"}
 _LONGEST = (1 << 31) - (1 << 12)  # of K, counted in 32 bits: copies look some stages ahead
-_MOST_PROMOTING = 64  # accumulators of a thread that others of the same number fit beside
+_LARGEST = (256, 128), (128, 256)  # tiles
 _WHOLE_STAGES = 3
 _WIDEST = 16  # bytes of a copy
 _LEAST = 4  # bytes of a copy that does not go through registers
@@ -90,8 +90,8 @@ def _not_in_pairs(problem: Problem) -> str | None:
     for name, info, elements in zip("AB", (problem.a, problem.b), copied(problem), strict=True):
         if not info.aligned:
             return (
-                f"{name} of 8 bits does not start at a multiple of {_WIDEST} bytes: pass a copy, {name}.clone(); where "
-                f"these are some columns of B, pad K to a multiple of {_WIDEST}"
+                f"{name} of 8 bits does not start at a multiple of {_WIDEST} bytes: pass a copy, {name}.clone(); for "
+                f"a range of B's columns, pad K to a multiple of {_WIDEST}"
             )
         if elements < _PAIR:
             return f"{_PAIRS}, and a stride of {name} is odd: pass {_PACKED[name]}"
@@ -164,11 +164,6 @@ def unfit(design: Design, problem: Problem) -> str | None:
     spill."""
     if design.columns < SUBTILE[1]:
         return f"its tile has {design.columns} columns of the result, and {SUBTILE[1]} leave at once"
-    if design.promoted and design.rows * design.tile[1] > _MOST_PROMOTING * WARP_GROUP:
-        return (
-            f"its accumulator leaves too few registers for sums of {design.promoted} products beside it, which "
-            "fast_accum=True does not have"
-        )
     gated = design.parts > 1
     enough = {(256, 128): _WIDEST if gated else _WIDEST // 2, (128, 64): _LEAST if gated else 0}
     if _least_bytes(design, problem) < enough.get(design.tile, 0):
@@ -177,17 +172,14 @@ def unfit(design: Design, problem: Problem) -> str | None:
 
 
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
-    """Whether registers spill: up to 270 bytes in the tile of the widest rows, which has no smaller one in its place.
-
-    Up to 190 bytes where sums are promoted beside pairs that go through registers, or on Hopper, whose mma.sync has no
-    floats of 8 bits: the compiler converts them to float16. Up to 850 bytes where the two largest tiles compute numbers
-    of 64 bits.
+    """Whether registers spill, by the compiler's reports: in the tile of the widest rows, which has no smaller one in
+    its place; where the two largest tiles compute integers of 64 bits; and where sums are promoted beside pairs that go
+    through registers, or on Hopper, whose mma.sync has no floats of 8 bits: the compiler converts them to float16.
     """
     least = _least_bytes(design, problem)
     if design.promoted and (problem.target.has_wgmma or least < _LEAST):
         return True
-    is_large = design.rows * design.tile[1] > _MOST_PROMOTING * WARP_GROUP
-    if is_large and any(type_.kind == "int64" for type_ in work.walked.types.values()):
+    if design.tile in _LARGEST and any(type_.kind == "int64" for type_ in work.walked.types.values()):
         return True
     return design.tile == (128, 256) and (work.shares_rows or least < _WIDEST)
 

@@ -59,34 +59,27 @@ class BlockScales:
         """For a tile, from a stage of K on, whose scales are on their way then."""
         if not scales:
             return ()
-        by_row: Any = ()
-        by_column: Any = ()
-        self._send_for(scales, place, thread, stage * self.steps)
-        if self.of_a:
-            own = _side(scales[0], self._own(place, epilogue, atom, thread), 0)
-            by_row, by_column = ((), own) if self.design.swapped else (own, ())
-        if self.of_b:
-            axis = 0 if self.design.swapped else 1
-            extent = self.design.tile[axis]
-            first = (place.m, place.n)[axis] * extent
-            blocks = _side(scales[-1], [(first + i) // BLOCK for i in range(0, extent, BLOCK)], 1)
-            by_row, by_column = (blocks, by_column) if self.design.swapped else (by_row, blocks)
-        count = sum(len(side.starts) for side in (by_row, by_column) if side)
-        found = Scales(by_row, by_column, stage * self.steps, cute.make_rmem_tensor(self.steps * count, Float32))
-        self.fetch(found, 0)
-        return found
-
-    def _send_for(self, scales, place, thread, block):
-        """Have those of a tile brought to L2, of 128 blocks of K, one for each thread: else each stage waits for
-        memory, whose answer takes longer than a few rows are multiplied."""
-        m, n = (place.n, place.m) if self.design.swapped else (place.m, place.n)
-        of_m, of_n = reversed(self.design.tile) if self.design.swapped else self.design.tile
+        is_swapped, block = self.design.swapped, stage * self.steps
+        m, n = (place.n, place.m) if is_swapped else (place.m, place.n)
+        of_m, of_n = reversed(self.design.tile) if is_swapped else self.design.tile
+        of_a: Any = ()
+        of_b: Any = ()
+        # One block of K for each thread. Else each stage waits for memory, which takes longer to answer than a few rows
+        # take to be multiplied.
         if self.of_a:
             for row in range(0, of_m, _OF_LINE):
                 _prefetch(scales[0], 0, m * of_m + row, block + thread)
+            of_a = _side(scales[0], self._own(place, epilogue, atom, thread), 0)
         if self.of_b:
-            for column in range(0, of_n, BLOCK):
-                _prefetch(scales[-1], 1, (n * of_n + column) // BLOCK, block + thread)
+            lines = [(n * of_n + i) // BLOCK for i in range(0, of_n, BLOCK)]
+            for line in lines:
+                _prefetch(scales[-1], 1, line, block + thread)
+            of_b = _side(scales[-1], lines, 1)
+        by_row, by_column = (of_b, of_a) if is_swapped else (of_a, of_b)
+        count = sum(len(side.starts) for side in (of_a, of_b) if side)
+        found = Scales(by_row, by_column, block, cute.make_rmem_tensor(self.steps * count, Float32))
+        self.fetch(found, 0)
+        return found
 
     def _own(self, place, epilogue, atom, thread):
         """The rows of A that a thread has: of its rows 64 by 64, or its columns."""
