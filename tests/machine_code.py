@@ -1,6 +1,8 @@
 """A kernel compiled for a GPU that is not there, and what its machine code must not have: faults, each by name."""
 
 import re
+import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,18 @@ def no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     from cutlass.base_dsl import tvm_ffi_builder
 
     monkeypatch.setattr(tvm_ffi_builder, "attach_ffi_func", lambda *_, **__: None, raising=False)
+
+
+def disassembled(text: str, folder: Path) -> str:
+    """The machine code of a kernel's text, which ptxas orders anew."""
+    from epifuse.providers.cutedsl.compile import compile_text
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        no_entry(monkeypatch)
+        compile_text(text, f"{load.OPTIONS} --keep-cubin --dump-dir={folder}")
+    (nvdisasm,) = (file for file in metadata.files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
+    (cubin,) = folder.glob("*.cubin")
+    return subprocess.run([nvdisasm.locate(), cubin], check=True, capture_output=True, text=True).stdout
 
 
 def reported(text: str, folder: Path) -> Any:
