@@ -242,8 +242,8 @@ class Family:
         if design in (*ROW_DESIGNS, *SPLIT_ROW_DESIGNS) and not work.shares_rows:
             return "its cluster is for values that need whole rows, and there are none"
         has_heads = work.span and work.span % design.columns == 0
-        if design in HEAD_DESIGNS and (is_short(problem) or not (work.is_of_region or has_heads)):
-            return "its tile is for heads of 128 columns and for regions of N, where K is not short"
+        if design in HEAD_DESIGNS and not (work.is_of_region or has_heads):
+            return "its tile is for heads of 128 columns and for regions of N"
         if not design.is_simple and (reason := weave.unfit(design, work.order, problem)):
             return reason
         found = self.fitted(design.exchanged_sides if design.swapped else design)
