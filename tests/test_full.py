@@ -188,6 +188,12 @@ MEANT = {
     "reductions": lambda: arguments(*matrices(k=4096), REDUCED, bias=torch.empty(512)),
 }
 
+KINDS = {
+    "layouts": ("neither by K", "batches"),
+    "rows": ("whole rows", "parts of rows", "reductions"),
+    **{name: (name,) for name in ("plain", "few rows")},
+}
+"""Without --whole-sweeps one of each."""
 
 IN_EVERY_TILE = ("plain", "reductions")
 """Of the other cases those tiles alone whose threads hold most sums."""
@@ -196,8 +202,9 @@ IN_EVERY_SCHEDULE = ("plain", "few rows")
 rows of those alone that exchange A and B."""
 
 
-@pytest.mark.parametrize("name", MEANT)
-def test_every_tile_multiplies_tf32_and_spills_nothing(name, capfd, tmp_path, in_full, whole_sweeps):
+@pytest.mark.sweep("of")
+@pytest.mark.parametrize(("of", "name"), [(of, name) for of, names in KINDS.items() for name in names])
+def test_every_tile_multiplies_tf32_and_spills_nothing(of, name, capfd, tmp_path, in_full, whole_sweeps):
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     found = {}
     for kernel in ef.get_kernels(MEANT[name](), cc=90):

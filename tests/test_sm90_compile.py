@@ -214,6 +214,7 @@ def normalised(accum, row):
     return D
 
 
+@pytest.mark.sweep("launches")
 @pytest.mark.parametrize(
     ("epilogue", "launches", "operands"),
     [
