@@ -104,6 +104,7 @@ class Sm90Gemm:
         self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
         self.stages = design.stages
         self.ahead = max(budget.ahead(design, one) for one in programs)
+        self.reduces = any(node.op == "reduce" for one in programs for node in one.graph.nodes)
         self.scales = BlockScales(design)
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(programs)
@@ -446,7 +447,7 @@ class Sm90Gemm:
             threads = self.epilogue.team(atom, own, served, before, cta.shared[0], given[0], ending)
             early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
             warpgroup.wait_group(0)
-            free = self.release(pipe, read, free)
+            free = self.release(pipe, read, free, cta.k_tiles)
             if const_expr(self.design.split > 1):
                 thread_of_tile = within * WARP_GROUP + own
                 where = self.split.place(given[0].workspace, turn, cta, thread_of_tile)
@@ -613,7 +614,7 @@ class Sm90Gemm:
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             warpgroup.wait_group(0)
-            free = self.release(pipe, read, free)
+            free = self.release(pipe, read, free, cta.k_tiles)
             self.split.send(registers, self.split.place(workspace, turn, cta, own), cta.part, own, TOGETHER + served)
             if const_expr(self.pingpong):
                 read = after(read, cta.k_tiles)
@@ -623,15 +624,20 @@ class Sm90Gemm:
             cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
-    def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any):
-        """Give back the stages of the last blocks of K.
+    def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any, blocks: Int32):
+        """Give back the stages of the last of `blocks` along K.
 
-        The loop is for ptxas, which moves what follows above a branch, but not above a loop: the producer waited for
-        the last stage until most of an epilogue that reduces was computed. Of 16384 x 8192 x 1024 logsumexp took 1.24
-        of cuBLAS's time for the product, and takes 0.88 (release_h100.json).
+        ptxas moves what follows above a branch, or a loop that it does not unroll. The producer waited for the last
+        stage until most of an epilogue that reduces was computed: logsumexp of 16384 x 8192 x 1024 took 1.24 of
+        cuBLAS's time for the product, and takes 0.88 (release_h100.json). What does not reduce was not moved, and with
+        eight operands and eight outputs an unrolled loop spills 20 bytes more.
         """
-        if const_expr(self.ahead > 0):
+        if const_expr(self.ahead > 0 and self.reduces):
             while free.count != read.count:
+                pipe.consumer_release(free)
+                free.advance()
+        else:
+            for _ in cutlass.range(cutlass.min(blocks, self.ahead), unroll=1):
                 pipe.consumer_release(free)
                 free.advance()
         return free
