@@ -157,3 +157,26 @@ def test_an_integer_division_by_zero_points_at_its_line() -> None:
     source = "def epi(accum, i):\n    D = accum + 3 // i\n    return D\n"
     with pytest.raises(ef.errors.ArgumentError, match=r"(?s)divided by zero.*D = accum \+ 3 // i"):
         ef.gemm(A, B, epilogue=source, i=torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "y"),
+    [
+        ("binary_cross_entropy_with_logits", torch.rand(6, 10)),
+        ("mse_loss", torch.randn(6, 10)),
+        ("l1_loss", torch.randn(6, 10)),
+        ("kl_div", torch.rand(6, 10)),
+        ("smooth_l1_loss", 3 * torch.randn(6, 10)),
+        ("huber_loss", 3 * torch.randn(6, 10)),
+        ("cross_entropy", torch.arange(6)),
+        ("nll_loss", torch.arange(6)),
+    ],
+)
+def test_a_loss_is_what_its_hint_says(name: str, y: torch.Tensor) -> None:
+    a, b = torch.randn(6, 8), torch.randn(8, 10)
+    with pytest.raises(ef.errors.EpilogueSyntaxError) as caught:
+        ef.gemm(a, b, epilogue=function_from(f"def epi(accum, y):\n    return F.{name}(accum, y)"), y=y)
+    written = str(caught.value).partition("write it out, and reduce that: ")[2]
+    epilogue = function_from(f"def epi(accum, y):\n    x = accum\n    return ({written}).sum()")
+    found = ef.gemm(a, b, epilogue=epilogue, y=y[:, None] if y.dim() == 1 else y)
+    torch.testing.assert_close(found, getattr(F, name)(a @ b, y, reduction="sum"))

@@ -94,6 +94,8 @@ _NO_ORDER = "an epilogue has no order of columns but that of parts: store the va
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
 _ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
+_LOSS = "write it out, and reduce that: {}"
+_HUBER = "torch.where((x - y).abs() < 1, 0.5 * (x - y).square(), (x - y).abs() - 0.5)"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
 
 _INSTEAD: dict[str, str] = {
@@ -119,7 +121,14 @@ _INSTEAD: dict[str, str] = {
     "device": "floats are float32 inside an epilogue, on A's device",
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
-    **dict.fromkeys(("mse_loss", "l1_loss", "cross_entropy", "nll_loss", "kl_div"), "write the loss out"),
+    "cross_entropy": _LOSS.format("x.logsumexp(dim=-1, keepdim=True) - x.gather(-1, y)"),
+    "nll_loss": _LOSS.format("-x.gather(-1, y)"),
+    "binary_cross_entropy_with_logits": _LOSS.format("ef.softplus(x) - x * y"),
+    "mse_loss": _LOSS.format("(x - y).square()"),
+    "l1_loss": _LOSS.format("(x - y).abs()"),
+    "kl_div": _LOSS.format("y * (y.log() - x)"),
+    "smooth_l1_loss": _LOSS.format(_HUBER),
+    "huber_loss": _LOSS.format(_HUBER),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), "make the random numbers an operand"),
     "dropout": "write ef.dropout(x, p, seed)",
     **dict.fromkeys(("isinstance", "type", "getattr", "hasattr"), "decide outside the epilogue, and pass a number"),
