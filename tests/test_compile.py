@@ -456,7 +456,7 @@ def test_a_model_is_compiled_and_trained() -> None:
     model, x = Mlp(), torch.randn(4, 6, 16)
     exact = gradients(double := copy.deepcopy(model).double(), double, x.double())
     compiled = ef.compile(model, fullgraph=True, sites="all")
-    assert "no product yet" in str(ef.report(compiled))
+    assert "the model has not run" in str(ef.report(compiled))
     for _ in range(2):
         assert max(errors(gradients(model, compiled, x), exact).values()) <= 1e-5
     once = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -518,6 +518,22 @@ def test_a_second_process_finds_the_graphs(tmp_path: Path, monkeypatch: pytest.M
     assert first[:2] == ["2", "1"]  # the forward and the backward graph
     assert second[:2] == ["0", "0"], "the pass ran again"
     assert first[2:] == second[2:]
+
+
+def test_an_empty_report_says_whether_there_was_a_graph() -> None:
+    convolution = ef.compile(nn.Conv1d(8, 12, 1))
+    convolution(torch.randn(2, 8, 4))
+    assert "no mm" in str(ef.report(convolution))
+
+    @ef.compile
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            x = x @ x
+        return x
+
+    broken(torch.randn(4, 4))
+    assert "graph_breaks" in str(ef.report(broken))
 
 
 def test_options_are_checked() -> None:

@@ -44,6 +44,7 @@ HINTS = {
     "accum.sigmod()": "did you mean .sigmoid",
     "accum.detach()": "leave it out",
     "F.rms_norm(accum, (16,))": "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight",
+    "F.normalize(accum)": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",
     "accum / accum.dim()": "an epilogue holds for every shape",
     "int(accum)": "write x.to(torch.int32) or a comparison",

@@ -111,6 +111,7 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
     **dict.fromkeys(("layer_norm", "batch_norm"), _SPREAD),
     "rms_norm": _ROOT_MEAN_SQUARE,
+    "normalize": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     **dict.fromkeys(("ones", "zeros", "full", "tensor"), _NUMBER),
     **dict.fromkeys(("int", "bool"), "write x.to(torch.int32) or a comparison; a host number needs no conversion"),
     "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",

@@ -74,6 +74,7 @@ class Fuse(CustomGraphPass):
                 row = self._visit(graph, product, row, known.setdefault(beside, nothing()))
             rows.append(row)
         self.report.rows += reversed(rows)
+        self.report.graphs += 1
 
     def _visit(self, graph: FxGraph, product: FxNode, row: Row, known: Known) -> Row:
         if (reason := sites.cannot(product)) is not None:

@@ -72,11 +72,19 @@ def counted(names: tuple[str, ...]) -> str:
     return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())
 
 
+_NO_PRODUCT = "no product: its graphs have no mm, addmm, bmm or baddbmm; convolutions are not looked at"
+_NO_GRAPH = (
+    "no graph yet: the model has not run, its graphs came from PyTorch's cache, PyTorch ran it uncompiled "
+    "(TORCH_LOGS=graph_breaks says why), or a torch.compile around it compiled them"
+)
+
+
 @dataclass
 class Report:
-    """Every product that the pass met, in the order it met them; `print` it."""
+    """Every product that the pass met, in the order it met them, and how many graphs; `print` it."""
 
     rows: list[Row] = field(default_factory=list)
+    graphs: int = 0
 
     @property
     def fused(self) -> list[Row]:
@@ -85,7 +93,7 @@ class Report:
 
     def __str__(self) -> str:
         if not self.rows:
-            return "no product yet: the model has not run, or its graphs came from PyTorch's cache"
+            return _NO_PRODUCT if self.graphs else _NO_GRAPH
         saved = sum(row.bytes_saved for row in self.fused)
         head = f"{len(self.fused)} of {len(self.rows)} products run with an epilogue, {saved / 1e6:.3g} MB saved"
         return "\n".join([head, *map(str, self.rows)])
