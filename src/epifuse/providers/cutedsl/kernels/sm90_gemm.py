@@ -627,10 +627,10 @@ class Sm90Gemm:
     def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any, blocks: Int32):
         """Give back the stages of the last of `blocks` along K.
 
-        ptxas moves what follows above a branch, or a loop that it does not unroll. The producer waited for the last
-        stage until most of an epilogue that reduces was computed: logsumexp of 16384 x 8192 x 1024 took 1.24 of
-        cuBLAS's time for the product, and takes 0.88 (release_h100.json). What does not reduce was not moved, and with
-        eight operands and eight outputs an unrolled loop spills 20 bytes more.
+        An epilogue that reduces has the release in a loop that ptxas unrolls. Within a branch, ptxas moved much of the
+        epilogue above the release, and the producer waited: logsumexp of 16384 x 8192 x 1024 took 1.24 of cuBLAS's time
+        for the product, and takes 0.88 (release_h100.json). Other epilogues were not moved, and have the branch: with
+        eight operands and eight outputs the unrolled loop spills 20 bytes more.
         """
         if const_expr(self.ahead > 0 and self.reduces):
             while free.count != read.count:
