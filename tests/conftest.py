@@ -1,5 +1,6 @@
 """What every test file may use: `golden`, `seed`, `compiled_anew`, sweeps, and the rule for GPU tests."""
 
+import dataclasses
 import functools
 import os
 import re
@@ -22,6 +23,7 @@ NOT_HOPPER = "no Hopper GPU"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew")
     parser.addoption("--whole-sweeps", action="store_true", help="all cases of sweeps, as `make sweep` does")
+    parser.addoption("--schedule", help="GPU tests ask for this kernel: multistage (mma.sync) or tcgen05; on any GPU")
 
 
 # Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder. It is
@@ -38,9 +40,21 @@ if not torch.cuda.is_available():
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.add_cleanup(lambda: shutil.rmtree(os.environ["EPIFUSE_CACHE_DIR"], ignore_errors=True))
+    if (schedule := config.getoption("--schedule")) is not None:
+        ask_for(schedule)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that they start
+
+
+def ask_for(schedule: str) -> None:
+    """Each product of the tests asks for this schedule, unless the test names another."""
+    from epifuse.request.problem import Constraints
+
+    names = [field.name for field in dataclasses.fields(Constraints)]
+    defaults = list(Constraints.__init__.__defaults__ or ())
+    defaults[names.index("schedule")] = schedule
+    Constraints.__init__.__defaults__ = tuple(defaults)
 
 
 @functools.cache
@@ -52,7 +66,8 @@ def lacking() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and (reason := lacking()) is not None:
+    reason = lacking() if item.get_closest_marker("gpu") else None
+    if reason is not None and not (reason == NOT_HOPPER and item.config.getoption("--schedule")):
         # This machine cannot run the kernel: the only reason there is, and the summary counts it. What a Hopper GPU
         # refuses or gets wrong is a failure.
         pytest.skip(reason)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from fuzzing.check import function_of
 
 import epifuse as ef
 from epifuse.kernel import Kernel
+from epifuse.providers.cutedsl.design import MULTISTAGE, TCGEN05
 from epifuse.request.problem import Constraints
 from epifuse.tools.testing import FP8_SUM_EPS, TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
 
@@ -79,9 +81,14 @@ def place(shape: Shape, dtype: torch.dtype, device: str, layout: str = "rows") -
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a test runs: on a Hopper GPU, or on the CPU, where Hopper's plan is asked for as well."""
+    """Where a test runs: on a Hopper GPU, or on the CPU, where Hopper's plan is asked for as well.
+
+    `schedule` is what pytest's `--schedule` names: the test is then of that kernel, on the GPU that is there. A test
+    that pins a design of Hopper's, or whose problem that kernel refuses, is skipped and says so.
+    """
 
     device: str
+    schedule: str | None = None
 
     @property
     def gpu(self) -> bool:
@@ -90,9 +97,20 @@ class Machine:
 
     def kernel(self, args: ef.GemmArguments) -> Kernel:
         """The kernel to run; fails where Hopper refuses, on the CPU too."""
-        hopper = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
-        assert hopper, refusal(args)
-        return ef.get_kernels(args)[0] if not self.gpu else hopper[0]
+        planned = self.planned(args)
+        return planned if self.gpu else ef.get_kernels(args)[0]
+
+    def planned(self, args: ef.GemmArguments) -> Kernel:
+        """Hopper's kernel, or the GPU's that `schedule` names; on the CPU too."""
+        cc = 90 if self.schedule is None else None
+        if self.schedule is not None and args.problem.constraints.schedule != self.schedule:
+            pytest.skip("it pins a design of another schedule")
+        found = ef.get_kernels(args, cc=cc, providers=["cutedsl"], limit=1)
+        if self.schedule is not None and not found:
+            named = [refusal.reason for refusal in ef.explain(args).refusals if self.schedule in refusal.kernel]
+            pytest.skip("refused: " + "; ".join(dict.fromkeys(named)))
+        assert found, refusal(args)
+        return found[0]
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normal numbers, the same on every machine."""
@@ -114,6 +132,8 @@ class Machine:
 
 def refusal(args: ef.GemmArguments) -> str:
     """Why no design of the Hopper kernel takes `args`; fails where one does."""
+    if args.problem.constraints.schedule in (MULTISTAGE, TCGEN05):
+        pytest.skip("it is of what Hopper's kernel refuses")
     assert not ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1), "taken, not refused"
     return "; ".join(dict.fromkeys(r.reason for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")))
 
@@ -135,6 +155,8 @@ def run(
 ) -> dict[str, torch.Tensor]:
     """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
     given = ef.EpilogueArguments.partial(epilogue, operands)
+    if machine.schedule is not None and accumulator == torch.float16:
+        accumulator = None  # Hopper's kernel alone adds up in float16; what the test is of is the epilogue
     blank = ef.GemmArguments(a, b, accumulator_type=accumulator, epilogue=given, out_dtypes=out_dtypes).allocate()
     places = {
         name: place(tensor.shape, tensor.dtype, machine.device, layouts[i % len(layouts)])

@@ -161,6 +161,15 @@ def test_batches(machine: Machine) -> None:
         check(machine, source, a, b, operands_of(machine, source, 65, 71))
 
 
+@pytest.mark.parametrize("n", [64, 71, 200, 330])
+@pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
+def test_a_number_of_each_batch(design: Any, n: int, machine: Machine) -> None:
+    """Each warp of each tile leaves one, those of tiles that stand abreast and lie beyond N too."""
+    source = "def epi(accum): s, t = sum(accum, dim=(-2, -1)), amax(accum - 1000.0, dim=(-2, -1)); return s, t\n"
+    given = asked(machine, tile=design.tile)
+    check(machine, source, machine.whole(3, 300, 40), machine.whole(3, 40, n), {}, constraints=given)
+
+
 def test_nothing_along_k(machine: Machine) -> None:
     a, b = torch.empty(40, 0, device=machine.device), torch.empty(0, 48, device=machine.device)
     source = "def epi(accum, bias): D = accum + bias; return D"

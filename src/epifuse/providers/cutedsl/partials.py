@@ -90,7 +90,7 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
         extents = {"m": m, "n": n, "": m // m}
         return extents["".join(reduction.of - {"l", reduction.axis})], extents[reduction.axis]
     down = _up(m, design.step[0]) * (design.step[0] // design.tile[0])
-    across = _up(n, design.step[1]) * (design.step[1] // design.columns)
+    across = tiles_across(design, n)
     warps = WARPS * design.sharing * down
     if reduction.axis == "m":
         return across, m
@@ -98,6 +98,11 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
         return warps, n
     # A number of the whole result is carried from tile to tile: a warp leaves it once, at its end.
     return (warps * across, m // m) if reduction.batched else (MOST_CTAS * MATH_WARPS, m // m)
+
+
+def tiles_across(design: Design, n: Any) -> Any:
+    """Tiles along N, those that fill up a cluster or stand abreast included; for ints or run-time integers."""
+    return _up(n, design.step[1]) * (design.step[1] // design.columns)
 
 
 def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:

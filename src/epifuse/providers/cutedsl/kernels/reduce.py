@@ -300,9 +300,7 @@ class Partials:
                     self._put(given, base, reduction, value, place.n, at, first, place.l, shape[0])
             elif reduction.axis == "":
                 value = across(row, kept.take(0), ALL_LANES)
-                step = self.design.columns * self.design.cluster[1]
-                tiles_n = (shape[1] + (step - 1)) // step * self.design.cluster[1]
-                part = warp_part * tiles_n + place.n
+                part = warp_part * partials.tiles_across(self.design, shape[1]) + place.n
                 self._put(given, base, reduction, value, part, Int32(0), lane == 0, place.l, Int32(1))
 
     def _with_bases(self, held, shape):
