@@ -19,7 +19,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.providers.cutedsl import emit, launch
 from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP
 from epifuse.providers.cutedsl.kernel_text import read
-from epifuse.providers.cutedsl.kernels import epilogue, modes, reduce
+from epifuse.providers.cutedsl.kernels import dealing, epilogue, modes, reduce
 from epifuse.providers.cutedsl.kernels.accesses import direct, lifecycle, line, scalar, vector
 from epifuse.providers.cutedsl.kernels.fragment import Fragment as Places
 from epifuse.providers.cutedsl.kernels.parts import Parts
@@ -290,6 +290,7 @@ _ARCH = SimpleNamespace(
     fmax=_extreme(np.maximum),
     fmin=_extreme(np.minimum),
     shuffle_sync_bfly=lambda word, offset: type(word)(word.v[np.arange(T) ^ offset]),
+    shuffle_sync=lambda word, offset: type(word)(word.v[np.arange(T) // 32 * 32 + offset.v]),
 )
 _MATH = SimpleNamespace(
     exp=lambda x: _each(lambda y: Float32(np.exp(y.v)), x) if isinstance(x, Fragment) else Float32(np.exp(x.v)),
@@ -341,7 +342,7 @@ def _patches() -> list[tuple[Any, dict[str, Any]]]:
         "stored": lambda value, _kind, _dtype: value.load(),
         "whole": lambda tensor, access, _: Memory(tensor, access),
     }
-    modules = (emit, epilogue, reduce, lifecycle, direct, line, scalar, vector)
+    modules = (emit, dealing, epilogue, reduce, lifecycle, direct, line, scalar, vector)
     found = [(module, {name: value for name, value in every.items() if hasattr(module, name)}) for module in modules]
     return [*found, (modes, {"Int32": Int32})]
 

@@ -194,11 +194,15 @@ def shuffles(args, folder, design):
     return built(args, folder, design)[2].__ptx__.count("shfl.sync.bfly")
 
 
-def test_a_segment_takes_two_shuffles_a_row(tmp_path):
-    """Of 64 x 128 a warp group has two rows a thread, and as many segments as their width says."""
+def test_lanes_complete_different_segments(tmp_path):
+    """Of 64 x 128 a thread has a segment of two rows, or 16 of each: lanes keep half of them, until one is left.
+
+    Where each lane completed all there would be two shuffles for each segment.
+    """
     design = SCHEDULES[64, 128]
-    counts = [shuffles(CASES[name], tmp_path, design) for name in ("head norm", "head layer norm", "finest")]
-    assert counts == [2 * 2 * 1, 2 * 2 * 2 * 2, 2 * 2 * 16]
+    slots = {"head norm": 2, "head layer norm": 2 * 2 * 2, "finest": 2 * 16}
+    for name, count in slots.items():
+        assert shuffles(CASES[name], tmp_path, design) <= count, name
 
 
 def test_what_is_read_again_is_walked_block_by_block(tmp_path):

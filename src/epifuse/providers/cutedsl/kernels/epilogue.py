@@ -18,11 +18,12 @@ from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.kernels.accesses import LOADS, STORES
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Lifecycle, Scene, Shared, Spot, Team, Tile
 from epifuse.providers.cutedsl.kernels.accesses.tile import TileLoads, TileStores
+from epifuse.providers.cutedsl.kernels.dealing import Dealing
 from epifuse.providers.cutedsl.kernels.exchange import Exchange
 from epifuse.providers.cutedsl.kernels.fragment import Fragment, spread
 from epifuse.providers.cutedsl.kernels.modes import coordinate, whole
 from epifuse.providers.cutedsl.kernels.parts import Parts
-from epifuse.providers.cutedsl.kernels.reduce import Partials, across, finished
+from epifuse.providers.cutedsl.kernels.reduce import Partials, finished
 from epifuse.providers.cutedsl.kernels.tensor_memory import Sums
 from epifuse.providers.cutedsl.partials import reduction, reductions_of_tiles
 from epifuse.providers.cutedsl.program import Program
@@ -42,6 +43,7 @@ class Epilogue:
         self.partials = Partials(design, program, fragment, reductions_of_tiles(program.graph))
         self.by_walk = [self._partials(walk_) for walk_ in self.walks]
         self.exchange = Exchange(design, fragment)
+        self.dealing = Dealing(fragment, self.slots.count, dealt=self._is_dealt)
         self.loads = _each(LOADS, scene, scene.loads, 0)
         self.stores = _each(STORES, scene, program.stores, len(self.loads))
         self.accesses: list[Lifecycle] = [*self.loads, *self.stores]
@@ -53,6 +55,14 @@ class Epilogue:
     def _partials(self, walk_):
         reductions = tuple(reduction(node, self.program.graph) for node in walk_.reductions)
         return Partials(self.design, self.program, self.fragment, reductions)
+
+    @property
+    def _is_dealt(self):
+        """Whether lanes share out segments: those of one width, none of whose operands needs places known to it."""
+        lines = {node for walk_ in self.walks for node in walk_.lines}
+        read = [self.scene.loads[number] for node, number in self.scene.numbers.items() if node in lines]
+        is_of_one_width = len(segments.widths(self.program.graph)) == 1
+        return is_of_one_width and not self.exchange.words and not any(access.inner[1] for access in read)
 
     # On the host.
 
@@ -126,7 +136,7 @@ class Epilogue:
 
     def tile(self, place, held):
         """What is held of a tile, with no partial results yet."""
-        return Tile(place, held, self.partials.begin(self.slots), self.by_walk[-1].begin(self.slots), {})
+        return Tile(place, held, self.partials.begin(self.slots), self.by_walk[-1].begin(self.slots), {}, {})
 
     def reduce_rows(self, first, values, tile, team):
         """Every walk but the last of the block that begins with subtile `first`: what the last one reads of whole rows
@@ -265,7 +275,7 @@ class Epilogue:
         walk_ = self.walks[number]
         x = self._own(number, walk_.held, values, spot, team)
         known = {
-            node: self._spread_rows(tile.lines[node], spot, team) for node in self.read_lines if node in tile.lines
+            node: self._spread_rows(tile.shown[node], spot, team) for node in self.read_lines if node in tile.shown
         }
         known[walk_.held] = x
 
@@ -328,7 +338,7 @@ class Epilogue:
 
     def _complete(self, number, kept, first, tile, team):
         """What is computed once a row or segment of a block after walk `number`, its reductions complete."""
-        walk_, partials, count, shape = self.walks[number], self.by_walk[number], self.slots.count, team.given.shape
+        walk_, partials, count, shape = self.walks[number], self.by_walk[number], self.dealing.count, team.given.shape
         places = self._places(first, tile.place, team)
         partial = self._partial(partials, kept)
         exchanging = [i for i, each in enumerate(self.walks[:-1]) if each.reductions]
@@ -353,23 +363,27 @@ class Epilogue:
             return self.load_of[i].rows(i, like, places, tile, team)
 
         tile.lines.update(walk(self.program.graph, leaf, like, nodes=walk_.lines, known=tile.lines))
+        tile.shown.update((node, self._shown(tile.lines[node])) for node in walk_.lines if node in self.read_lines)
+
+    def _shown(self, value):
+        """A value of each slot, masks as integers."""
+        source = as_kind(value, "mask", "int32") if value.element_type is Boolean else value
+        shown = dm.fragment(self.dealing.shown(dm.numbers(source)), (self.slots.count,), source.element_type)
+        return shown != 0 if value.element_type is Boolean else shown
 
     def _partial(self, partials, kept):
-        """For each slot a tuple of each reduction, merged over the lanes that share the row."""
-        along, taken, found = self.fragment.along_row, {}, []
-        for slot in range(self.slots.count):
-            own = []
-            for i, (row, reduced, each) in enumerate(zip(partials.rows, partials.reductions, kept, strict=True)):
-                first = self.slots.first(slot, segments.width(reduced.node))
-                if (i, first) not in taken:
-                    taken[i, first] = across(row, each.take(first), along)
-                own.append(taken[i, first])
-            found.append(own)
-        return found
+        """For each of the lane's slots a tuple of each reduction, merged over the lanes that share the row."""
+        found = []
+        for row, reduced, each in zip(partials.rows, partials.reductions, kept, strict=True):
+            firsts = [self.slots.first(slot, segments.width(reduced.node)) for slot in range(self.slots.count)]
+            taken = list(dict.fromkeys(firsts))
+            merged = self.dealing.merged(row, [each.take(first) for first in taken])
+            found.append([merged[taken.index(first)] for first in firsts[: self.dealing.count]])
+        return list(zip(*found, strict=True))
 
     def _places(self, first, place, team):
-        """Where the slots of the block that begins with subtile `first` lie."""
-        return self.slots.places(self.scene.walked(first), place, team.rows)
+        """Where the lane's slots of the block that begins with subtile `first` lie."""
+        return self.dealing.places(self.slots.places(self.scene.walked(first), place, team.rows))
 
     def _spread_rows(self, value, spot, team):
         """A value of each slot as a fragment of a subtile."""

@@ -154,7 +154,7 @@ def joined(held, parts: list) -> Any:
     return (Int64(parts[1]) << 32) | (Int64(parts[0]) & 0xFFFFFFFF) if held is Int64 else parts[0]
 
 
-def _halved(row: Row, values: list, offset: int) -> list:
+def halved(row: Row, values: list, offset: int) -> list:
     """Values merged with those of the lane whose number differs in this bit: the lower lane ends with the first half.
 
     A lane sends the half that it will not keep. For eight values and three bits that is seven exchanges a plane; eight
@@ -270,7 +270,7 @@ class Partials:
                     high = lane // bit % 2
                     if left < len(mine):
                         at = at + high * self.fragment.columns[left]
-                        mine = _halved(row, mine, bit)
+                        mine = halved(row, mine, bit)
                     else:
                         wanted = wanted & (high == 0)
                         mine = [across(row, value, (bit,)) for value in mine]

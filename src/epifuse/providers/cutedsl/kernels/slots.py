@@ -10,12 +10,16 @@ from epifuse.providers.cutedsl.rows import block
 
 
 class Places(NamedTuple):
-    """Where the rows or segments of a thread's slots begin: in the result, and in the warp group's part of the tile."""
+    """Where the rows or segments of a thread's slots begin: in the result, and in the warp group's part of the tile.
+
+    `rank` counts the lanes that have the same slots, from 0.
+    """
 
     rows: list[Any]
     columns: list[Any]
     down: list[Any]
     right: list[Any]
+    rank: Any = 0
 
 
 class Slots:

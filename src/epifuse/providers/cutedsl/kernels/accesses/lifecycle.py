@@ -91,13 +91,15 @@ class Shared(NamedTuple):
 
 class Tile(NamedTuple):
     """What a warp group holds while it is at a tile: scalars and vectors, partial results of what is merged and of
-    segments that the last walk completes, and what rows and segments make."""
+    segments that the last walk completes, and what rows and segments make: of a lane's own slots, and `shown` of all.
+    """
 
     place: Place
     held: dict[int, Any]
     kept: list[Any]
     late: list[Any]
     lines: dict[Any, Any]
+    shown: dict[Any, Any]
 
 
 class Spot(NamedTuple):

@@ -23,9 +23,9 @@ class Lines(Stores):
             value = stored(tile.lines[node], graph.types[node].kind, access.dtype)
             fragment = cute.make_rmem_tensor((1, len(rows)), value.element_type)
             fragment.store(value.reshape((1, len(rows))))
-            # One lane of those that share the row.
-            rank, is_of_segments = self.scene.fragment.rank(cute.arch.lane_idx()), "n" in access.axes
-            start = rank if is_of_segments else tile.place.n + rank
+            # One lane of those that have the row or segment.
+            is_of_segments = "n" in access.axes
+            start = places.rank if is_of_segments else tile.place.n + places.rank
             for slot, row in enumerate(rows):
                 column = places.columns[slot] if is_of_segments else 0
                 to = element(given.outputs[i], access, row, column, tile.place.l)
