@@ -3,6 +3,7 @@ PYTHON ?= python3
 N ?= 1000
 
 PY := .venv/bin/python
+VENV := .venv/pyvenv.cfg
 STAMP := .venv/.installed
 # Bytecode is kept whatever the environment says: the tests start many processes that import the package.
 export PYTHONDONTWRITEBYTECODE :=
@@ -27,10 +28,12 @@ help:
 
 setup: $(STAMP)
 
+$(VENV):
+	$(PYTHON) -m venv .venv
+
 # Touched last, so that an interrupted install is done again. pip would compile on one processor; compileall takes all,
 # and fails for templates that are no Python. Half of the text is left out: a test imports few modules of it, if any.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+$(STAMP): $(VENV) pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(PY) -m compileall -qq -j 0 -x "/($(SELDOM_IMPORTED))/" .venv/lib || true
 	@touch $@
@@ -46,7 +49,7 @@ sweep: setup oldest
 
 oldest: $(OLDEST_STAMP)
 
-.venv/oldest/.installed: $(STAMP)
+.venv/oldest/.installed: $(VENV) pyproject.toml
 	$(PY) -m pip install --quiet --no-deps --upgrade --target .venv/oldest nvidia-cutlass-dsl==$(OLDEST) $(OLDEST_PARTS)
 	@touch $@
 
