@@ -21,6 +21,8 @@ endif
 
 SELDOM_IMPORTED := tests|testing|models|scipy|sklearn|pip|setuptools|mypyc?|fontTools|pygments|physics|matplotlib
 
+.DELETE_ON_ERROR:  # an environment that was half made is made again
+
 .PHONY: help setup demo test sweep oldest check fuzz bench site clean
 
 help:
