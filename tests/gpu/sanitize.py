@@ -1,10 +1,12 @@
-"""A small set of launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
+"""Launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
 
     for tool in memcheck racecheck initcheck synccheck; do
-        compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 python tests/gpu/sanitize.py
+        seq 14 | xargs -P 14 -I{} compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 \\
+            python tests/gpu/sanitize.py --share {}/14
     done
 
-CuTe DSL asks the driver for functions that it does not have, which memcheck would count as errors.
+Compiling takes most of the time, hence the shares. CuTe DSL asks the driver for functions that it does not have, which
+memcheck would count as errors.
 
 `--device cpu` runs the same on the CPU kernel, to know that the program itself is right. Names choose among the sets.
 """
@@ -12,11 +14,13 @@ CuTe DSL asks the driver for functions that it does not have, which memcheck wou
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[2])]
 
@@ -35,12 +39,14 @@ from gpu import (  # noqa: E402
     test_repeat,
     test_row_stage,
     test_scaled,
+    test_segments,
     test_stores,
 )
 from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
 
 import epifuse as ef  # noqa: E402
 from epifuse.providers.cutedsl import DESIGNS  # noqa: E402
+from epifuse.providers.cutedsl.design import Design  # noqa: E402
 from epifuse.request.problem import Constraints  # noqa: E402
 
 
@@ -59,140 +65,172 @@ def few(accum, C, row, column, odd, alpha):
     return D
 
 
-def designs(machine: Machine) -> None:
+Call = tuple[Any, ...]
+"""A function and its arguments but the last one, which is the machine."""
+
+
+def a_design(design: Design, shape: tuple[int, int, int], machine: Machine) -> None:
+    """Both transports, vectors and reductions in one design, where it has registers for all of them."""
+    m, n, k = shape
+    a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
+    operands = {
+        "C": machine.laid_out(torch.randint(-4, 5, (m, n)).bfloat16(), "padded"),
+        "row": machine.whole(n).float(),
+        "column": machine.whole(m, 1).float(),
+        "odd": machine.laid_out(torch.randint(-4, 5, (m, n)).float(), "odd"),
+        "alpha": 0.5,
+    }
+    pinned = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
+    made = ef.EpilogueArguments.partial(everything, operands)
+    taken = ef.get_kernels(ef.GemmArguments(a, b, epilogue=made, constraints=pinned), cc=90, limit=1)
+    epilogue = everything if taken else few
+    got = run(machine, epilogue, a, b, operands, constraints=pinned if machine.gpu else None)
+    judge(got, ef.reference(epilogue), exact_product(a, b), operands)
+
+
+def designs(machine: Machine) -> Iterator[Call]:
     """Every design on ragged extents, more tiles than one, K of a stage and of several."""
     for design in DESIGNS if machine.gpu else DESIGNS[::6]:
-        for m, n, k in ((300, 328, 72), (129, 264, 520)):
-            a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
-            operands = {
-                "C": machine.laid_out(torch.randint(-4, 5, (m, n)).bfloat16(), "padded"),
-                "row": machine.whole(n).float(),
-                "column": machine.whole(m, 1).float(),
-                "odd": machine.laid_out(torch.randint(-4, 5, (m, n)).float(), "odd"),
-                "alpha": 0.5,
-            }
-            pinned = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
-            made = ef.EpilogueArguments.partial(everything, operands)
-            taken = ef.get_kernels(ef.GemmArguments(a, b, epilogue=made, constraints=pinned), cc=90, limit=1)
-            epilogue = everything if taken else few
-            got = run(machine, epilogue, a, b, operands, constraints=pinned if machine.gpu else None)
-            judge(got, ef.reference(epilogue), exact_product(a, b), operands)
+        for shape in ((300, 328, 72), (129, 264, 520)):
+            yield a_design, design, shape
 
 
-def accesses(machine: Machine) -> None:
+def accesses(_machine: Machine) -> Iterator[Call]:
     """Every access, aligned and not, in place too."""
     for group in range(len(test_accesses.GROUPS)):
-        test_accesses.test_every_dtype_in_every_access(0, group, machine)
+        yield test_accesses.test_every_dtype_in_every_access, 0, group
     for layout in ("odd", "shifted", "columns", "padded"):
-        test_bad_input.test_operands_and_outputs_lie_anywhere(torch.float32, layout, machine)
+        yield test_bad_input.test_operands_and_outputs_lie_anywhere, torch.float32, layout
         if layout != "shifted":
-            test_repeat.test_d_may_be_c(torch.bfloat16, layout, machine)
+            yield test_repeat.test_d_may_be_c, torch.bfloat16, layout
     for design in test_last_tile.PINNED:
         if design.cluster == (2, 1) and design.tile in ((128, 128), (128, 256)):
-            test_last_tile.test_operands_of_the_last_tile("of two widths", design, machine)
+            yield test_last_tile.test_operands_of_the_last_tile, "of two widths", design
 
 
-def reductions(machine: Machine) -> None:
+def reductions(machine: Machine) -> Iterator[Call]:
     """Every kind to every destination."""
     for destination in test_reductions.DESTINATIONS:
         for names in test_reductions.KINDS if machine.gpu else test_reductions.KINDS[:1]:
-            test_reductions.test_every_kind_to_every_destination(destination, names, machine)
-    test_reductions.test_sums_of_logarithms_beside_float64("a loss", 0.0, machine)
+            yield test_reductions.test_every_kind_to_every_destination, destination, names
+    yield test_reductions.test_sums_of_logarithms_beside_float64, "a loss", 0.0
 
 
-def rows(machine: Machine) -> None:
+def rows(machine: Machine) -> Iterator[Call]:
     """Values that need whole rows, in clusters of 1, 2, 4 and 8, and those that a second launch computes."""
     for design in test_row_stage.HOLDERS[:: 1 if machine.gpu else 8]:
-        test_row_stage.test_every_design_holds_rows_as_wide_as_its_cluster("layer norm", design, machine)
-    test_recompute.test_beside_float64("a number", "ragged", machine)
+        yield test_row_stage.test_every_design_holds_rows_as_wide_as_its_cluster, "layer norm", design
+    yield test_recompute.test_beside_float64, "a number", "ragged"
 
 
-def regions(machine: Machine) -> None:
+def segments(machine: Machine) -> Iterator[Call]:
+    """Segments of a row: reduced, dealt out to the lanes that share a row, combined, and quantised block by block."""
+    names = list(test_segments.CASES)
+    for layout in ("rows", "odd"):
+        for name in names if machine.gpu else names[::8]:
+            yield test_segments.test_each_segment_has_its_own, name, layout
+    for width in (16, 32, 64, 128, 256):
+        yield test_segments.test_blocks_are_quantised, width
+
+
+def regions(machine: Machine) -> Iterator[Call]:
     """Ranges of columns with an epilogue each: vectors, segments, both transports out, in one launch and several."""
     for name in test_regions.CASES if machine.gpu else test_regions.IN_DESIGNS[:2]:
         for layout in ("rows", "odd"):
-            test_regions.test_each_region_has_its_own(name, layout, machine)
+            yield test_regions.test_each_region_has_its_own, name, layout
     for design in DESIGNS if machine.gpu else ():
         for name in test_regions.IN_DESIGNS:
-            test_regions.test_in_every_design(design, name, machine)
+            yield test_regions.test_in_every_design, design, name
 
 
-def inputs(machine: Machine) -> None:
+def inputs(_machine: Machine) -> Iterator[Call]:
     """tf32, sums in float16, nothing to multiply, and outputs of other kinds than floats."""
-    test_inputs.test_tf32_of_any_numbers(machine)
-    test_inputs.test_a_float16_accumulator_holds_float16(machine)
-    test_inputs.test_reductions_of_no_product(machine)
+    yield (test_inputs.test_tf32_of_any_numbers,)
+    yield (test_inputs.test_a_float16_accumulator_holds_float16,)
+    yield (test_inputs.test_reductions_of_no_product,)
     for group in range(len(test_stores.GROUPS)):
-        test_stores.test_every_value_is_stored_by_the_rule(next(iter(test_stores.SOURCES)), group, machine)
+        yield test_stores.test_every_value_is_stored_by_the_rule, next(iter(test_stores.SOURCES)), group
 
 
-def full(machine: Machine) -> None:
+def full(machine: Machine) -> Iterator[Call]:
     """float32 in full: every layout, few rows and several tiles, batches, and what lies behind the parts."""
     with test_full.taken():
         for layouts in test_full.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
             for shape in ((17, 40, 61), (129, 263, 81)):
-                test_full.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
-        test_full.test_no_mode_need_be_contiguous(machine)
-        test_full.test_batches(machine)
+                yield test_full.test_products_of_whole_numbers_are_exact, shape, layouts
+        yield (test_full.test_no_mode_need_be_contiguous,)
+        yield (test_full.test_batches,)
         for name in test_full.EPILOGUES:
-            test_full.test_epilogues(name, machine)
+            yield test_full.test_epilogues, name
 
 
-def copied(machine: Machine) -> None:
+def copied(machine: Machine) -> Iterator[Call]:
     """16 bits that TMA cannot address: every layout, few rows and several tiles, batches, and what lies behind."""
     for layouts in test_copied.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
         for shape in test_copied.SHAPES[1 : 5 if machine.gpu else 2]:
-            test_copied.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
-    test_copied.test_no_mode_need_be_contiguous(machine)
-    test_copied.test_batches(machine)
+            yield test_copied.test_products_of_whole_numbers_are_exact, shape, layouts
+    yield (test_copied.test_no_mode_need_be_contiguous,)
+    yield (test_copied.test_batches,)
     for name in test_copied.EPILOGUES:
-        test_copied.test_epilogues(name, machine)
+        yield test_copied.test_epilogues, name
 
 
-def scaled(machine: Machine) -> None:
+def scaled(machine: Machine) -> Iterator[Call]:
     """Block scales of each side and in each layout; every design, whose stages and tiles end behind the last block."""
     for shape in test_scaled.SHAPES[1:]:
         for layout in test_scaled.LAYOUTS:
-            test_scaled.test_powers_of_two_are_exact(shape, "AB", layout, machine)
+            yield test_scaled.test_powers_of_two_are_exact, shape, "AB", layout
         for side in "AB":
-            test_scaled.test_powers_of_two_are_exact(shape, side, "along K", machine)
-    if machine.gpu:
-        for shape in ((61, 200, 1168), (300, 330, 528)):
-            test_scaled.test_designs_of_the_same_bits_have_them(shape, machine)
+            yield test_scaled.test_powers_of_two_are_exact, shape, side, "along K"
+    for shape in ((61, 200, 1168), (300, 330, 528)) if machine.gpu else ():
+        yield test_scaled.test_designs_of_the_same_bits_have_them, shape
 
 
-def mma_sync(machine: Machine) -> None:
+def mma_sync(machine: Machine) -> Iterator[Call]:
     """The kernel for mma.sync: every tile, copies of each size and through registers, every kind of epilogue."""
     with test_mma_sync.taken():
         for layouts in test_mma_sync.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
             for shape in test_mma_sync.SHAPES[:4] if machine.gpu else test_mma_sync.SHAPES[1:2]:
-                test_mma_sync.test_products_of_whole_numbers_are_exact(shape, layouts, machine)
+                yield test_mma_sync.test_products_of_whole_numbers_are_exact, shape, layouts
         for design in test_mma_sync.MULTISTAGE_DESIGNS if machine.gpu else test_mma_sync.MULTISTAGE_DESIGNS[:1]:
             for layouts in (("rows", "columns"), ("columns", "rows"), ("odd", "odd")):
                 if layouts != ("odd", "odd") or design.tile != (256, 128):
-                    test_mma_sync.test_every_tile(design, layouts, machine)
-        test_mma_sync.test_no_mode_need_be_contiguous(machine)
-        test_mma_sync.test_batches(machine)
-        test_mma_sync.test_a_result_may_take_an_operand_s_place(256, machine)
+                    yield test_mma_sync.test_every_tile, design, layouts
+        yield (test_mma_sync.test_no_mode_need_be_contiguous,)
+        yield (test_mma_sync.test_batches,)
+        yield test_mma_sync.test_a_result_may_take_an_operand_s_place, 256
         for name in test_mma_sync.PARTS:
-            test_mma_sync.test_parts_of_rows(name, machine)
+            yield test_mma_sync.test_parts_of_rows, name
         for name in test_mma_sync.EPILOGUES:
-            test_mma_sync.test_epilogues(name, (131, 253, 77), machine)
+            yield test_mma_sync.test_epilogues, name, (131, 253, 77)
         for dtypes in test_mma_sync.NARROW[1:3]:
-            test_mma_sync.test_products_of_8_bits_are_exact(dtypes, machine)
+            yield test_mma_sync.test_products_of_8_bits_are_exact, dtypes
         for name in test_mma_sync.NARROW_EPILOGUES:
-            test_mma_sync.test_epilogues_of_8_bits(name, machine)
+            yield test_mma_sync.test_epilogues_of_8_bits, name
 
 
-def extents(machine: Machine) -> None:
+def extents(_machine: Machine) -> Iterator[Call]:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
-        test_bad_input.test_ragged_extents(shape, machine)
+        yield test_bad_input.test_ragged_extents, shape
 
 
-SETS: Mapping[str, Callable[[Machine], None]] = {
+SETS: Mapping[str, Callable[[Machine], Iterator[Call]]] = {
     function.__name__: function
-    for function in (designs, accesses, reductions, rows, regions, inputs, full, copied, scaled, mma_sync, extents)
+    for function in (
+        designs,
+        accesses,
+        reductions,
+        rows,
+        segments,
+        regions,
+        inputs,
+        full,
+        copied,
+        scaled,
+        mma_sync,
+        extents,
+    )
 }
 
 
@@ -200,18 +238,35 @@ def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--share", default=(0, 1), type=share, help="as 3/14: every 14th launch, beginning with the 3rd"
+    )
     parser.add_argument("sets", nargs="*", help=f"among {', '.join(SETS)}; all of them unless given")
     options = parser.parse_args(arguments)
     if options.device == "cuda":
         # PyTorch's cache would hide what lies outside a tensor, and what was never written. Read by its first
         # allocation; not set for who only imports this, because without the cache nothing can be captured.
         os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    machine = Machine(options.device)
+    own, shares = options.share
+    number = itertools.count()
     for name in options.sets or SETS:
-        torch.manual_seed(0)
-        began = time.perf_counter()
-        SETS[name](Machine(options.device))
-        print(f"{name}: right, in {time.perf_counter() - began:.0f} s", flush=True)
+        began, done = time.perf_counter(), 0
+        for function, *given in SETS[name](machine):
+            if next(number) % shares == own:
+                torch.manual_seed(0)
+                function(*given, machine)
+                done += 1
+        print(f"{name}: {done} right, in {time.perf_counter() - began:.0f} s", flush=True)
     return 0
+
+
+def share(text: str) -> tuple[int, int]:
+    """The number of a share from zero, and how many there are."""
+    own, shares = map(int, text.split("/"))
+    if not 1 <= own <= shares:
+        raise argparse.ArgumentTypeError(f"{text}: the first number is from 1 to the second")
+    return own - 1, shares
 
 
 if __name__ == "__main__":
