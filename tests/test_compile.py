@@ -469,7 +469,7 @@ def test_a_model_is_compiled_and_trained() -> None:
 
 
 def test_the_backend_and_checkpoints() -> None:
-    model, x = Mlp(), torch.randn(4, 6, 16)
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)), torch.randn(4, 6, 16)
 
     def step(x: Tensor) -> Tensor:
         return checkpoint(model, x, use_reentrant=False)

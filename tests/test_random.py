@@ -164,15 +164,14 @@ def test_a_probability_is_less_than_one(p: float) -> None:
 
 
 class Layer(nn.Module):
-    """The second half of a layer of BERT."""
+    """As little as has a dropout to take: each kernel of Inductor's takes g++ 6 s."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(64, 128), nn.Linear(128, 64), nn.LayerNorm(64)
+        self.down = nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.down(nn.functional.gelu(self.up(x)))
-        return self.norm(x + nn.functional.dropout(hidden, 0.1, training=True))  # type: ignore[no-any-return]  # untyped
+        return x + nn.functional.dropout(self.down(x), 0.1, training=True)  # type: ignore[no-any-return]  # untyped
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

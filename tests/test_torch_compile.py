@@ -158,9 +158,12 @@ def test_inductor_trains() -> None:
         return D.square().sum() + D.sum()
 
     leaves = [tensor.clone().requires_grad_() for tensor in (A, B.t(), C)]
+    double = [tensor.detach().double().requires_grad_() for tensor in leaves]
     compiled = torch.compile(loss, fullgraph=True)
-    got = torch.autograd.grad(compiled(*leaves), leaves)
-    torch.testing.assert_close(got, torch.autograd.grad(plain(*leaves), leaves))
+    exact = torch.autograd.grad(plain(*double), double)
+    for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves), exact, strict=True):
+        # Each element is a sum of products that cancel, so its error is measured by the largest one.
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max()
 
 
 def test_autocast_casts_the_product_and_not_the_operands() -> None:
