@@ -159,7 +159,7 @@ def test_both_need_k_contiguous(dtype):
 
 @pytest.mark.parametrize("dtype", [E4M3, UINT8], ids=str)
 def test_rows_are_multiples_of_16_bytes(dtype):
-    cure = "pad its contiguous dim with zeros to a multiple of 16 elements, K in both A and B"
+    cure = "pad K with zeros to a multiple of 16 elements in both A and B"
     assert reasons(arguments(dtypes=(dtype, dtype), k=1000)) == {
         f"A has a stride of 1000 bytes, and TMA needs a multiple of 16: {cure}"
     }

@@ -60,6 +60,12 @@ def test_without_being_asked_for_it_is_refused(cc):
 
 
 @pytest.mark.parametrize("cc", ARCHITECTURES)
+def test_where_another_schedule_is_asked_for_nothing_takes_it(cc):
+    (reason,) = refusals(arguments(*matrices(), asked=ef.Constraints(schedule="tcgen05")), cc)
+    assert reason == f"its schedule is {MULTISTAGE}, not the one asked for"
+
+
+@pytest.mark.parametrize("cc", ARCHITECTURES)
 def test_other_gpus_have_it_and_nothing_else(cc, never_run):
     found = designs(arguments(*matrices()), cc)
     assert found
@@ -127,6 +133,10 @@ REFUSED = {
             *matrices(dtype=torch.float16), None, torch.float16, ef.EpilogueArguments.partial(PLAIN, {})
         ),
         "adds up products of torch.float16 in f32",
+    ),
+    "segments that no tile has whole": (
+        lambda: arguments(*matrices(n=480), "def epi(accum): D = amax(accum.unflatten(-1, (-1, 96)), -1); return D"),
+        "multiple of 96 columns, and there are 32, 64, 128, 256: store its argument, and reduce that in PyTorch",
     ),
     "rows wider than a tile": (
         lambda: arguments(*matrices(), "def epi(accum): D = softmax(accum); return D"),

@@ -110,7 +110,18 @@ REFUSED = {
         lambda: ef.GemmArguments(*matrices(dtype=F16), None, F16, ef.EpilogueArguments.partial(PLAIN, {})),
         "adds up products of torch.float16 in f32",
     ),
-    "rows that TMA cannot address": (lambda: arguments(*matrices(k=257)), "TMA needs a multiple of 16"),
+    "rows that TMA cannot address": (
+        lambda: arguments(*matrices(k=257)),
+        "pad K with zeros to a multiple of 8 elements in",
+    ),
+    "columns that TMA cannot address": (
+        lambda: arguments(torch.empty(64, 100, dtype=BF16).t(), matrices(k=64)[1]),
+        "pad M with zeros to a multiple of 8 elements",
+    ),
+    "a view that TMA cannot address": (
+        lambda: arguments(matrices(k=64)[0], torch.empty(64, 164, dtype=BF16)[:, :128]),
+        "B has a stride of 328 bytes, and TMA needs a multiple of 16: pass a copy, B.clone()",
+    ),
     "8 bits across K": (lambda: arguments(torch.empty(256, 512, dtype=E4M3).t(), matrices(dtype=E4M3)[1]), "A by rows"),
     "rows wider than a tile": (
         lambda: arguments(*matrices(), "def epi(accum): D = softmax(accum, dim=-1); return D"),
@@ -119,6 +130,10 @@ REFUSED = {
     "parts of rows": (
         lambda: arguments(*matrices(n=512), PARTS["halves"]),
         "does not combine parts of a row, such as the two halves",
+    ),
+    "parts of rows that are odd besides": (
+        lambda: arguments(*matrices(n=514), PARTS["halves"]),
+        "does not combine parts",
     ),
     "another split": (lambda: arguments(*matrices(), asked=ef.Constraints(split=2)), "its split is 1"),
     "few rows exchanged": (

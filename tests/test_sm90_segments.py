@@ -287,14 +287,14 @@ REFUSED = {
     "no tile is so wide": (
         arguments(of_512, n=N),
         (
-            "absmax over 512 neighbouring columns takes tiles of a multiple of 512 columns, and there are 64, 96, "
+            "absmax over 512 neighbouring columns needs tiles of a multiple of 512 columns, and there are 64, 96, "
             f"128, 160, 192, 224, 256: {OUT}"
         ),
     ),
     "no tile is such a multiple": (
         arguments(of_144, n=1440),
         (
-            "mean over 144 neighbouring columns takes tiles of a multiple of 288 columns, and there are 64, 96, 128, "
+            "mean over 144 neighbouring columns needs tiles of a multiple of 288 columns, and there are 64, 96, 128, "
             f"160, 192, 224, 256: {OUT}"
         ),
     ),
@@ -319,7 +319,7 @@ REFUSED = {
     "half a tile is too narrow": (
         arguments(of_a_gate, n=N),
         (
-            "absmax over 256 neighbouring columns takes tiles of a multiple of 256 columns, and there are 32, 64, 96, "
+            "absmax over 256 neighbouring columns needs tiles of a multiple of 256 columns, and there are 32, 64, 96, "
             f"128: {OUT}"
         ),
     ),

@@ -326,7 +326,7 @@ CATALOGUE: dict[str, Sentence] = {
     "cc_type": Sentence(
         _A,
         "cc must be one of {known}, got {value!r}",
-        "90 is Hopper, 0 the CPU; no other GPU has a kernel, and fallback='torch' runs a call there unfused",
+        "90 is Hopper, 0 the CPU; no GPU but these has a kernel, and fallback='torch' runs a call there unfused",
     ),
     # --- ours
     "worker": Sentence(InternalError, "compiling a kernel in a worker process failed: {detail}"),

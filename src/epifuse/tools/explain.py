@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{axis.lower()}", type=int, metavar=axis)
     parser.add_argument("--mnk", type=int, nargs=3, metavar=_AXES, help="the three at once; 4096 each unless given")
     parser.add_argument("--batch", type=int, metavar="L", help="as many products at once; one unless given")
-    parser.add_argument("--cc", type=int, help="90 plans for Hopper, 0 for the CPU; else for this machine")
+    parser.add_argument("--cc", type=int, help="of a GPU, as 80 or 90; 0 plans for the CPU; else for this machine")
     parser.add_argument(
         "--dtype",
         default="bfloat16",

@@ -218,9 +218,9 @@ class Family:
     @cached_property
     def refused(self) -> str | None:
         """Why no design carries the epilogue, or A and B."""
-        reason = self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
-        further = _OF_GRAPH.get(self.key.instruction)
-        return reason or (further(self.work, self.problem) if further is not None else None)
+        further = _OF_GRAPH.get(self.key.instruction)  # first: nothing that is done about the others helps then
+        reason = None if further is None else further(self.work, self.problem)
+        return reason or self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
 
     @cached_property
     def _accuracies(self) -> Mapping[Node, Accuracy]:
@@ -252,7 +252,7 @@ class Family:
         program, design = found
         refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))
         crowded = budget.crowded(program, design, short=is_short(problem), long=is_long(problem))
-        if design.split == 1 and rows.is_held_by_one_width(work.span, design.parts):
+        if design.split == 1 and rows.is_held_by_one_width(work.span, design):
             spills = crowded is not None and budget.go_direct(program)
         else:
             refused, spills = refused or crowded, budget.spills(program, design, long=is_long(problem))

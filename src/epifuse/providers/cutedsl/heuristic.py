@@ -155,7 +155,7 @@ class Terms(NamedTuple):
     besides: float
 
     def told(self, processor: Processor) -> str:
-        """In microseconds."""
+        """In microseconds, and of which GPU: plans for another machine are made with what is known of an H100."""
         second = _multiplications_a_second(processor)
         named = {
             "rewriting A and B": self.splitting,
@@ -167,7 +167,7 @@ class Terms(NamedTuple):
         }
         parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
         spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
-        return f"{1e6 * self.cost / second:.1f} us by the model ({', '.join(parts)}{spilling})"
+        return f"{1e6 * self.cost / second:.1f} us on {processor.name} by the model ({', '.join(parts)}{spilling})"
 
 
 class Priced(NamedTuple):

@@ -102,7 +102,7 @@ def rewritten(problem: Problem) -> Rewriting | None:
     if converts(problem):
         return None
     if is_weight_only(problem):
-        return Rewriting(1, _unaddressable("A", filled(problem).a) is not None, problem.b.dtype)
+        return Rewriting(1, _unaddressable("A", "MK", filled(problem).a) is not None, problem.b.dtype)
     copied = problem.a.dtype.itemsize > 1 and unaddressable(filled(problem)) is not None
     return Rewriting(1) if copied else None
 
@@ -166,7 +166,7 @@ def refused(problem: Problem) -> str | None:
     """Why A and B, filled, cannot be multiplied however many rows there are, or None."""
     a = problem.a
     if a.dtype not in ACCUMULATORS:
-        return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}"
+        return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}: convert it"
     if problem.scales and itemsize(problem) > 1:
         return (
             "it applies block scales only where A and B both have 8 bits: pass scales of columns, or one scale of the "
@@ -190,8 +190,9 @@ def unaddressable(problem: Problem) -> str | None:
     if converts(problem) and a.strides[-1] != 1:
         return "it converts a weight in registers where K is contiguous: store it as (N, K), and pass weight.T"
     layout = not_along_k(problem) if _needs_k(a.dtype) and _needs_k(b.dtype) else None
-    first, second = "BA" if converts(problem) else "AB"  # of the result
-    return layout or _unaddressable(first, a) or _unaddressable(second, b)
+    if converts(problem):  # B is the first operand of the result
+        return layout or _unaddressable("B", "NK", a) or _unaddressable("A", "KM", b)
+    return layout or _unaddressable("A", "MK", a) or _unaddressable("B", "KN", b)
 
 
 def _needs_k(dtype: torch.dtype) -> bool:
@@ -232,8 +233,9 @@ def largest_sum(problem: Problem) -> int:
     return problem.extents["k"] * largest(problem.a.dtype) * largest(problem.b.dtype)
 
 
-def _unaddressable(name: str, info: TensorInfo) -> str | None:
-    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes."""
+def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
+    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes. `dims` are the
+    names of the last two."""
     if not info.aligned:
         return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: pass a copy, {name}.clone()"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
@@ -244,8 +246,10 @@ def _unaddressable(name: str, info: TensorInfo) -> str | None:
     for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
         size = stride * info.dtype.itemsize
         if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
-            least = _ALIGNMENT // info.dtype.itemsize
-            cure = f"pad its contiguous dim with zeros to a multiple of {least} elements, K in both A and B"
             found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
-            return f"{found}: {cure if size else 'copy it first'}"
+            least, dim = _ALIGNMENT // info.dtype.itemsize, dims[inner[0]]
+            if size == 0 or info.shape[inner[0]] % least == 0:
+                return f"{found}: pass a copy, {name}.clone()"
+            both = " in both A and B" if dim == "K" else ""
+            return f"{found}: pad {dim} with zeros to a multiple of {least} elements{both}"
     return None

@@ -55,7 +55,7 @@ def refused(problem: Problem) -> str | None:
     """Why A and B, filled, are not multiplied by mma.sync, or None."""
     a, target = problem.a, problem.target
     if a.dtype not in _DTYPES:
-        return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}"
+        return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}: convert it"
     if problem.scales:
         return "it applies no block scales: pass scales of rows and columns as operands of the epilogue"
     narrow = a.dtype in _NARROW or problem.b.dtype in _NARROW
@@ -78,7 +78,7 @@ def refused(problem: Problem) -> str | None:
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
         return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
-    return untested.refused(target)
+    return untested.refused_for(problem, MULTISTAGE)
 
 
 def _not_in_pairs(problem: Problem) -> str | None:

@@ -15,8 +15,8 @@ from epifuse.ir.graph import Output, topological
 from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments
-from epifuse.providers.cutedsl.design import SUBTILE, Design
-from epifuse.providers.cutedsl.designs import DESIGNS
+from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design
+from epifuse.providers.cutedsl.designs import DESIGNS, MULTISTAGE_DESIGNS, TENSOR_MEMORY_DESIGNS
 from epifuse.request.problem import Problem
 
 MOST_COLUMNS = 2048
@@ -214,32 +214,38 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     return Reason(why, graph.loc(needing))
 
 
-def is_held_by_one_width(span: int, parts: int) -> bool:
+def is_held_by_one_width(span: int, design: Design) -> bool:
     """Whether tiles of one width alone hold whole blocks of so many columns, so that no other can be better."""
-    return span > 0 and sum(columns % span == 0 for columns in _widths(parts)) == 1
+    return span > 0 and sum(columns % span == 0 for columns in _widths(design)) == 1
 
 
-def _widths(parts: int) -> list[int]:
-    """Columns of the result that tiles have: whole subtiles."""
-    return sorted({width for design in DESIGNS if (width := design.tile[1] // parts) % SUBTILE[1] == 0})
+_OF_KERNEL = {WGMMA: DESIGNS, MMA_SYNC: MULTISTAGE_DESIGNS, TCGEN05: TENSOR_MEMORY_DESIGNS}
+
+
+def _widths(design: Design) -> list[int]:
+    """Columns of the result that tiles of the same kernel have: whole subtiles."""
+    widths = (one.tile[1] // design.parts for one in _OF_KERNEL[design.instruction])
+    return sorted({width for width in widths if width % SUBTILE[1] == 0})
 
 
 def _not_divided(design: Design, graph: Graph) -> Reason:
     """Why no whole number of blocks makes a design's tile."""
     reductions = [node for node in graph.nodes if node.op == "reduce" and segments.width(node)]
-    span = segments.span(graph)
-    if not reductions:
-        pick = next(node for node in graph.nodes if node.op == "pick")
-        why = f"the epilogue combines columns within each {span}, and its tile has {design.columns}, no multiple of it"
-        return Reason(why, graph.loc(pick))
-    widest = max(reductions, key=segments.width)
-    name = f"{written(widest, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
-    known = _widths(design.parts)
+    span, known = segments.span(graph), _widths(design)
+    if reductions:
+        node = max(reductions, key=segments.width)
+        name = f"{written(node, graph)} over {' and '.join(map(str, segments.widths(graph)))} neighbouring columns"
+        cure = "store its argument, and reduce that in PyTorch"
+    else:
+        node = next(node for node in graph.nodes if node.op == "pick")
+        name, cure = (
+            f"what combines columns within each {span}",
+            "store the product, and combine its columns in PyTorch",
+        )
+    why = f"{name} needs tiles of a multiple of {span} columns, and "
     if all(columns % span for columns in known):
-        why = f"{name} takes tiles of a multiple of {span} columns, and there are {', '.join(map(str, known))}"
-        return Reason(f"{why}: store its argument, and reduce that in PyTorch", graph.loc(widest))
-    why = f"{name} needs tiles of a multiple of {span} columns, and its tile has {design.columns}"
-    return Reason(why, graph.loc(widest))
+        return Reason(f"{why}there are {', '.join(map(str, known))}: {cure}", graph.loc(node))
+    return Reason(f"{why}its tile has {design.columns}", graph.loc(node))
 
 
 def written(reduction: Node, graph: Graph) -> str:
