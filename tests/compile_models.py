@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch.fx import GraphModule
-
-from epifuse.pytorch.fuse import Fuse
+from torch.fx import Graph, GraphModule
 
 Step = Callable[..., Tensor]
 BATCH, LENGTH, HIDDEN, HEADS = 3, 10, 32, 4
@@ -128,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-def interpreted(fuse: Fuse) -> Any:
+def interpreted(fuse: Callable[[Graph], object]) -> Any:
     """A backend that runs the pass on PyTorch's training graphs, and the graphs operation by operation."""
 
     def compiler(module: GraphModule, _: Any) -> Any:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from compile_models import MODELS, Encoder, errors, gradients, hidden, interpreted
 from torch import Tensor, nn
 from torch._inductor.decomposition import select_decomp_table
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -319,7 +319,15 @@ class Unbound(nn.Module):
 def test_a_backward_whose_inputs_are_called_as_operations() -> None:
     model = Unbound()
     x, y = (torch.ones(7, 32, requires_grad=True) for _ in range(2))
-    ef.compile(model)(x).sum().backward()
+    fuse, inputs = Fuse(sites="all"), set()
+
+    def watched(graph: Graph) -> None:
+        inputs.update(node.name for node in graph.nodes if node.op == "placeholder")
+        fuse(graph)
+
+    torch.compile(model, backend=interpreted(watched), fullgraph=True)(x).sum().backward()
+    assert any(name.startswith("getitem") for name in inputs)
+    assert "backward" in {row.graph for row in fuse.report.fused}
     model(y).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
 
