@@ -145,6 +145,13 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("columns", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("cc", [80, 100])
+def test_segments_that_tiles_have_whole_are_taken(cc, columns, never_run):
+    source = f"def epi(accum): D = amax(accum.unflatten(-1, (-1, {columns})), dim=-1); return D"
+    assert designs(arguments(*matrices(n=3 * columns), source), cc)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_do_is_refused_by_name(name, never_run):
     made, reason = REFUSED[name]

@@ -48,6 +48,7 @@ from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.cutedsl.refusals import not_asked_for
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, is_uneven, one_after_another
@@ -202,7 +203,8 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
     """What each design takes that multiplies by an instruction other than Hopper's."""
     rules = _RULES[instruction]
     if not rules.is_considered(problem):
-        return _none(specs, lambda: rules.refused(inputs.filled(problem)) or "")
+        other = partial(not_asked_for, specs[0].design, problem, ["schedule"])
+        return _none(specs, lambda: other() or rules.refused(inputs.filled(problem)) or "")
     if (reason := rules.refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
     found = sized(work, problem, instruction=instruction)

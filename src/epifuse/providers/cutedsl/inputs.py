@@ -187,11 +187,11 @@ def unaddressable(problem: Problem) -> str | None:
     if 0 in problem.extents.values():
         return None
     a, b = problem.a, problem.b
-    if converts(problem) and a.strides[-1] != 1:
-        return "it converts a weight in registers where K is contiguous: store it as (N, K), and pass weight.T"
+    if converts(problem):  # A and B are exchanged
+        if a.strides[-1] != 1:
+            return "it converts a weight in registers where K is contiguous: store it as (N, K), and pass weight.T"
+        return _unaddressable("B", "NK", a) or _unaddressable("A", "KM", b)
     layout = not_along_k(problem) if _needs_k(a.dtype) and _needs_k(b.dtype) else None
-    if converts(problem):  # B is the first operand of the result
-        return layout or _unaddressable("B", "NK", a) or _unaddressable("A", "KM", b)
     return layout or _unaddressable("A", "MK", a) or _unaddressable("B", "KN", b)
 
 

@@ -78,7 +78,7 @@ def refused(problem: Problem) -> str | None:
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
         return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
-    return untested.refused_for(problem, MULTISTAGE)
+    return untested.refused(target)
 
 
 def _not_in_pairs(problem: Problem) -> str | None:

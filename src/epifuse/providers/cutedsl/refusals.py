@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -58,9 +58,12 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     return None
 
 
-def not_asked_for(design: Design, problem: Problem) -> str | None:
+_ASKED = ("tile", "cluster", "schedule", "split")
+
+
+def not_asked_for(design: Design, problem: Problem, fields: Sequence[str] = _ASKED) -> str | None:
     """Why a design is not the one that was asked for."""
-    for field in ("tile", "cluster", "schedule", "split"):
+    for field in fields:
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
             there = dict.fromkeys(str(getattr(spec.design, field)) for spec in SPECS)

@@ -238,10 +238,8 @@ def _not_divided(design: Design, graph: Graph) -> Reason:
         cure = "store its argument, and reduce that in PyTorch"
     else:
         node = next(node for node in graph.nodes if node.op == "pick")
-        name, cure = (
-            f"what combines columns within each {span}",
-            "store the product, and combine its columns in PyTorch",
-        )
+        name = f"what combines columns within each {span}"
+        cure = "store the product, and combine its columns in PyTorch"
     why = f"{name} needs tiles of a multiple of {span} columns, and "
     if all(columns % span for columns in known):
         return Reason(f"{why}there are {', '.join(map(str, known))}: {cure}", graph.loc(node))

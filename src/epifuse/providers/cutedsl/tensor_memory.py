@@ -12,7 +12,7 @@ import torch
 from epifuse.base.dtypes import short
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import untested
-from epifuse.providers.cutedsl.design import TCGEN05, Design
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem
 
@@ -39,7 +39,7 @@ def refused(problem: Problem) -> str | None:
         return f"it adds up products of {a} in {short(torch.float32)}, not {problem.accumulator}: leave that out"
     if problem.scales:
         return "it applies no block scales: pass scales of rows and columns as operands of the epilogue"
-    return untested.refused_for(problem, TCGEN05)
+    return untested.refused(problem.target)
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:

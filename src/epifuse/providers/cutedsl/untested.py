@@ -2,7 +2,6 @@
 
 from epifuse.base.config import CONFIG
 from epifuse.base.target import Target
-from epifuse.request.problem import Problem
 
 
 def are_taken() -> bool:
@@ -13,14 +12,6 @@ def are_taken() -> bool:
 def refused(target: Target) -> str | None:
     """Why a kernel that never ran on such a GPU is not taken, or None."""
     return None if are_taken() else f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
-
-
-def refused_for(problem: Problem, schedule: str) -> str | None:
-    """The same of a problem; where another schedule is asked for, nothing else would take the kernel."""
-    asked = problem.constraints.schedule
-    if asked not in (None, schedule):
-        return f"its schedule is {schedule}, not the one asked for"
-    return refused(problem.target)
 
 
 def note(target: Target) -> str:
