@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import epifuse as ef
-from epifuse.base.errors import ArgumentError
+from epifuse.base.errors import ArgumentError, UnsupportedError
 
 M, N, K = 4, 6, 3
 A, B = torch.arange(12.0).reshape(M, K) - 5, torch.arange(18.0).reshape(K, N) - 7
@@ -98,3 +98,69 @@ def test_inputs_may_overlap_each_other() -> None:
     held = buffer()[:5, :5].contiguous()
     got = ef.gemm(held, held, epilogue="def epi(accum, A, T): D = accum + A - T; return D", A=held, T=held.T)
     assert torch.equal(got, held @ held + held - held.T)
+
+
+# --- parts of a row --------------------------------------------------------------------------------------------------
+
+
+def ranges(accum: Any, C: Any) -> Any:
+    D = accum + C
+    first, second = D.split([96, 32], dim=-1)
+    Q, K = first.unflatten(-1, (-1, 32)).softmax(-1), second * 2
+    return D, Q, K
+
+
+def ranges_in_place(accum: Any, C: Any, E0: Any) -> Any:
+    D = accum + C
+    E = D[:, :96] * 2 + E0
+    return D, E
+
+
+def crossed(accum: Any, C: Any, E0: Any) -> Any:
+    S = accum + C
+    left, right = accum.chunk(2, -1)
+    D = S + torch.cat([left + E0, right], dim=-1)
+    E = S[:, :64] * 2 + E0
+    Q = S[:, :96] * 2
+    return D, E, Q
+
+
+def rolled(accum: Any, C: Any) -> Any:
+    D = accum + C.roll(32, -1)
+    return D
+
+
+def combined(accum: Any, C: Any) -> Any:
+    heads = torch.sigmoid(accum + C).unflatten(-1, (-1, 64))
+    D = (heads.roll(32, -1) + accum.unflatten(-1, (-1, 64))).flatten(-2)
+    return D
+
+
+@pytest.mark.parametrize("function", [ranges, ranges_in_place, rolled, combined])
+def test_an_operand_is_read_before_it_is_written(function: Callable[..., Any]) -> None:
+    """Ranges of columns take a launch each, and parts of a row meet in others: all read what was there before."""
+    a, b, held = torch.randn(8, 16), torch.randn(16, 128), {"C": torch.randn(8, 128)}
+    if function is ranges_in_place:
+        held["E0"] = torch.randn(8, 96)
+    want = function(a @ b, **held)
+    places = {"D": held["C"], **({"E": held["E0"]} if "E0" in held else {})}
+    got = ef.gemm(a, b, epilogue=function, out=places, **held)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_launches_that_would_read_what_each_other_wrote_are_refused() -> None:
+    a, b, c, e = torch.randn(8, 16), torch.randn(16, 128), torch.randn(8, 128), torch.randn(8, 64)
+    with pytest.raises(UnsupportedError, match="'D' has the memory of 'C', which other columns read"):
+        ef.gemm(a, b, epilogue=crossed, C=c, E0=e, out={"D": c, "E": e})
+    assert ef.gemm(a, b, epilogue=crossed, C=c, E0=e)[0].shape == (8, 128)
+
+
+@pytest.mark.parametrize("function", [rolled, combined])
+def test_a_gpu_stores_no_columns_that_it_still_reads(function: Callable[..., Any]) -> None:
+    """There a tile is stored piece by piece."""
+    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(256, 64, dtype=torch.bfloat16).t()
+    c = torch.empty(64, 256, dtype=torch.bfloat16)
+    for out, is_taken in ((c, False), (torch.empty_like(c), True)):
+        args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, C=c, D=out))
+        assert bool(ef.get_kernels(args, cc=90)) == is_taken
+        assert ("of which a value takes other columns" in str(ef.explain(args, cc=90))) != is_taken

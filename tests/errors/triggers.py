@@ -464,6 +464,9 @@ CALLS: dict[str, Callable[[], Any]] = {
         "def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.float64), accumulate="D"
     ),
     "output_dtype": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(M, N, dtype=torch.complex64)),
+    "positions": lambda: gemm(
+        "lambda accum: accum.argmax()", torch.ones(1, K).expand(1 << 16, K), torch.ones(K, 1).expand(K, 1 << 16)
+    ),
     "output_expanded": lambda: gemm("def epi(accum): D = accum; return D", out=torch.ones(1, N).expand(M, N)),
     "overlap": _overlapping,
     "transport": lambda: ef.Load(torch.ones(2), via="pigeon"),

@@ -287,6 +287,11 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "leaf_spec": Sentence(_A, "the text of a fused product is malformed: {detail}", "use ef.compile, which writes it"),
     "option": Sentence(_A, "{name} must be {want}, got {value!r}"),
+    "positions": Sentence(
+        _T,
+        "positions are counted in int32, and there are {count} elements here",
+        "count along one dim, as in argmax(x, dim=-1), or split the product into several calls",
+    ),
     "integer_division": Sentence(_A, "an integer was divided by zero", "guard the divisor: x // where(y == 0, 1, y)"),
     "launch": Sentence(LaunchError, "the launch of {kernel} failed: {detail}\n{plan}"),
     "fake_beside_real": Sentence(

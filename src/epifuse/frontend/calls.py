@@ -19,7 +19,7 @@ from epifuse.frontend.hints import parameter_hint
 from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, refuse_decorated
-from epifuse.fusion import host
+from epifuse.fusion import host, literals
 from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, is_static
 from epifuse.ir import Node
 from epifuse.ir.graph import topological
@@ -175,7 +175,7 @@ def vocabulary_call(
         _check_literals(context, entry, positional, named, at)
         if entry.name == "clamp" and not any(item != Static(None) for item in [*positional[1:], *_bounds(named)]):
             raise context.fail("clamp_bounds", at, function=spelled)
-        return (yield context.inline(entry.function, positional, named, at, library=True))  # type: ignore[arg-type]
+        return (yield context.inline(entry.body, positional, named, at, library=True))  # type: ignore[arg-type]
     bound = _bind(context, entry.signature, spelled, positional, named, at)
     return _emit(context, entry, spelled, bound, at)
 
@@ -300,12 +300,11 @@ _FORMS: dict[str, Callable[..., Any]] = {
 def _check_literals(context: Context, entry: Entry, positional: list[Any], named: dict[str, Any], at: ast.AST) -> None:
     """`gelu(approximate="fast")`: the values a Literal annotation allows."""
     for position, (name, parameter) in enumerate(entry.signature.parameters.items()):
-        if not str(parameter.annotation).startswith("Literal["):
+        if not (values := literals.allowed(parameter)):
             continue
         item = positional[position] if position < len(positional) else named.get(name)
-        allowed = ast.literal_eval(str(parameter.annotation).removeprefix("Literal"))
-        if item is not None and not (isinstance(item, Static) and item.value in allowed):
-            raise context.fail("wrong_static", at, function=entry.name, name=name, want=" or ".join(map(repr, allowed)))
+        if item is not None and not (isinstance(item, Static) and item.value in values):
+            raise context.fail("wrong_static", at, function=entry.name, name=name, want=" or ".join(map(repr, values)))
 
 
 def method(

@@ -194,7 +194,7 @@ def activation_body(name: str) -> Graph:
 
     Raises `EpilogueSyntaxError` where it holds more than elementwise operations, as a reduction.
     """
-    return body_of(VOCABULARY[name].function, name)
+    return body_of(VOCABULARY[name].body, name)
 
 
 def body_of(function: Callable[..., object], name: str) -> Graph:

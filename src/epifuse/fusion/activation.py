@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from epifuse.fusion.literals import checked
 from epifuse.fusion.primitives import (
     Value,
     abs,
@@ -110,6 +111,7 @@ def gelu_tanh(x: Value) -> Value:
     return 0.5 * x * (1.0 + tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
 
 
+@checked
 def gelu(x: Value, approximate: Literal["none", "tanh"] = "none") -> Value:
     """gelu_erf, or gelu_tanh with approximate="tanh"."""
     return gelu_tanh(x) if approximate == "tanh" else gelu_erf(x)
@@ -211,6 +213,7 @@ def dgelu_tanh(dy: Value, x: Value) -> Value:
     return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
 
 
+@checked
 def dgelu(dy: Value, x: Value, approximate: Literal["none", "tanh"] = "none") -> Value:
     """dgelu_erf, or dgelu_tanh with approximate="tanh"."""
     return dgelu_tanh(dy, x) if approximate == "tanh" else dgelu_erf(dy, x)

@@ -13,6 +13,7 @@ import torch
 
 from epifuse.fusion.activation import floor_power_of_two, sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
+from epifuse.fusion.literals import checked
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
@@ -129,6 +130,7 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _first(x, amin(x, dim=dim, keepdim=True), dim, keepdim)
 
 
+@checked
 def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
     """What a block is divided by, so that fp8 with numbers up to `most` holds it.
 
@@ -136,12 +138,12 @@ def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "
     `rounding` makes a power of two of it, which torch.float8_e8m0fnu holds, and whose derivative is 0. "up": the next
     one that is no smaller. "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats
     specification 1.0, section 6.3, has it; the largest values then saturate. NaN and infinity stay; in e8m0 both are
-    NaN.
+    NaN. `most` is a positive number. Raises `ValueError` for another `rounding`.
     """
     x = largest if rounding == "floor" else largest / most
     below = floor_power_of_two(x)
     up = where(below < x, below * 2.0, below)
-    power = up if rounding == "up" else below * 2.0 ** -math.floor(math.log2(most))
+    power = below * 2.0 ** -math.floor(math.log2(most)) if rounding == "floor" else up
     return where(largest == 0, 1.0, maximum(x if rounding == "none" else power, _LEAST_POWER))
 
 

@@ -33,6 +33,12 @@ class Entry:
         return inspect.signature(self.function)
 
     @property
+    def body(self) -> Callable[..., Any]:
+        """The function that is written in the language, without what checks its arguments."""
+        body: Callable[..., Any] = inspect.unwrap(self.function)
+        return body
+
+    @property
     def summary(self) -> str:
         """First paragraph of the docstring."""
         return " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from epifuse.base.dtypes import default_accumulator, is_storable
 from epifuse.base.errors import fail
 from epifuse.base.target import target_of
 from epifuse.ir import Graph, Output
-from epifuse.ir.types import shape_of
+from epifuse.ir.types import INT32, Dim, dim_size, shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
 from epifuse.request.checks import check_accumulated, check_declared, check_names, check_operand, check_product
@@ -51,7 +51,15 @@ def settle(call: Call) -> Settled:
     infos = dict(zip(call.tensors, call.infos[2:], strict=True))
     problem = _problem(call, infos)
     structure = structure_of(call.request.parsed, problem)
+    check_positions(structure.graph, problem.extents)
     return Settled(_with_outputs(call, infos, problem, structure.graph), structure)
+
+
+def check_positions(graph: Graph, extents: Mapping[str, int]) -> None:
+    """Raise `EpilogueTypeError` where an int32 does not hold all positions that the graph counts."""
+    for node in graph.nodes:
+        if node.op == "index" and (count := dim_size(cast("Dim", node.attr), extents)) - 1 not in INT32:
+            raise fail("positions", graph.loc(node), count=count)
 
 
 def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:

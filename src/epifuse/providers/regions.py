@@ -69,7 +69,7 @@ class Regions:
         self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, *, may_overlap: bool
     ) -> Answers:
         """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all."""
-        parts = self.parts
+        parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
         reason = parts if isinstance(parts, Reason) else "" if may_overlap else self._overlapping(parts)
         if isinstance(parts, Reason) or reason:
             return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
@@ -85,6 +85,27 @@ class Regions:
             return found if isinstance(found, Allocation) else _joined(spec, parts, problems, allocations, found)
 
         return Answers.of([(spec, answer(spec)) for spec in specs])
+
+
+def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
+    """The parts such that none reads an operand whose memory an earlier one has written, or why there is no order."""
+    aliases, left, found = dict(problem.aliases), [*parts], []
+    while left:
+        safe = [part for part in left if all(_spares(part, other, aliases) for other in left if other is not part)]
+        if not safe:
+            graph = left[0].region.graph
+            first = next(output for output in graph.outputs if output.name in aliases)
+            names = f"'{first.name}' has the memory of '{aliases[first.name]}'"
+            return Reason(f"{names}, which other columns read: pass another tensor", graph.loc(first.node))
+        found.append(safe[0])
+        left.remove(safe[0])
+    return found
+
+
+def _spares(part: Part, other: Part, aliases: Mapping[str, str]) -> bool:
+    """Whether a part writes nothing that another one reads."""
+    written = {aliases[output.name] for output in part.region.graph.outputs if output.name in aliases}
+    return written.isdisjoint(node.attr.name for node in other.region.graph.loads())
 
 
 def is_uneven(graph: Graph) -> bool:

@@ -19,7 +19,7 @@ from torch.autograd import profiler
 
 from epifuse import providers
 from epifuse.base.cache import LRU
-from epifuse.base.errors import EpifuseError, Loc, fail
+from epifuse.base.errors import EpifuseError, fail
 from epifuse.base.memory import empty
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
@@ -384,14 +384,14 @@ _OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is la
 
 def _explained(error: Exception, plan: Plan) -> EpifuseError:
     """An error of a launch as one of ours."""
-    # torch's own text for // and % of integers by zero, found while the CPU computes a panel.
-    if "ZeroDivisionError" in str(error):
-        return fail("integer_division", _division(plan.graph))
-    return fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
+    return divided_by_zero(error, plan.graph) or fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
 
 
-def _division(graph: Graph) -> Loc | None:
-    """The place of the integer division that was by zero, where there is only one it can be."""
+def divided_by_zero(error: Exception, graph: Graph) -> EpifuseError | None:
+    """Ours for // and % of integers by zero, which PyTorch finds while the CPU computes, or None: an error by any other
+    text. With the place of the division, where there is only one it can be."""
+    if "ZeroDivisionError" not in str(error):
+        return None
     divisions = [node for node in graph.nodes if node.op in ("floor_divide", "remainder")]
     places = {graph.loc(node) for node in divisions if node.args[1].op != "const"}
-    return places.pop() if len(places) == 1 else None
+    return fail("integer_division", places.pop() if len(places) == 1 else None)

@@ -143,9 +143,12 @@ def _accum(node: Node, at: _Whole) -> torch.Tensor:
     problem = at.problem
     wide = torch.float64 if problem.accumulator in (torch.int32, torch.float64) else torch.float32
     a, b = dequantised(at.a, at.b, at.operands) if problem.scales else (at.a, at.b)
-    product = exact(a.to(wide), b.to(wide)).to(problem.accumulator)
-    held = problem.float_dtype if problem.accumulator.is_floating_point else torch.int32
-    return at.space.view(product.to(held), at.space.refined(problem.accum_dims))
+    product = exact(a.to(wide), b.to(wide))
+    if problem.accumulator.is_floating_point:
+        product = product.to(problem.accumulator).to(problem.float_dtype)
+    else:
+        product = product.to(torch.int64).to(torch.int32)  # float64 is exact, and int64 to int32 wraps
+    return at.space.view(product, at.space.refined(problem.accum_dims))
 
 
 def _load(node: Node, at: _Whole) -> torch.Tensor:

@@ -95,5 +95,6 @@ def _is_open(call: Call, settled: Settled) -> bool:
         and not problem.batched
         and rows not in fixed
         and call.tensors.keys().isdisjoint(parsed.output_names)
+        and "linear_index" not in parsed.graph.ops  # of so many elements
         and not reads_rows(parsed.graph, problem)
     )

@@ -24,6 +24,7 @@ from epifuse.runtime.launch import (
     Prepared,
     Repeat,
     destinations,
+    divided_by_zero,
     final,
     find,
     outputs_of,
@@ -124,5 +125,10 @@ def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | 
     warnings.warn(text, stacklevel=7)  # the caller of `gemm`
     require_data(call)
     outputs = destinations(outputs_of(settled.structure.graph, settled.problem), call.tensors)
-    unfused(call, settled, outputs)
+    try:
+        unfused(call, settled, outputs)
+    except RuntimeError as error:
+        if (ours := divided_by_zero(error, settled.structure.graph)) is None:
+            raise
+        raise ours from None
     return outputs

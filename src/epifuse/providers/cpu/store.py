@@ -15,13 +15,13 @@ def store(value: torch.Tensor, destination: torch.Tensor) -> None:
 
 def storable(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`value` such that PyTorch's own conversion to `dtype` stores it by the rule."""
+    if dtype in _FP8_MAX:  # infinities of the same dtype, too
+        limit = _FP8_MAX[dtype]
+        return value.to(torch.float32).clamp(-limit, limit)
     if value.dtype == dtype or dtype == torch.bool:
         return value
     if dtype == torch.float8_e8m0fnu:
         return value.to(torch.float32)
-    if dtype in _FP8_MAX:
-        limit = _FP8_MAX[dtype]
-        return value.to(torch.float32).clamp(-limit, limit)
     if dtype.is_floating_point or value.dtype == torch.bool:
         return value
     return _to_integer(value, dtype)

@@ -162,6 +162,8 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     plain, few, many, simple = _by_kind(specs)
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
+    if (overwritten := work.overwritten(problem)) is not None:
+        return _none(specs, overwritten)
     further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
     if not plain and not few and not many:
         answers, *further = further

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from epifuse.ir import Factor, Graph, Load, Node, Output
+from epifuse.ir.graph import topological
 from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower as inline
@@ -166,6 +167,26 @@ class Lowered:
     def reductions(self) -> tuple[Reduction, ...]:
         """What is merged after all tiles."""
         return reductions_of(self.stored)
+
+    @cached_property
+    def _combined(self) -> Mapping[str, Node]:
+        """What is read of other columns than those that are stored with it, by the operand's name."""
+        return {
+            node.attr.name: pick
+            for pick in self.stored.nodes
+            if pick.op == "pick"
+            for node in topological(pick.args)
+            if node.op == "load"
+        }
+
+    def overwritten(self, problem: Problem) -> Reason | None:
+        """Why an output may not have the memory of an operand: a tile is stored piece by piece, and a later piece would
+        read columns that an earlier one wrote."""
+        for output, operand in problem.aliases:
+            if (pick := self._combined.get(operand)) is not None:
+                told = f"'{output}' has the memory of '{operand}', of which a value takes other columns"
+                return Reason(f"{told}: pass another tensor for '{output}'", self.stored.loc(pick))
+        return None
 
     def launches(self, problem: Problem, *, whole_rows: bool) -> tuple[Launch, ...]:
         """One for each sweep over the product, where tiles hold `whole_rows` or do not."""
