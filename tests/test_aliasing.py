@@ -148,7 +148,7 @@ def test_an_operand_is_read_before_it_is_written(function: Callable[..., Any]) -
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-def test_launches_that_would_read_what_each_other_wrote_are_refused() -> None:
+def test_launches_that_overwrite_what_others_read_are_refused() -> None:
     a, b, c, e = torch.randn(8, 16), torch.randn(16, 128), torch.randn(8, 128), torch.randn(8, 64)
     with pytest.raises(UnsupportedError, match="'D' has the memory of 'C', which other columns read"):
         ef.gemm(a, b, epilogue=crossed, C=c, E0=e, out={"D": c, "E": e})

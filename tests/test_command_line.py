@@ -341,3 +341,11 @@ def test_sizes() -> None:
         "2.15 GB",
         "1e+04 GB",
     ]
+
+
+def test_tuning_knows_operands_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tune", "16x16x16", "--device", "cpu", "--dtype", "float32", "--epilogue"]
+    assert main([*words, "lambda accum, bias: accum + bias"]) == 0
+    assert "cpu" in capsys.readouterr().out
+    assert "nothing says what that is" in error(capsys, *words, "lambda accum, zz: accum + zz")
+    assert "must be an operand of an --epilogue" in error(capsys, *words[:-1], "--arg", "zz=N")

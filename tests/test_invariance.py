@@ -123,7 +123,7 @@ def test_the_cpu_refuses_by_name():
         constraints=ef.Constraints(batch_invariant=True),
     )
     assert not ef.get_kernels(args)
-    assert "the bits of a row depend on M" in str(ef.explain(args))
+    assert "whose bits depend on M" in str(ef.explain(args))
 
 
 def test_the_environment_asks_for_every_call():

@@ -134,6 +134,18 @@ def test_x_of_more_dims():
             close(ef.linear(ef.Scaled(x_, of_x), ef.Scaled(weight, of_weight)), want.view(*shape, -1))
 
 
+def test_parts_of_x_and_vectors():
+    """What is not one matrix in memory is copied, as x of more than three dims is; a vector is one row."""
+    x, weight, of_x, of_weight = quantised(24, 40, 300)
+    want, w = product(x, weight, of_x, of_weight), ef.Scaled(weight, of_weight)
+    x_, of_x_ = x.view(3, 8, -1)[:, :5], of_x.view(3, 8, -1)[:, :5]
+    close(ef.linear(ef.Scaled(x_, of_x_), w), want.view(3, 8, -1)[:, :5])
+    close(ef.linear(ef.Scaled(x[0], of_x[0]), w), want[0])
+    close(ef.linear(ef.Scaled(x[0], of_x[:1]), w), want[0])
+    with pytest.raises(UnsupportedError, match="sum over some of its leading dims"):
+        ef.linear(ef.Scaled(x.view(3, 8, -1), of_x.view(3, 8, -1)), w, epilogue="lambda accum: accum.sum(1)")
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_zeros_nan_and_infinities_are_numbers_like_others(value):
     """A scale of zero takes its block out; others reach what its block is part of, and nothing else."""
@@ -238,7 +250,7 @@ def test_gradients_are_refused_by_name():
         (lambda a, w, s, t: ef.linear(a, ef.Scaled(w, t.t())), r"scales of weight .* \(N/128, K/128\).*scales.t\(\)"),
         (lambda a, w, s, t: ef.linear(ef.Scaled(a, s[:, :1]), w), r"scales of x .*one for each 128 of a row"),
         (lambda a, w, s, t: ef.linear(ef.Scaled(a, s[..., None]), w), r"scales of x .*scales.squeeze\(-1\)"),
-        (lambda a, w, s, t: ef.linear(ef.Scaled(a[0], s[0]), w), r"scales of x .*pass x\[None\] and its scales"),
+        (lambda a, w, s, t: ef.gemm(ef.Scaled(a[:1], s[0]), w.t()), r"scales of A .*pass scales\[None\]"),
         (lambda a, w, s, t: ef.linear(a, ef.Scaled(w, t[0])), r"scales of weight .* theirs is \(3,\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, torch.tensor(1.0)), w.t()), r"theirs is \(\)"),
         (lambda a, w, s, t: ef.gemm(ef.Scaled(a, s.bfloat16()), w.t()), r"bfloat16, and block scales are float32"),

@@ -135,7 +135,6 @@ REFUSED = {
         arguments(of_heads, n=N),
         f"it takes halves of a row, or every second column, not columns 32 apart: {OUT}",
     ),
-    "an element": (arguments(lambda accum: accum[:, 3], n=N), f"it takes one of two parts of a row, not of {N}: {OUT}"),
     "whole rows": (
         arguments(normalised, n=256),
         "it takes parts of a row where no value needs whole rows: store the product, and combine its parts in PyTorch",

@@ -92,6 +92,24 @@ def test_what_is_not_carried_is_refused_with_a_way_out(name):
     assert reason in reasons(args)
 
 
+def one_range(accum):
+    q, _k = accum.split([512, 1024], dim=-1)
+    return q
+
+
+def one_softmax(accum):
+    D = accum[:, 512:768].softmax(-1)
+    return D
+
+
+def test_columns_that_no_output_needs_are_not_computed():
+    """Where a design carries one of several equal parts alone, it does so as another range."""
+    for function, columns in ((one_range, (0, 512)), (one_softmax, (512, 768))):
+        args = arguments(function, n=N)
+        assert ef.get_kernels(args, cc=90)[0].plan.allocation.columns == (columns,)
+        assert f"1 launch: columns {columns[0]}:{columns[1]} of the product" in str(ef.explain(args, cc=90))
+
+
 def test_columns_are_computed_twice_where_that_is_allowed():
     args = arguments(overlapping, n=N, allowed=True)
     plan = ef.get_kernels(args, cc=90)[0].plan

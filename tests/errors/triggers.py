@@ -491,7 +491,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),
     "epilogue_file": lambda: described.epilogue("no_such.py:epi"),
     "epilogue_name": lambda: described.epilogue("types:no_such"),
-    "not_described": lambda: described.guessed(["bias", "x1"], {}),
+    "not_described": lambda: described.Operands.of("lambda accum, bias, x1: accum + bias * x1", {}),
     "tuned_file": lambda: merge(Path("no_such.json")),
     "operator_spec": lambda: torch.ops.epifuse.gemm(torch.ones(M, K), torch.ones(K, N), [], [], "NOSPEC"),
     "cc_type": lambda: ef.get_kernels(_arguments(), cc=42),

@@ -79,6 +79,8 @@ CASES = {
     "parted twice": (
         f"x, v = accum.split([{Q + KV}, {KV}], dim=-1); q, k = x.split([{Q}, {KV}], dim=-1); D = q * 1; P = k * 2"
     ),
+    "one of equal parts": f"D = relu(accum[:, {N // 3}:{2 * N // 3}])",
+    "one column": "D = accum[:, 3] * 2",
 }
 
 

@@ -225,7 +225,7 @@ CATALOGUE: dict[str, Sentence] = {
     "scaled_dtype": Sentence(
         _A,
         "{name} is {dtype}, and block scales are those of 8-bit floats",
-        "quantise it, x.to(torch.float8_e4m3fn), or multiply by scales of whole rows and columns in the epilogue",
+        "quantise {name} to torch.float8_e4m3fn, or multiply by scales of whole rows and columns in the epilogue",
     ),
     "scales_dtype": Sentence(
         _A, "the scales of {name} are {dtype}, and block scales are float32", "pass scales.float()"

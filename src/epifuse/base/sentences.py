@@ -89,7 +89,7 @@ EPILOGUE: dict[str, Sentence] = {
     "chained_assignment": Sentence(_S, "chained assignment is not supported", "assign each name on a line of its own"),
     "assignment_target": Sentence(_S, "cannot assign to {syntax} in an epilogue", "assign to a plain name"),
     "cannot_unpack": Sentence(
-        _S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked"
+        _S, "cannot unpack {what}", "only a tuple, or a helper that returns one, can be unpacked; x.unbind(0) gives one"
     ),
     "unpack_count": Sentence(_S, "cannot unpack {have} values into {want} names"),
     "result_unused": Sentence(_S, "this result is not used", "assign it to a name, or remove the line"),
@@ -180,7 +180,9 @@ EPILOGUE: dict[str, Sentence] = {
     "clamp_bounds": Sentence(_S, "{function}() has neither min nor max", "give it one of them"),
     "by_name": Sentence(_S, "{function}() takes '{name}' by name only", "write {name}=..."),
     "not_static": Sentence(
-        _S, "'{name}' of {function}() must be known when the epilogue is parsed", "write it as a literal"
+        _S,
+        "'{name}' of {function} must be known when the epilogue is parsed",
+        "write it as a literal, or as a number from outside: a global, or a variable of the enclosing function",
     ),
     "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
     "max_pair": Sentence(
@@ -290,14 +292,8 @@ EPILOGUE: dict[str, Sentence] = {
     "index_rank": Sentence(
         _T, "index_{axis} needs a value with that dim; this one has shape {shape}", "write index_{axis}(accum)"
     ),
-    "parts_uneven": Sentence(
-        _T, "{size} elements cannot be divided into {parts}", "all parts have one size, which divides {size}"
-    ),
-    "part_unequal": Sentence(
-        _T,
-        "{start}:{stop}:{step} of {size} elements is not one of several equal parts",
-        "take a piece as x[..., 64:128] of 256, every other one as x[..., 0::2], or a range of accum's own columns",
-    ),
+    "parts_uneven": Sentence(_T, "{size} elements cannot be divided into {parts}", "{hint}"),
+    "part_unequal": Sentence(_T, "{told} of {size} elements is not one of several equal parts", "{hint}"),
     "transpose_rank": Sentence(_T, ".T of the shape {shape} has no meaning", "write .mT, or permute"),
     "flatten_order": Sentence(_T, "flatten from dim {start} to {end}: the second is before the first"),
     "join_differs": Sentence(

@@ -90,11 +90,16 @@ def static(context: Context, item: Any, function: str, name: str, at: ast.AST) -
     if isinstance(item, TupleValue):
         return tuple(static(context, element, function, name, at) for element in item.items)
     if not isinstance(item, Node) or not all(map(host.is_host_operation, _above_loads(item))):
-        raise context.fail("not_static", at, function=function, name=name)
+        raise _unknown(context, function, name, at)
     try:
         return host.evaluate(item, lambda load: _captured(context, load, function, name, at))
     except host.HostError as error:
         raise context.fail("host_arithmetic", at, detail=str(error)) from None
+
+
+def _unknown(context: Context, function: str, name: str, at: ast.AST) -> Exception:
+    shown = function if function.endswith("]") else f"{function}()"
+    return context.fail("not_static", at, function=shown, name=name)
 
 
 def sized(context: Context, item: Any, function: str, name: str, at: ast.AST) -> Any:
@@ -112,7 +117,7 @@ def sized(context: Context, item: Any, function: str, name: str, at: ast.AST) ->
         elif host.is_host_operation(node):
             made[node] = context.emit(node.op, *(made[arg] for arg in node.args), attr=node.attr, at=at)
         else:
-            raise context.fail("not_static", at, function=function, name=name)
+            raise _unknown(context, function, name, at)
     return made[item]
 
 
@@ -123,7 +128,7 @@ def _above_loads(root: Node) -> Iterator[Node]:
 def _captured(context: Context, load: Node, function: str, name: str, at: ast.AST) -> Any:
     reader = context.captures.get(load.attr.name)
     if reader is None:
-        raise context.fail("not_static", at, function=function, name=name)
+        raise _unknown(context, function, name, at)
     value = reader.read(context.root)
     context.frame.scope.guard(reader, value)
     return value

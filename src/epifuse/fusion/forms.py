@@ -78,7 +78,8 @@ def chunk(x: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
 
 
 def split(x: Value, split_size_or_sections: int | tuple[int, ...], dim: int = 0) -> tuple[Value, ...]:
-    """x in parts of this size, or of these sizes, along `dim`; all of one size. Moves no data."""
+    """x in parts of this size, or of these sizes, along `dim`. Sizes may differ if they divide all columns. Moves no
+    data."""
     return x.split(split_size_or_sections, dim)  # type: ignore[no-any-return]  # a tensor's
 
 

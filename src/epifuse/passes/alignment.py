@@ -198,6 +198,8 @@ class Alignment:
         name, shape, accum = value.raw.name, value.shape, self.problem.accum_shape
         if met == accum:
             hint = shape_hint(name, shape, accum)
+            if any(op == "part" for op, _ in value.raw.views):
+                name, hint = f"part of {name}", "combine it with the same part of accum, or pass it as another operand"
             raise self.fail("operand_shape", name=name, shape=shape, accum=accum, hint=hint)
         if self.fits(value):
             hint = f"it fits accum's {accum}: take the same part of {name} in the same words"

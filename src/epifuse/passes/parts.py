@@ -15,6 +15,9 @@ Picked = tuple[tuple[Factor, int], ...]
 """Factors that a value no longer varies over, and where along each of them it is taken."""
 
 
+_FEW_PARTS = 8  # whose sizes a hint writes out
+
+
 class Part(NamedTuple):
     """Elements of a dim: range(start, stop, step), or one without the dim."""
 
@@ -34,34 +37,50 @@ def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
     if how == "element":
         at, count = numbers
         if not -size <= at < size or count not in (0, size):
-            raise DimsError("item_range", place=at, have=size) if not count else _uneven(size, f"{count} elements")
+            wrong = _uneven(size, f"{count} elements", f"there are {size} to unpack")
+            raise DimsError("item_range", place=at, have=size) if not count else wrong
         return Part(at % size, at % size + 1, drops=True)
     if how == "range":
         start, stop, step = slice(*numbers).indices(size)
-        return Part(start, max(stop, start), step)
+        if stop <= start:
+            first, last = ("" if number is None else number for number in numbers[:2])
+            raise DimsError("part_empty", start=first, stop=last, size=size)
+        return Part(start, stop, step)
     *pieces, at = numbers
+    told = "parts of " + " and ".join(map(str, pieces))
     if min(pieces[: 1 if how == "split" else None]) < 1:
-        raise _uneven(size, "parts of " + " and ".join(map(str, pieces)))
+        raise _uneven(size, told, "sizes and counts are positive")
     if how == "chunk":
         (count,) = pieces
         if size % count:
-            raise _uneven(size, f"{count} parts")
+            raise _uneven(size, f"{count} parts", _by_sizes(size, -(-size // count)))
         return Part(at * (size // count), (at + 1) * (size // count))
     if how == "split":
         (width, at), count = pieces, at
         have = size // width
         if size % width or count not in (0, have):
-            raise _uneven(size, f"{count} parts of {width}" if count else f"parts of {width}")
+            told = f"{count} parts of {width}" if count else f"parts of {width}"
+            raise _uneven(size, told, _by_sizes(size, width))
         if not -have <= at < have:
             raise DimsError("item_range", place=at, have=have)
         return Part(at % have * width, (at % have + 1) * width)
     if sum(pieces) != size:
-        raise _uneven(size, "parts of " + " and ".join(map(str, pieces)))
+        raise _uneven(size, told, f"the sizes add up to {size}")
     return Part(sum(pieces[:at]), sum(pieces[: at + 1]))
 
 
-def _uneven(size: int, parts: str) -> DimsError:
-    return DimsError("parts_uneven", size=size, parts=parts)
+def _uneven(size: int, parts: str, hint: str) -> DimsError:
+    return DimsError("parts_uneven", size=size, parts=parts, hint=hint)
+
+
+def _by_sizes(size: int, width: int) -> str:
+    """PyTorch's last part is smaller; here sizes that differ are written out."""
+    count, left = divmod(size, width)
+    if not left:
+        return f"there are {count} parts of {width}"
+    if count > _FEW_PARTS:
+        return f"all parts have one size, which divides {size}"
+    return f"name the sizes: x.split([{', '.join(map(str, [width] * count + [left]))}], dim=-1)"
 
 
 def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Picked]:
@@ -75,18 +94,25 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
         raise DimsError("part_axis")
     if width == size and not part.drops:
         return dims, ()
-    if not width:
-        raise DimsError("part_empty", start=part.start, stop=part.stop, size=size)
     if part.step == 1 and size % width == 0 and part.start % width == 0:
         pieces, inner, place = (size // width, width), False, part.start // width
     elif size % part.step == 0 and width == size // part.step and part.start < part.step:
         pieces, inner, place = (width, part.step), True, part.start
     else:
-        raise DimsError("part_unequal", start=part.start, stop=part.stop, step=part.step, size=size)
+        raise _unequal(part, size)
     cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
     gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
     left = () if part.drops else (rest,)
     return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
+
+
+def _unequal(part: Part, size: int) -> DimsError:
+    step = "" if part.step == 1 else f":{part.step}"
+    hint = "take a piece as x[..., 64:128] of 256, or every other one as x[..., 0::2]"
+    if part.step == 1:
+        count = size // math.gcd(size, part.start, part.stop)
+        hint = f"take equal pieces, x.chunk({count}, dim=-1), and join by torch.cat those that belong together"
+    return DimsError("part_unequal", told=f"{part.start}:{part.stop}{step}", size=size, hint=hint)
 
 
 def do_nest(sizes: Iterable[int]) -> bool:

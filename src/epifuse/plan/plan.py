@@ -209,7 +209,7 @@ class Plan:
             told = f"the product is computed {times}, {count}.0 x the FLOPs"
             if columns := self.allocation.columns:
                 told = f"columns {', '.join(f'{start}:{stop}' for start, stop in columns)} of the product"
-            lines.append(f"  {count} launches: {told}")
+            lines.append(f"  {count} launch{'es' * (count > 1)}: {told}")
             for number, launch in enumerate(launches, 1):
                 lines += [f"  launch {number}", *launch._body()]
             lines += [f"  note     {note}" for note in self.allocation.notes]

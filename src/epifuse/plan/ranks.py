@@ -22,14 +22,14 @@ from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError, shape_hint
 from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
 from epifuse.request.checks import check_plain
-from epifuse.request.scaled import SCALES
+from epifuse.request.scaled import SCALES, are_scaled
 from epifuse.request.signature import Request, new
 from epifuse.request.transports import Hint
 
 Shape = tuple[int, ...]
 
 
-_, _OF_B = SCALES  # which have no leading dims
+_OF_A, _OF_B = SCALES  # the latter have no leading dims
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
@@ -104,6 +104,9 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
         if name in written or name == _OF_B or not isinstance(tensor, torch.Tensor):
             given[name] = value
             continue
+        if name == _OF_A and not lead:  # of a vector, which is a row
+            given[name] = tensor if tensor.dim() > 1 else tensor[None]
+            continue
         folded, seen[name] = _operand(name, tensor, lead, kept, copies=copies)
         given[name] = replace(value, tensor=folded) if isinstance(value, Hint) else folded
     further = len(lead), kept, *seen.items()
@@ -131,13 +134,15 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
     The fold is None where x has three dims and is taken as it is. Raises `EpifuseError` for what fits neither.
     """
     x, rank, shape = request.a, request.a.dim(), tuple(request.a.shape)
-    for kept in (1,) if rank == 1 else (1, 2):
+    scaled = are_scaled(request.given)  # which only a matrix is
+    copies = rank > 3 or scaled
+    for kept in (1,) if rank == 1 or scaled else (1, 2):
         if (rank, kept) == (3, 2):
             return (request if x.is_cpu else by_rows(request)), None
         try:
             # More than three dims have no other way, and are copied as PyTorch copies them.
-            made = fold(request.parsed, request.given, shape[: rank - kept], kept, copies=rank > 3)
-            seen = rows("x", x, rank - kept, copies=rank > 3)
+            made = fold(request.parsed, request.given, shape[: rank - kept], kept, copies=copies)
+            seen = rows("x", x, rank - kept, copies=copies)
         except Unfit as error:
             unfit = error
         else:

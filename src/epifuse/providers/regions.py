@@ -48,9 +48,10 @@ class Regions:
             return Reason(error.reason, self.graph.loc(error.node))
 
     @property
-    def are_several(self) -> bool:
-        """Whether there are outputs of different columns."""
-        return not isinstance(self.parts, Reason) and len(self.parts) > 1
+    def are_some(self) -> bool:
+        """Whether some outputs are not of all columns."""
+        whole = 0, self._problem.extents["n"]
+        return not isinstance(self.parts, Reason) and any(part.region.columns != whole for part in self.parts)
 
     def _overlapping(self, parts: Sequence[Part]) -> str:
         """Why some columns would be computed twice, if they would."""
@@ -140,7 +141,8 @@ def _joined(
     allocations: Sequence[Allocation],
     why: str,
 ) -> Allocation:
-    """A launch for each region, and `why` not one for all."""
+    """A launch for each region, and `why` not one for all where there are several."""
+    notes = (f"each region of columns takes a launch of its own, because {why}",) if len(parts) > 1 else ()
     plans = tuple(
         Plan(spec, own, part.structure.digest, part.structure.binding, allocation, part.region.graph)
         for part, own, allocation in zip(parts, problems, allocations, strict=True)
@@ -149,7 +151,7 @@ def _joined(
         allocations[0].tile,
         cost=sum(allocation.cost for allocation in allocations),
         workspace=lambda: max(allocation.workspace_bytes for allocation in allocations),
-        details=Details(notes=(f"each region of columns takes a launch of its own, because {why}",)),
+        details=Details(notes=notes),
         launches=plans,
         columns=tuple(part.region.columns for part in parts),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,11 @@ class Options(NamedTuple):
         nothing = nothing and fast_math is allow_recompute is tune is fast_accum is False
         if nothing and accumulate == () and save == "auto":
             return USUAL
+        for name, flag in (
+            ("fast_math", fast_math), ("allow_recompute", allow_recompute), ("tune", tune), ("fast_accum", fast_accum)
+        ):  # fmt: skip
+            if not isinstance(flag, bool):  # 1 is True as a key, and would be taken where True was before
+                raise fail("option", None, name=name, want="True or False", value=flag)
         return Options(
             accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune,
             fast_accum,
@@ -99,6 +105,7 @@ class Options(NamedTuple):
 _SAVED = ("auto", "recompute", "preactivation")
 USUAL = Options(None)
 _OPTIONS = {*Options._fields, "epilogue", "out", "operands"} - {"by_tma", "pinned", "hint"}
+_CONSTRAINING = {"constraints", *(field.name for field in fields(Constraints))}
 _TAKEN = {"gemm": frozenset(_OPTIONS), "linear": frozenset((*_OPTIONS, "x", "weight"))}
 
 
@@ -133,6 +140,9 @@ def given_by_name(
                 raise fail("output_by_name", None, name=name)
             shown = ", ".join(parameters) or "none"
             hint = argument_hint(name, (*_TAKEN[function], *parameters, *names))
+            if name in _CONSTRAINING:
+                said = "..." if name == "constraints" else f"ef.Constraints({name}=...)"
+                hint = f"a call takes no constraints, but ef.GemmArguments(A, B, epilogue=..., constraints={said})"
             raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names), hint=hint)
     return given if out is None else {**given, **_destinations(out, names)}
 

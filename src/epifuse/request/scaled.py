@@ -94,7 +94,7 @@ def check_scales(
                 "accumulator", None, dtype=accumulator, a=product[0].dtype, b=product[1].dtype, allowed="torch.float32"
             )
         info = infos.get(key, _NUMBER)
-        check_device(f"the scales of {name}", info, matrix.device)
+        check_device(f"Scaled.scales of {name}", info, matrix.device)
         if info.dtype != torch.float32:
             raise fail("scales_dtype", None, name=name, dtype=info.dtype)
         rows, columns = matrix.shape
@@ -118,7 +118,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     elif shape == (*want, 1):
         hint = "pass scales.squeeze(-1)"
     elif not side and shape == want[1:]:
-        hint = f"pass {name}[None] and its scales[None]"
+        hint = "pass scales[None]"
     return fail("scales_shape", None, name=name, rule=rule, want=want, shape=shape, hint=hint)
 
 

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from epifuse.base.dtypes import BY_TORCH
 from epifuse.base.errors import EpifuseError, fail
+from epifuse.frontend import parsed
 
 _DIMS = re.compile(r"(?:[LMN]|\d+)(?:x(?:[LMN]|\d+))*")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -181,13 +182,36 @@ _USUAL: dict[str, Operand] = {
 """Usual shapes of parameters, by name."""
 
 
-def guessed(names: Sequence[str], said: Mapping[str, Operand]) -> dict[str, Operand]:
-    """Guess the operands in `names` that `said` does not describe. Raises `ArgumentError` for a name with no guess."""
-    found = {}
-    for name in names:
-        if name in said:
-            continue
-        if name not in _USUAL:
-            raise fail("not_described", None, name=name)
-        found[name] = _USUAL[name]
-    return found
+class Operands(NamedTuple):
+    """Those of an epilogue: as they were `said`, and `guessed` from their names."""
+
+    said: dict[str, Operand]
+    guessed: dict[str, Operand]
+
+    @staticmethod
+    def of(function: Any, said: dict[str, Operand]) -> Operands:
+        """Raises `ArgumentError` for a name with no guess, and what parsing raises."""
+        known = parsed(function, said)
+        names = [name for name in known.parameters if name not in known.defaults and name not in said]
+        for name in names:
+            if name not in _USUAL:
+                raise fail("not_described", None, name=name)
+        return Operands(said, {name: _USUAL[name] for name in names})
+
+    @property
+    def all(self) -> dict[str, Operand]:
+        """By name."""
+        return {**self.guessed, **self.said}
+
+    def made(self, extents: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """Numbers, and tensors without content."""
+        return {name: one.made(extents, dtype, device) for name, one in self.all.items()}
+
+    @property
+    def told(self) -> Iterator[tuple[str, str]]:
+        """Lines for people, with a word before each."""
+        if self.all:
+            yield "operands", ", ".join(f"{name}={one}" for name, one in self.all.items())
+        if self.guessed:
+            names, first = ", ".join(self.guessed), next(iter(self.guessed))
+            yield "", f"{names}: guessed from the name; --arg {first}=... says otherwise"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from epifuse.api import Explanation, explain
 from epifuse.base.errors import fail
 from epifuse.base.target import TARGETS, target_of
-from epifuse.frontend import parsed
 from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.tools import described
@@ -52,12 +51,8 @@ def run(options: argparse.Namespace) -> int:
     """Print it; 1 where no kernel can run it. Raises `ArgumentError` and what parsing raises."""
     extents = _extents(options)
     function = described.epilogue(options.epilogue)
-    said = dict(options.arg)
-    known = parsed(function, said)
-    unsaid = [name for name in known.parameters if name not in known.defaults]
-    guesses = described.guessed(unsaid, said)
-    operands = {**guesses, **said}
-    made = {name: one.made(extents, options.dtype, _META) for name, one in operands.items()}
+    operands = described.Operands.of(function, dict(options.arg))
+    made = operands.made(extents, options.dtype, _META)
     lead = (extents["L"],) if options.batch is not None else ()
     args = GemmArguments(
         described.empty((*lead, extents["M"], extents["K"]), options.dtype, _META),
@@ -66,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         constraints=Constraints(precision=options.precision, allow_recompute=options.allow_recompute),
     )
     explanation = explain(args, cc=_here() if options.cc is None else options.cc)
-    print(*rows(_heading(args, operands, guesses)), sep="\n")
+    print(*rows(_heading(args, operands)), sep="\n")
     print()
     print(_text(explanation))
     return 0 if explanation.plan is not None else 1
@@ -88,15 +83,10 @@ def _here() -> int | None:
     return cc if cc in TARGETS else None
 
 
-def _heading(
-    args: GemmArguments, operands: Mapping[str, described.Operand], guesses: Mapping[str, described.Operand]
-) -> Iterator[tuple[str, str]]:
+def _heading(args: GemmArguments, operands: described.Operands) -> Iterator[tuple[str, str]]:
     dtype = str(args.A.dtype).removeprefix("torch.")
     yield "product", f"{tuple(args.A.shape)} @ {tuple(args.B.shape)}, {dtype}; B is the transpose of a weight (N, K)"
-    if operands:
-        yield "operands", ", ".join(f"{name}={one}" for name, one in operands.items())
-    if guesses:
-        yield "", f"{', '.join(guesses)}: guessed from the name; --arg {next(iter(guesses))}=... says otherwise"
+    yield from operands.told
 
 
 def _text(explanation: Explanation) -> str:

@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
     """
     if not (options.shapes or options.merge):
         raise fail("option", None, name="tune", want="shapes as in 4096x14336x4096, or --merge", value=None)
+    if options.operand and not options.epilogue:
+        raise fail("option", None, name="--arg", want="an operand of an --epilogue", value=options.operand[0][0])
     for path in options.merge:
         print(f"{merge(path)} results from {path}")
     done = tune([_arguments(shape, options) for shape in options.shapes], anew=options.anew)
@@ -62,7 +64,10 @@ def _arguments(shape: Sequence[int], options: argparse.Namespace) -> GemmArgumen
         sizes = [extents[dim] for dim in dims]
         return described.empty(sizes, options.dtype, options.device)
 
-    operands = {name: one.made(extents, options.dtype, options.device) for name, one in options.operand}
-    epilogue = options.epilogue and EpilogueArguments.partial(described.epilogue(options.epilogue), operands)
+    epilogue = None
+    if options.epilogue:
+        function = described.epilogue(options.epilogue)
+        operands = described.Operands.of(function, dict(options.operand))
+        epilogue = EpilogueArguments.partial(function, operands.made(extents, options.dtype, options.device))
     constraints = Constraints(precision=options.precision)
-    return GemmArguments(empty("MK"), empty("NK").t(), epilogue=epilogue or None, constraints=constraints)
+    return GemmArguments(empty("MK"), empty("NK").t(), epilogue=epilogue, constraints=constraints)

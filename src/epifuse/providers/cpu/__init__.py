@@ -53,7 +53,7 @@ class CpuProvider:
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if problem.constraints.batch_invariant:
-            reason = "PyTorch computes its products, and there the bits of a row depend on M"
+            reason = "PyTorch computes its products, whose bits depend on M: batch_invariant is for GPUs"
             return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if (moved := work.moved(problem)) is not None:
             return Answers.of([(spec, Refusal(spec.name, moved)) for spec in specs])

@@ -92,7 +92,7 @@ class CuteDslProvider:
         if isinstance(work, Regions):
             return work.supports(specs, problem, self.supports, together, may_overlap=recomputes)
         answers = recompute.supports(specs, work, problem, _one_launch)
-        if answers.specs or work.regions is None or not work.regions.are_several:
+        if answers.specs or work.regions is None or not work.regions.are_some:
             return answers
         several = work.regions.supports(specs, problem, self.supports, together, may_overlap=recomputes)
         return several if several.specs else answers

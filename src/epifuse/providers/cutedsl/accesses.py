@@ -110,7 +110,8 @@ def _load(read: Read, info: OperandInfo | None, extents: Extents) -> Lied:
     if found is None:
         return None, ""
     if len(ways) == 1:
-        return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), ""
+        beside = "values take other columns of it" if WAYS[ways[0]].in_place else ""
+        return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), beside
     size, where = info.dtype.itemsize, modes(found.strides, along, extents)
     return _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
 

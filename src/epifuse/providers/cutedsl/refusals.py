@@ -66,8 +66,8 @@ def not_asked_for(design: Design, problem: Problem, fields: Sequence[str] = _ASK
     for field in fields:
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
-            there = dict.fromkeys(str(getattr(spec.design, field)) for spec in SPECS)
-            known = "" if str(asked) in there else f"; there are {', '.join(there)}"
+            there = sorted({getattr(spec.design, field) for spec in SPECS})
+            known = "" if asked in there else f"; there are {', '.join(map(str, there))}"
             return f"its {field} is {own}, not the one asked for{known}"
     return None
 

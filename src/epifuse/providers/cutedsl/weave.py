@@ -21,6 +21,7 @@ from epifuse.plan import Reason
 from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.addresses import written
 from epifuse.providers.cutedsl.design import SUBTILE, Design
+from epifuse.providers.cutedsl.segments import STEP
 from epifuse.request.problem import Problem, TensorInfo
 
 Order = Literal["", "stacked", "interleaved"]
@@ -141,6 +142,9 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
             if factor != first:
                 raise _UnwovenError(node, f"it takes parts of a row that lie at one distance, not at two: {_WAY_OUT}")
     count, stride = first.size({"n": n}), first.stride
+    if stride % STEP and stride not in (1, n // PARTS):
+        why = f"it takes columns of a row that are a multiple of {STEP} apart, halves of a row, or neighbours"
+        raise _UnwovenError(picks[0], f"{why}, not columns {stride} apart: {_WAY_OUT}")
     if count != PARTS:
         raise _UnwovenError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
     if stride not in (1, n // PARTS):
