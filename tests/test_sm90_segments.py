@@ -312,8 +312,8 @@ REFUSED = {
     "columns of other lanes": (
         arguments(twelve_apart, n=N),
         (
-            "it takes columns of a row that are a multiple of 8 apart, halves of a row, or neighbours, not columns 12 apart: "
-            "store the product, and take its parts in PyTorch"
+            "it takes columns of a row that are a multiple of 8 apart, halves of a row, or neighbours, not columns 12 "
+            "apart: store the product, and take its parts in PyTorch"
         ),
     ),
     "half a tile is too narrow": (
