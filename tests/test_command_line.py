@@ -344,7 +344,7 @@ def test_sizes() -> None:
 
 
 def test_tuning_knows_operands_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["tune", "16x16x16", "--device", "cpu", "--dtype", "float32", "--epilogue"]
+    words = ["tune", "16x16x16", "--device", "cpu", "--dtype", "f32", "--epilogue"]
     assert main([*words, "lambda accum, bias: accum + bias"]) == 0
     assert "cpu" in capsys.readouterr().out
     assert "nothing says what that is" in error(capsys, *words, "lambda accum, zz: accum + zz")

@@ -216,7 +216,7 @@ CATALOGUE: dict[str, Sentence] = {
         "{first} is {a} and {second} is {b}: the two dtypes must agree",
         "{hint}",
     ),
-    "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "compute (B.mT @ A.mT).mT"),
+    "gemm_narrow_a": Sentence(_A, "{first} has fewer bits than {second}: {a} and {b}", "{hint}"),
     "scaled_batches": Sentence(
         _A,
         "{name} has block scales, so it must be one matrix; its shape is {shape}",

@@ -131,8 +131,11 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
         if info.dtype not in ACCUMULATORS:
             raise fail("gemm_dtype", None, name=name, dtype=info.dtype)
     if multiplied_as(a.dtype, b.dtype) is None:
-        key = "gemm_dtypes" if multiplied_as(b.dtype, a.dtype) is None else "gemm_narrow_a"
-        hint = _mixing(a.dtype, b.dtype, *names)
+        key, hint = "gemm_dtypes", _mixing(a.dtype, b.dtype, *names)
+        if multiplied_as(b.dtype, a.dtype) is not None:
+            first, second = names
+            turned = second if second == "weight" else f"{second}.mT"
+            key, hint = "gemm_narrow_a", f"compute the transpose: ef.gemm({turned}, {first}.mT) and an epilogue for it"
         raise fail(key, None, first=names[0], second=names[1], a=a.dtype, b=b.dtype, hint=hint)
     if accumulator is None:
         return

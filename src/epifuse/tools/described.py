@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.base.dtypes import BY_TORCH
+from epifuse.base.dtypes import BY_TORCH, short
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.frontend import parsed
 
@@ -148,8 +148,8 @@ def operand(text: str) -> tuple[str, Operand]:
 
 
 def dtype(text: str) -> torch.dtype:
-    """One of PyTorch's dtypes that a tensor here may have."""
-    found = getattr(torch, text, None)
+    """One of PyTorch's dtypes that a tensor here may have, by its name or as plans write it, as e4m3."""
+    found = {short(one): one for one in BY_TORCH}.get(text) or getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
         raise argparse.ArgumentTypeError(f"{text!r} is no dtype of PyTorch")
     if found not in BY_TORCH:
