@@ -164,3 +164,67 @@ def test_a_gpu_stores_no_columns_that_it_still_reads(function: Callable[..., Any
         args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, C=c, D=out))
         assert bool(ef.get_kernels(args, cc=90)) == is_taken
         assert ("of which a value takes other columns" in str(ef.explain(args, cc=90))) != is_taken
+
+
+def segments(accum: Any, S: Any) -> Any:
+    heads = accum.unflatten(-1, (-1, 64))
+    T = heads.abs().amax(-1, keepdim=True) + S
+    D = (heads / T * S).flatten(-2)
+    return T, D
+
+
+def thirds(accum: Any, C: Any) -> Any:
+    q, k, v = accum.chunk(3, -1)
+    D, E, F = q + C, k - C, v * 2
+    return D, E, F
+
+
+def test_a_gpu_stores_no_segment_that_it_reads_again() -> None:
+    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(256, 64, dtype=torch.bfloat16).t()
+    s = torch.empty(64, 4, 1)
+    for out, is_taken in ((s, False), (torch.empty_like(s), True)):
+        made = ef.EpilogueArguments(segments, S=s, T=out, D=torch.empty(64, 256, dtype=torch.bfloat16))
+        args = ef.GemmArguments(a, b, epilogue=made)
+        assert bool(ef.get_kernels(args, cc=90)) == is_taken
+        assert ("has the memory of 'S', which others read" in str(ef.explain(args, cc=90))) != is_taken
+
+
+def test_regions_that_share_memory_take_a_launch_each() -> None:
+    a, b = torch.empty(512, 64, dtype=torch.bfloat16), torch.empty(768, 64, dtype=torch.bfloat16).t()
+    c, e, f = (torch.empty(512, 256, dtype=torch.bfloat16) for _ in range(3))
+    for out, launches in ((c, 3), (torch.empty_like(c), 1)):
+        args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(thirds, C=c, D=out, E=e, F=f))
+        plan = ef.get_kernels(args, cc=90)[0].plan
+        assert len(plan.allocation.launches or (plan,)) == launches
+        if launches == 3:
+            assert plan.allocation.columns.index((0, 256)) > plan.allocation.columns.index((256, 512))
+
+
+# --- what autograd sees ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 8), (2048, 2048, 8)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_overwriting_what_was_saved_is_an_error(
+    dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    m, n, k = shape
+    a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+    held = torch.randn(m, n, dtype=dtype, requires_grad=True) * 1
+    squared = held * held
+    with torch.no_grad():
+        ef.gemm(a, b, epilogue=epi, C=held, out=held)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squared.sum().backward()
+
+
+def test_a_bound_launch_counts_too() -> None:
+    out = torch.empty(M, N)
+    args = ef.GemmArguments(A, B, epilogue=ef.EpilogueArguments(epi, C=C, D=out))
+    kernel, before = ef.get_kernels(args)[0], out._version
+    kernel.run(args)
+    once = out._version
+    kernel.bind(args)()
+    assert before < once < out._version
+    with torch.inference_mode():
+        ef.gemm(A, B, epilogue=epi, C=C, out=torch.empty(M, N))

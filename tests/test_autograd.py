@@ -712,3 +712,27 @@ def test_a_derivative_with_mutations_is_of_any_layout() -> None:
     p, q = torch.randn(128, requires_grad=True), torch.randn(8, 16, requires_grad=True)
     got = torch.autograd.grad(ef.gemm(a, b, epilogue=largest, p=p, q=q).square().sum(), (p, q))
     torch.testing.assert_close(got, torch.autograd.grad(largest(a @ b, p, q).square().sum(), (p, q)))
+
+
+def summed(accum: Any, C: Any, E: Any) -> Any:
+    D = torch.relu(accum + C + E)
+    return D
+
+
+@pytest.mark.parametrize("lead", [(6,), (2, 3), (2, 3, 4)], ids=str)
+def test_gradients_of_leaves_have_memory_of_their_own(lead: tuple[int, ...]) -> None:
+    """A leaf takes over its first gradient, and adds the next ones to it in place."""
+    x, w = torch.randn(*lead, 4), torch.randn(16, 4)
+    given = [torch.randn(*lead, 16, requires_grad=True) for _ in range(2)]
+    beside = [leaf.detach().clone().requires_grad_() for leaf in given]
+    for _ in range(3):
+        ef.linear(x, w, epilogue=summed, C=given[0], E=given[1]).sum().backward()
+        summed(x @ w.t(), *beside).sum().backward()
+    for leaf, other in zip(given, beside, strict=True):
+        torch.testing.assert_close(leaf.grad, other.grad)
+    arriving, residual = torch.ones(*lead, 16), torch.randn(*lead, 16, requires_grad=True)
+    for _ in range(3):
+        ef.linear(x, w, epilogue="lambda accum, C: accum + C", C=residual).backward(arriving)
+    assert residual.grad is not None
+    assert torch.equal(residual.grad, torch.full_like(arriving, 3))
+    assert torch.equal(arriving, torch.ones_like(arriving))

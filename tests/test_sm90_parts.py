@@ -129,8 +129,10 @@ REFUSED = {
     "four parts": (arguments(halves_of_halves, n=N), f"it takes one of two parts of a row, not of 4: {OUT}"),
     "two distances": (
         arguments(both_ways, n=N),
-        "it takes parts of a row that lie at one distance, not at two: take the parts of a range, as of "
-        f"x.split([128, 64], dim=-1)[0] of 192, or {OUT}",
+        (
+            "it takes parts of a row that lie at one distance, not at two: take the parts of a range, as of "
+            f"x.split([128, 64], dim=-1)[0] of 192, or {OUT}"
+        ),
     ),
     "parts of heads": (
         arguments(of_heads, n=N),

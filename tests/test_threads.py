@@ -56,3 +56,16 @@ def test_a_parse_that_another_thread_spoiled_is_repeated() -> None:
     assert parse.call_count == 2
     with mock.patch.object(reader.ast, "parse", side_effect=spoiled), pytest.raises(SystemError, match="mismatch"):
         reader._tree("x = 1")
+
+
+@pytest.mark.parametrize("n", [200, 2500])
+def test_threads_that_launch_one_bound_step(n: int) -> None:
+    """The product may be computed where the result is stored."""
+    a, b, c, out = torch.randn(2000, 16), torch.randn(16, n), torch.randn(2000, n), torch.empty(2000, n)
+    made = ef.EpilogueArguments("def epi(accum, C): D = relu(accum + C) * 3 + 1; return D", C=c, D=out)
+    args = ef.GemmArguments(a, b, epilogue=made)
+    step = ef.get_kernels(args)[0].bind(args)
+    with ThreadPoolExecutor(4) as pool:
+        for launch in [pool.submit(step) for _ in range(8)]:
+            launch.result()
+    torch.testing.assert_close(out, torch.relu(a @ b + c) * 3 + 1, atol=1e-3, rtol=1e-3)

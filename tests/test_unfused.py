@@ -56,3 +56,10 @@ def test_an_integer_divided_by_zero_is_named(no_kernels: None) -> None:
 def test_another_word_is_refused_on_tensors_too(call: Any) -> None:
     with pytest.raises(ValueError, match="must be 'none' or"):
         call(torch.ones(2))
+
+
+def test_an_operand_itself_is_kept_from_what_overwrites_it(no_kernels: None) -> None:
+    a, b, c = torch.randn(8, 4), torch.randn(4, 8), torch.randn(8, 8)
+    before = c.clone()
+    found = ef.gemm(a, b, epilogue="def epi(accum, C): D = accum + C; E = C * 1; return D, E", C=c, out={"D": c}, fallback="torch")
+    assert torch.equal(found[1], before)

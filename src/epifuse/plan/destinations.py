@@ -128,7 +128,7 @@ def _same_elements(name: str, placed: Placed, other: str, value: Placed, graph: 
         # A value that is the same for every row, column or batch is read again after it was written.
         and (
             is_written_once(output, problem)
-            or (graph.stages[output.node].kind == "finish" and not _read_by_others(other, output, graph))
+            or (graph.stages[output.node].kind == "finish" and not is_read_beside(other, output, graph))
         )
         and all(long(load.dims) == long(output.dims) and not load.views for load in loads)
     )
@@ -145,7 +145,8 @@ def _geometry(placed: Placed) -> tuple[Any, ...]:
     return placed.address, placed.info.dtype, *(dim for dim in dims if dim[0] != 1)
 
 
-def _read_by_others(operand: str, output: Output, graph: Graph) -> bool:
+def is_read_beside(operand: str, output: Output, graph: Graph) -> bool:
+    """Whether another output, or what is printed, depends on the operand."""
     roots = (*(other.node for other in graph.outputs if other != output), *graph.effects)
     return any(isinstance(node.attr, Load) and node.attr.name == operand for node in topological(roots))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -77,12 +77,15 @@ class Regions:
         problems = [problem_of(part.region, problem) for part in parts]
         each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
+        aliases = dict(problem.aliases)
+        is_shared = not all(_spares(*pair, aliases) for pair in permutations(parts, 2))
+        shared = "an output has the memory of an operand that another region reads" if is_shared else ""
 
         def answer(spec: KernelSpec) -> Allocation | Refusal:
             allocations = _allocations(columns, [own[spec.name] for own in each])
             if isinstance(allocations, Refusal):
                 return allocations
-            found = together(spec, columns, allocations, problem)
+            found = shared or together(spec, columns, allocations, problem)
             return found if isinstance(found, Allocation) else _joined(spec, parts, problems, allocations, found)
 
         return Answers.of([(spec, answer(spec)) for spec in specs])

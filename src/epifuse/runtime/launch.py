@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd import profiler
+from torch.autograd.graph import increment_version
 
 from epifuse import providers
 from epifuse.base.cache import LRU
-from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.errors import fail
 from epifuse.base.memory import empty
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
@@ -30,6 +31,7 @@ from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.providers import WORKSPACE, Runner, Step
 from epifuse.request.problem import HostNumber, Problem, dense
 from epifuse.request.signature import Call
+from epifuse.runtime.failures import OURS, explained
 
 _RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
 _LARGEST = torch.finfo(torch.float32).max
@@ -147,14 +149,16 @@ class Prepared:
         """A function that only launches. Nothing is written yet."""
         plan, further = self.plan, {} if workspace is None else {WORKSPACE: workspace}
         step = self._step(call.request.a, call.request.b, {**call.tensors, **further}, call.numbers, outputs)
+        counted = _counted(outputs.values())
 
         def run() -> None:
             try:
                 step()
-            except _OURS:
+                increment_version(counted)
+            except OURS:
                 raise
             except Exception as error:
-                raise _explained(error, plan) from error
+                raise explained(error, plan) from error
 
         return run
 
@@ -209,10 +213,13 @@ class Prepared:
                     step()
             else:
                 step()
-        except _OURS:
+            given = [output for name, output in outputs.items() if name in tensors]
+            if given:
+                increment_version(_counted(given))
+        except OURS:
             raise
         except Exception as error:
-            raise _explained(error, self.plan) from error
+            raise explained(error, self.plan) from error
         return outputs
 
     def repeated(self, names: tuple[str, ...], *, turned: bool = False) -> Repeat:
@@ -231,10 +238,10 @@ class Prepared:
                 return [*self.run(a, b, dict(zip(names, operands, strict=True)), numbers).values()]
             try:
                 return quick(tensors)  # type: ignore[no-any-return]  # tensors
-            except _OURS:
+            except OURS:
                 raise
             except Exception as error:
-                raise _explained(error, self.plan) from error
+                raise explained(error, self.plan) from error
 
         return run
 
@@ -365,6 +372,11 @@ def _forget(key: Hashable, entry: _Entry, _: Future[Any]) -> None:
     _PREPARED.drop(key, entry)
 
 
+def _counted(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those whose changes autograd counts: one that was saved, and written since, is then an error in the backward."""
+    return [output for output in outputs if not output.is_inference()]
+
+
 def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list[int | None]) -> tuple[int, ...]:
     """How far each output is from each tensor within reach that starts elsewhere; mostly there is none."""
     found: list[int] = []
@@ -374,24 +386,3 @@ def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list
             if distance and -sizes[j] < distance < sizes[i]:
                 found += i, j, distance
     return tuple(found)
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-_OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is lacking stays torch's own error
-
-
-def _explained(error: Exception, plan: Plan) -> EpifuseError:
-    """An error of a launch as one of ours."""
-    return divided_by_zero(error, plan.graph) or fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
-
-
-def divided_by_zero(error: Exception, graph: Graph) -> EpifuseError | None:
-    """Ours for // and % of integers by zero, which PyTorch finds while the CPU computes, or None: an error by any other
-    text. With the place of the division, where there is only one it can be."""
-    if "ZeroDivisionError" not in str(error):
-        return None
-    divisions = [node for node in graph.nodes if node.op in ("floor_divide", "remainder")]
-    places = {graph.loc(node) for node in divisions if node.args[1].op != "const"}
-    return fail("integer_division", places.pop() if len(places) == 1 else None)

@@ -107,6 +107,10 @@ def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -
         if node.op == "debug_print" and not problem.batched:
             below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
         values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space, graph)
+    written = {tensor.untyped_storage().data_ptr() for tensor in outputs.values()}
+    for node in [output.node for output in graph.outputs]:  # an operand as it is may lie under another output
+        if values[node].untyped_storage().data_ptr() in written:
+            values[node] = values[node].clone()
     for output in graph.outputs:
         shape = shape_of(output.dims or (), problem.extents)
         destination = space.view(outputs[output.name].view(shape), output.dims or ())

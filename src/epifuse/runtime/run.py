@@ -20,11 +20,11 @@ from epifuse.request.problem import tf32_allowed
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime import rows
 from epifuse.runtime.background import choose, complete
+from epifuse.runtime.failures import divided_by_zero
 from epifuse.runtime.launch import (
     Prepared,
     Repeat,
     destinations,
-    divided_by_zero,
     final,
     find,
     outputs_of,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import torch
@@ -86,30 +87,27 @@ class _Bound:
 
     def __init__(self, kernel: CpuKernel, a: torch.Tensor, b: torch.Tensor, tensors: Tensors) -> None:
         self.kernel, self.a, self.b, self.tensors = kernel, a, b, tensors
-        self.kept: list[Iterable[Call]] = []
+        self.kept: Iterable[Call] | None = None
+        self.lock = Lock()
 
     def __call__(self) -> None:
-        """Launch. Calls that are kept have buffers of their own: who launches takes them out, for as long as it runs,
-        so that threads may launch the same step at once."""
+        """Launch. Threads that launch the same step do so one after the other: a product may be computed where its
+        result is stored, and calls that are kept have buffers of their own."""
         with_grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # what torch.no_grad() does, which takes two microseconds
         try:
-            calls = self._take() or _Launch(self).calls()
-            for call in calls:
-                call()
+            with self.lock:
+                self._launch()
         finally:
             torch._C._set_grad_enabled(with_grad)
-        # Buffers made in inference mode may not be written outside it.
-        if self.kernel.is_kept and not torch.is_inference_mode_enabled():
-            self.kept.append(calls)
 
-    def _take(self) -> Iterable[Call] | None:
-        if not self.kept or torch.is_inference_mode_enabled():
-            return None
-        try:
-            return self.kept.pop()
-        except IndexError:  # another thread was first
-            return None
+    def _launch(self) -> None:
+        # Buffers made in inference mode may not be written outside it.
+        keeps = self.kernel.is_kept and not torch.is_inference_mode_enabled()
+        calls = self.kept if keeps and self.kept is not None else _Launch(self).calls()
+        for call in calls:
+            call()
+        self.kept = calls if keeps else self.kept
 
 
 class _Launch:

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -197,6 +198,17 @@ def _streams(loop: Loop, problem: Problem) -> list[Stream]:
     return loads + [Stream(output.node, outputs[name], True) for name, output in stores]
 
 
+def _in_turn(launch: Step) -> Step:
+    """What threads run one after the other: the product is computed where its result is stored."""
+    lock = Lock()
+
+    def step() -> None:
+        with lock:
+            launch()
+
+    return step
+
+
 class NativeKernel:
     """One plan, ready to launch."""
 
@@ -222,9 +234,9 @@ class NativeKernel:
             views = {output.name: self._part(views[name], places) for output, (name, places) in stored}
         loads = {node: self._view(node, operands) for node in self.loop.graph.loads()}
         if self.problem.scales:
-            return lambda: self._launch(*_with_batch(*dequantised(a, b, operands)), loads, views)
+            return _in_turn(lambda: self._launch(*_with_batch(*dequantised(a, b, operands)), loads, views))
         a, b = _with_batch(a.detach(), b.detach())
-        return partial(self._launch, a, b, loads, views)
+        return _in_turn(partial(self._launch, a, b, loads, views))
 
     def _launch(
         self, a: torch.Tensor, b: torch.Tensor, loads: Mapping[Node, torch.Tensor], views: Mapping[str, torch.Tensor]

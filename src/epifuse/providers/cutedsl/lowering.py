@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from epifuse.ir import Factor, Graph, Load, Node, Output
 from epifuse.ir.graph import topological
+from epifuse.ir.types import factors_of
 from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.passes.canonicalise import canonicalise
 from epifuse.passes.lower import lower as inline
@@ -18,6 +20,7 @@ from epifuse.passes.split_operators import split_operators
 from epifuse.passes.split_sweeps import Sweep, part_of, split
 from epifuse.passes.structure import Structure
 from epifuse.plan import Reason
+from epifuse.plan.destinations import is_read_beside
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
@@ -181,11 +184,17 @@ class Lowered:
 
     def overwritten(self, problem: Problem) -> Reason | None:
         """Why an output may not have the memory of an operand: a tile is stored piece by piece, and a later piece would
-        read columns that an earlier one wrote."""
-        for output, operand in problem.aliases:
+        read columns that an earlier one wrote. Values of segments are stored before the last walk."""
+        for name, operand in problem.aliases:
+            output = next(output for output in self.typed.outputs if output.name == name)
+            columns = [factor for factor in factors_of(output.dims or ()) if factor.along == "n"]
+            is_part = prod(factor.size(problem.extents) for factor in columns) < problem.extents["n"]
+            if is_part and is_read_beside(operand, output, self.typed):
+                told = f"'{name}', of which a segment has one value, has the memory of '{operand}', which others read"
+                return Reason(f"{told}: pass another tensor for '{name}'", self.typed.loc(output.node))
             if (pick := self._combined.get(operand)) is not None:
-                told = f"'{output}' has the memory of '{operand}', of which a value takes other columns"
-                return Reason(f"{told}: pass another tensor for '{output}'", self.stored.loc(pick))
+                told = f"'{name}' has the memory of '{operand}', of which a value takes other columns"
+                return Reason(f"{told}: pass another tensor for '{name}'", self.stored.loc(pick))
         return None
 
     def launches(self, problem: Problem, *, whole_rows: bool) -> tuple[Launch, ...]:

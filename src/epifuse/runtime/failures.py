@@ -1,0 +1,26 @@
+"""Errors of a launch as ours."""
+
+from __future__ import annotations
+
+import torch
+
+from epifuse.base.errors import EpifuseError, fail
+from epifuse.ir import Graph
+from epifuse.plan import Plan
+
+OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is lacking stays torch's own error
+
+
+def explained(error: Exception, plan: Plan) -> EpifuseError:
+    """An error of a launch as one of ours."""
+    return divided_by_zero(error, plan.graph) or fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
+
+
+def divided_by_zero(error: Exception, graph: Graph) -> EpifuseError | None:
+    """Ours for // and % of integers by zero, which PyTorch finds while the CPU computes, or None: an error by any other
+    text. With the place of the division, where there is only one it can be."""
+    if "ZeroDivisionError" not in str(error):
+        return None
+    divisions = [node for node in graph.nodes if node.op in ("floor_divide", "remainder")]
+    places = {graph.loc(node) for node in divisions if node.args[1].op != "const"}
+    return fail("integer_division", places.pop() if len(places) == 1 else None)
