@@ -205,9 +205,7 @@ def test_regions_that_share_memory_take_a_launch_each() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 64, 8), (2048, 2048, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_overwriting_what_was_saved_is_an_error(
-    dtype: torch.dtype, shape: tuple[int, int, int]
-) -> None:
+def test_overwriting_what_was_saved_is_an_error(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
     held = torch.randn(m, n, dtype=dtype, requires_grad=True) * 1

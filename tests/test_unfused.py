@@ -61,5 +61,6 @@ def test_another_word_is_refused_on_tensors_too(call: Any) -> None:
 def test_an_operand_itself_is_kept_from_what_overwrites_it(no_kernels: None) -> None:
     a, b, c = torch.randn(8, 4), torch.randn(4, 8), torch.randn(8, 8)
     before = c.clone()
-    found = ef.gemm(a, b, epilogue="def epi(accum, C): D = accum + C; E = C * 1; return D, E", C=c, out={"D": c}, fallback="torch")
+    two = "def epi(accum, C): D = accum + C; E = C * 1; return D, E"
+    found = ef.gemm(a, b, epilogue=two, C=c, out={"D": c}, fallback="torch")
     assert torch.equal(found[1], before)
