@@ -186,7 +186,7 @@ def test_a_gpu_stores_no_segment_that_it_reads_again() -> None:
         made = ef.EpilogueArguments(segments, S=s, T=out, D=torch.empty(64, 256, dtype=torch.bfloat16))
         args = ef.GemmArguments(a, b, epilogue=made)
         assert bool(ef.get_kernels(args, cc=90)) == is_taken
-        assert ("has the memory of 'S', which others read" in str(ef.explain(args, cc=90))) != is_taken
+        assert ("and the memory of 'S', which other outputs read" in str(ef.explain(args, cc=90))) != is_taken
 
 
 def test_regions_that_share_memory_take_a_launch_each() -> None:

@@ -130,8 +130,8 @@ REFUSED = {
     "two distances": (
         arguments(both_ways, n=N),
         (
-            "it takes parts of a row that lie at one distance, not at two: take the parts of a range, as of "
-            f"x.split([128, 64], dim=-1)[0] of 192, or {OUT}"
+            "it takes parts of a row that lie at one distance, not at two: split the row into ranges first, "
+            f"and a range into its parts, or {OUT}"
         ),
     ),
     "parts of heads": (

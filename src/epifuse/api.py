@@ -255,10 +255,10 @@ def gemm(
     `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N), or they have more batch dims, which broadcast as `torch.matmul`'s
     and which a view must have as one. Under autocast they are cast as by `torch.nn.functional.linear`.
     Operands are handed by name, or through `operands` where a name is also an option. `out` is written: a tensor for D
-    or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated: of those
-    that a mapping names, or one dtype of all, of an absmax beside fp8 as well. One output is returned as it is, several
-    as a tuple with names. Outputs that `accumulate` names are added onto what their
-    destinations hold: in float32, rounded once.
+    or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated. A
+    mapping chooses by name. One dtype holds for all outputs, also for an absmax beside fp8. One output is returned as
+    it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their destinations hold:
+    in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
     `fast_accum` leaves all sums of 8-bit floats to a GPU's tensor cores, which add up with 14 bits; else float32 adds
     up what they make of 128 products.

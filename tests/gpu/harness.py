@@ -123,16 +123,16 @@ class Machine:
         asked = args.problem.constraints.schedule
         assert asked is not None, "--schedule has not reached the problem"
         if asked != schedule:
-            # Nothing of the kernel is left out: the test names a design of Hopper's, and runs without `--schedule`.
-            pytest.skip(f"it pins a {asked} design, which {schedule} has not")
+            # Hides no failure: the test names a design of Hopper's, which runs without `--schedule`.
+            pytest.skip(f"it pins a {asked} design, which {schedule} has not")  # another kernel's design, tested there
         found = ef.get_kernels(args, providers=["cutedsl"], limit=1)
         if not found:
             named = {refusal.reason for refusal in ef.explain(args).refusals if schedule in refusal.kernel}
             deciding = [reason for reason in sorted(named) if OF_A_TILE not in reason]
             assert deciding, named
             assert all(any(known in reason for known in REFUSED) for reason in deciding), deciding
-            # There is no result to judge, and the reason is one that is documented: every other one has failed above.
-            pytest.skip(f"refused as documented: {'; '.join(deciding)}")
+            # Hides no failure: there is no result to judge, and a reason that is not documented has failed above.
+            pytest.skip(f"refused as documented: {'; '.join(deciding)}")  # each one is in REFUSED
         return found[0]
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -77,9 +77,7 @@ class Regions:
         problems = [problem_of(part.region, problem) for part in parts]
         each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
-        aliases = dict(problem.aliases)
-        is_shared = not all(_spares(*pair, aliases) for pair in permutations(parts, 2))
-        shared = "an output has the memory of an operand that another region reads" if is_shared else ""
+        shared = _sharing(parts, problem)
 
         def answer(spec: KernelSpec) -> Allocation | Refusal:
             allocations = _allocations(columns, [own[spec.name] for own in each])
@@ -93,6 +91,8 @@ class Regions:
 
 def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
     """The parts such that none reads an operand whose memory an earlier one has written, or why there is no order."""
+    if not _sharing(parts, problem):
+        return parts
     aliases, left, found = dict(problem.aliases), [*parts], []
     while left:
         safe = [part for part in left if all(_spares(part, other, aliases) for other in left if other is not part)]
@@ -104,6 +104,14 @@ def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reaso
         found.append(safe[0])
         left.remove(safe[0])
     return found
+
+
+def _sharing(parts: Sequence[Part], problem: Problem) -> str:
+    """Why one launch cannot have all parts, if it cannot: their tiles are computed in no order."""
+    aliases = dict(problem.aliases)
+    if not aliases or all(_spares(*pair, aliases) for pair in permutations(parts, 2)):
+        return ""
+    return "an output has the memory of an operand that another region reads"
 
 
 def _spares(part: Part, other: Part, aliases: Mapping[str, str]) -> bool:

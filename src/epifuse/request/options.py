@@ -142,7 +142,7 @@ def given_by_name(
             hint = argument_hint(name, (*_TAKEN[function], *parameters, *names))
             if name in _CONSTRAINING:
                 said = "..." if name == "constraints" else f"ef.Constraints({name}=...)"
-                hint = f"a call takes no constraints, but ef.GemmArguments(A, B, epilogue=..., constraints={said})"
+                hint = f"it constrains a plan: pass ef.GemmArguments(A, B, epilogue=..., constraints={said})"
             raise fail("extra_operand", None, name=name, operands=shown, outputs=", ".join(names), hint=hint)
     return given if out is None else {**given, **_destinations(out, names)}
 

@@ -190,7 +190,7 @@ class Lowered:
             columns = [factor for factor in factors_of(output.dims or ()) if factor.along == "n"]
             is_part = prod(factor.size(problem.extents) for factor in columns) < problem.extents["n"]
             if is_part and is_read_beside(operand, output, self.typed):
-                told = f"'{name}', of which a segment has one value, has the memory of '{operand}', which others read"
+                told = f"'{name}' has a value for each segment, and the memory of '{operand}', which other outputs read"
                 return Reason(f"{told}: pass another tensor for '{name}'", self.typed.loc(output.node))
             if (pick := self._combined.get(operand)) is not None:
                 told = f"'{name}' has the memory of '{operand}', of which a value takes other columns"

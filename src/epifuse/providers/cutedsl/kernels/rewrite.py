@@ -33,7 +33,6 @@ except ImportError:  # its home in CuTe DSL 4.7
 
 _THREADS = 256
 _SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once
-_FEW = 128  # blocks: each has a multiprocessor of Hopper for itself
 _LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # which third has what
 _FIRST, _END, _STEP, _WITHIN = range(4)  # of a mode: where a square begins, the extent, distances in memory and in it
 _EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half of tf32's last one, and all it keeps
@@ -84,7 +83,8 @@ class Rewrite:
     def kernel(self, a: cute.Tensor, b: cute.Tensor, to_a: cute.Tensor, to_b: cute.Tensor, blocks_of_a: Int32):
         block, _, _ = cute.arch.block_idx()
         tile = self.square()
-        self.begin()
+        # A and B may be results of the kernel before, which may read the workspace.
+        cute.arch.griddepcontrol_wait()
         if block < blocks_of_a:
             self.rewrite(a, to_a, tile, block, _LOW_OF_A)
         else:
@@ -94,21 +94,8 @@ class Rewrite:
     def kernel_of_b(self, b: cute.Tensor, to_b: cute.Tensor):
         block, _, _ = cute.arch.block_idx()
         tile = self.square()
-        self.begin()
-        self.rewrite(b, to_b, tile, block, _LOW_OF_B)
-
-    @cute.jit
-    def begin(self):
-        """Wait for the kernel before: A and B may be its results, and it may read the workspace.
-
-        Where blocks are few, the main kernel starts beside them, and waits for what they write: 333 x 777 x 65 and 4096
-        x 4096 x 61 take 3 % less. Beside more blocks its CTAs start as these end, in no order: up to 2 % more
-        (trees_copies_h200.json).
-        """
-        blocks, _, _ = cute.arch.grid_dim()
-        if blocks <= _FEW:
-            cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+        self.rewrite(b, to_b, tile, block, _LOW_OF_B)
 
     def square(self):
         """A block's shared memory."""
