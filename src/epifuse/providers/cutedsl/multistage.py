@@ -29,8 +29,8 @@ _RATES: Mapping[tuple[int, int], float] = {
     (128, 32): 0.36,
 }
 """Rates beside the best of Hopper's tiles, by tile: on an H100, for 4096^3 (mma_sync_h100.json)."""
-_COPIES: Mapping[int, float] = {16: 1.0, 8: 1.0, 4: 0.9, 2: 0.8, 1: 0.4, 0: 0.2}
-"""The same by elements of a copy, which is assumed."""
+_COPIES: Mapping[int, float] = {16: 1.0, 8: 1.0, 4: 0.9, 2: 0.8, 1: 0.27, 0: 0.14}
+"""The same by elements of a copy. That of one is of an H200 (unaligned_h200.json), and the others are assumed."""
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, *_NARROW)
 _PAIR = 2  # numbers of 8 bits are copied and read in pairs

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from epifuse.providers.cutedsl.design import K_SPAN
@@ -105,12 +105,13 @@ class Copies:
             cute.copy(atom, cute.make_tensor(from_, layout), cute.make_tensor(to, layout), pred=exists)
 
     def fetch(self, source: Source, tensor: Any, k: Any, piece: tuple[int, int]) -> Any:
-        """A thread's elements of block `k` of K, or the n-th piece of so many, in registers."""
+        """A thread's elements of block `k` of K, or the n-th piece of so many: 16 bits in a register each. With two in
+        one each load would wait for the one before."""
         steps = self.steps(*piece)
-        values = cute.make_rmem_tensor(len(steps), self.dtype)
-        values.fill(self.dtype(0.0))
+        values = cute.make_rmem_tensor(len(steps), Uint32)
+        values.fill(Uint32(0))
         for i, step in enumerate(steps):
-            place = self._at(source, step, k, tensor)
+            place = cute.recast_ptr(self._at(source, step, k, tensor), dtype=Uint16)
             _read_if(self._exists(source, step, k, tensor), values, i, place)
         return values
 
@@ -118,7 +119,7 @@ class Copies:
         """To a stage what was fetched."""
         for i, step in enumerate(self.steps(*piece)):
             place = *[inside + own for inside, own in zip(source.inside, step, strict=True)], stage
-            buffer[place] = values[i]
+            buffer[place] = Uint16(values[i]).bitcast(self.dtype)
 
 
 def _is_woven(tensor: Any) -> bool:
@@ -129,4 +130,4 @@ def _is_woven(tensor: Any) -> bool:
 @cute.jit
 def _read_if(exists: Boolean, values: cute.Tensor, i: cutlass.Constexpr, place: cute.Pointer):
     if exists:
-        values[i] = cute.make_tensor(place, cute.make_layout(1))[0]
+        values[i] = Uint32(cute.make_tensor(place, cute.make_layout(1))[0])

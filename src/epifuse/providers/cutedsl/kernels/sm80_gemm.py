@@ -240,6 +240,17 @@ class Sm80Gemm:
         return pieces
 
     @cute.jit
+    def begin(self, pair: tuple, sources: tuple, buffers: tuple):
+        """Fill all stages but one. What goes through registers is on its way for all of them at once: no accumulator
+        takes any yet."""
+        for stage in cutlass.range(self.stages - 1, unroll=1):
+            self.bring(pair, sources, buffers, stage, stage, (0, 1))
+            cute.arch.cp_async_commit_group()
+        held = [self.fetch(pair, sources, stage, (0, 1)) for stage in range(self.stages - 1)]
+        for stage, values in enumerate(held):
+            self.deposit(values, sources, buffers, stage, (0, 1))
+
+    @cute.jit
     def product(
         self,
         blocks: Int32,
@@ -257,12 +268,7 @@ class Sm80Gemm:
         steps = self.steps()
         pieces = self.pieces(len(steps))
         beside = len(steps) // pieces  # steps that hide a piece
-        for stage in cutlass.range(self.stages - 1, unroll=1):
-            self.bring(pair, sources, buffers, stage, stage, (0, 1))
-            cute.arch.cp_async_commit_group()
-            for piece in cutlass.range_constexpr(pieces):
-                own = piece, pieces
-                self.deposit(self.fetch(pair, sources, stage, own), sources, buffers, stage, own)
+        self.begin(pair, sources, buffers)
         cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
         first = group * (self.design.tile[1] // self.strip) if const_expr(self.design.abreast > 1) else 0  # strip of B
