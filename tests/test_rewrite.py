@@ -84,6 +84,7 @@ def test_rows_are_written_along_k_and_zeros_behind_them(
     parameters = [
         *(_read(start, x, batches) for start, x in zip(starts, laid_out, strict=False)),
         *(_written(start, own, rows, depth, row, batches) for start, rows in zip(places, (of_a, of_b), strict=True)),
+        *(number for rows in (of_a, of_b) for number in _squares(rows, depth, own.side)),
         struct.pack("<i", whole[0]),
     ]
     stored = execute(kernel, parameters, memory, range(sum(whole)), THREADS)
@@ -116,6 +117,15 @@ def _written(start: int, own: Kind, rows: int, depth: int, row: int, batches: in
     return struct.pack(
         "<qiiiiqqq", start, rows, depth // own.at_once, batches, 0, step, depth // own.at_once, rows * step
     )
+
+
+def _squares(rows: int, depth: int, side: int) -> list[bytes]:
+    """How many lie down and across, each with its reciprocal in two halves (`raster.Divisor`)."""
+    found = []
+    for count in (-(-rows // side), -(-depth // side)):
+        high, low = divmod(-(-(1 << 62) // count), 1 << 31)
+        found += [struct.pack("<i", count), struct.pack("<q", high), struct.pack("<q", low)]
+    return found
 
 
 def _parts(own: Kind, x: np.ndarray, is_b: bool) -> list[np.ndarray]:
@@ -160,6 +170,7 @@ def test_a_weight_of_8_bits_is_written_in_16(wide: torch.dtype, narrow: torch.dt
         parameters = [
             _read(0, x, 1),
             struct.pack("<qiiiiqqq", start, rows, depth // 2, 1, 0, row // 4, depth // 2, rows * row // 4),
+            *_squares(rows, depth, 64),
         ]
         blocks = -(-rows // 64) * -(-depth // 64)
         assert execute(kernel, parameters, memory, range(blocks), THREADS) == rows * depth // 2, "each pair once"

@@ -24,6 +24,7 @@ from epifuse.providers.cutedsl.design import Rewriting
 from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.inputs import LINE, PARTS
 from epifuse.providers.cutedsl.kernels.modes import exchanged
+from epifuse.providers.cutedsl.kernels.raster import divisor, quotient
 from epifuse.providers.cutedsl.kernels.widen import widened
 
 try:
@@ -39,11 +40,18 @@ _EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half
 
 
 class Source(NamedTuple):
-    """A, or B transposed, as (rows, K, L), how many of its L matrices differ, and how many blocks read it."""
+    """A, or B transposed, as (rows, K, L), how many of its L matrices differ, and how many blocks read one: `down` and
+    `across`."""
 
     matrix: Any
     copies: Any
-    blocks: Any
+    down: Any
+    across: Any
+
+    @property
+    def blocks(self) -> Any:
+        """That read all."""
+        return self.down * self.across * self.copies
 
 
 class Rewrite:
@@ -74,28 +82,32 @@ class Rewrite:
             size = Int64(one.matrix.shape[0]) * one.copies * (self.pitch(depth) * self.bytes)
             start, left = start + size, left - size // (Float32.width // 8)
         matrices, counts = [one.matrix for one in sources], [one.blocks for one in sources]
-        kernel = self.kernel(*matrices, *found, counts[0]) if self.of_a else self.kernel_of_b(*matrices, *found)
+        squares = tuple((divisor(one.down), divisor(one.across)) for one in sources)
+        given = *matrices, *found, squares
+        kernel = self.kernel(*given, counts[0]) if self.of_a else self.kernel_of_b(*given)
         kernel.launch(grid=(sum(counts), 1, 1), block=(_THREADS, 1, 1), stream=stream, use_pdl=True)
         rest = _memory(start, cute.make_layout((left,), stride=(1,)), Float32)
         return whole[0] if self.of_a else a, exchanged(whole[-1]), (rest,)
 
     @cute.kernel
-    def kernel(self, a: cute.Tensor, b: cute.Tensor, to_a: cute.Tensor, to_b: cute.Tensor, blocks_of_a: Int32):
+    def kernel(
+        self, a: cute.Tensor, b: cute.Tensor, to_a: cute.Tensor, to_b: cute.Tensor, squares: tuple, blocks_of_a: Int32
+    ):
         block, _, _ = cute.arch.block_idx()
         tile = self.square()
         # A and B may be results of the kernel before, which may read the workspace.
         cute.arch.griddepcontrol_wait()
         if block < blocks_of_a:
-            self.rewrite(a, to_a, tile, block, _LOW_OF_A)
+            self.rewrite(a, to_a, tile, block, squares[0], _LOW_OF_A)
         else:
-            self.rewrite(b, to_b, tile, block - blocks_of_a, _LOW_OF_B)
+            self.rewrite(b, to_b, tile, block - blocks_of_a, squares[1], _LOW_OF_B)
 
     @cute.kernel
-    def kernel_of_b(self, b: cute.Tensor, to_b: cute.Tensor):
+    def kernel_of_b(self, b: cute.Tensor, to_b: cute.Tensor, squares: tuple):
         block, _, _ = cute.arch.block_idx()
         tile = self.square()
         cute.arch.griddepcontrol_wait()
-        self.rewrite(b, to_b, tile, block, _LOW_OF_B)
+        self.rewrite(b, to_b, tile, block, squares[0], _LOW_OF_B)
 
     def square(self):
         """A block's shared memory."""
@@ -103,13 +115,15 @@ class Rewrite:
         return SmemAllocator().allocate_tensor(self.element, square, 16)
 
     @cute.jit
-    def rewrite(self, matrix: cute.Tensor, to: cute.Tensor, tile: cute.Tensor, block: Int32, low: Int32):
+    def rewrite(
+        self, matrix: cute.Tensor, to: cute.Tensor, tile: cute.Tensor, block: Int32, squares: tuple, low: Int32
+    ):
         """A block's square."""
         thread, _, _ = cute.arch.thread_idx()
-        rows, depth = to.shape[0], to.shape[1] * self.at_once
-        down, across = self.squares(rows), self.squares(depth)
-        first = block // across % down * self.side, block % across * self.side
-        batch = block // across // down
+        down, across = squares
+        above = quotient(block, across)
+        batch = quotient(above, down)
+        first = (above - batch * down.value) * self.side, (block - above * across.value) * self.side
         self.read(matrix, tile, first, batch, thread)
         cute.arch.sync_threads()
         wide = self.side // self.at_once
@@ -117,31 +131,32 @@ class Rewrite:
         row, column = thread // wide, thread % wide
         m, k = first[0] + row, first[1] // self.at_once + column
         if k < to.shape[1]:
+            lines = range(0, self.side, at_once)
+            narrow = _is_narrow(matrix)
+            # All are read before any is stored: within a branch for each line, one would wait for the other.
+            made = [self.made(tile, (row + line, column), low, narrow) for line in lines]
             # Addresses advance by addition. With products of 64 bits for each element copies reached 0.48 of the
             # memory's rate (unaligned_products_h200.json).
             place = m * to.stride[0] + k + batch * to.stride[3]
             step = at_once * to.stride[0]
-            for line in cutlass.range_constexpr(0, self.side, at_once):
-                if m + line < rows:
-                    self.write(to, place, tile, (row + line, column), low, _is_narrow(matrix))
+            for i in cutlass.range_constexpr(len(lines)):
+                if m + lines[i] < to.shape[0]:
+                    for part, value in made[i]:
+                        _at(to, place + part * to.stride[2])[0] = value
                 place = place + step
 
-    def write(self, to, place, tile, own, low, is_narrow):
-        """32 bits: one element in its parts or as it is, or a pair, which may be of 8 bits."""
+    def made(self, tile, own, low, is_narrow):
+        """32 bits: one element in its parts or as it is, or a pair, which may be of 8 bits. With each its part."""
         row, column = own
         if self.parts == PARTS:
             small, finite, whole = split(tile[row, column])
-            parts = [(low, small), (1 - low, finite), (_WHOLE, whole)]
-        elif self.at_once == 1:
-            parts = [(0, tile[row, column])]
-        else:
-            first, second = (Uint32(tile[row, self.at_once * column + i]) for i in range(self.at_once))
-            if is_narrow:
-                parts = [(0, widened(first & 0xFF | second << Uint8.width, self.narrow, self.type))]
-            else:
-                parts = [(0, first | second << Uint16.width)]
-        for part, value in parts:
-            _at(to, place + part * to.stride[2])[0] = value
+            return [(low, small), (1 - low, finite), (_WHOLE, whole)]
+        if self.at_once == 1:
+            return [(0, tile[row, column])]
+        first, second = (Uint32(tile[row, self.at_once * column + i]) for i in range(self.at_once))
+        if is_narrow:
+            return [(0, widened(first & 0xFF | second << Uint8.width, self.narrow, self.type))]
+        return [(0, first | second << Uint16.width)]
 
     @cute.jit
     def read(self, matrix: cute.Tensor, tile: cute.Tensor, first: tuple, batch: Int32, thread: Int32):
@@ -196,7 +211,7 @@ class Rewrite:
             shape, stride = matrix.shape, matrix.stride
             copies = cutlass.select_(Int64(stride[2]) == 0, Int32(1), Int32(shape[2]))
         matrix = cute.make_tensor(start, cute.make_layout(shape, stride=stride))
-        return Source(matrix, copies, self.squares(shape[0]) * self.squares(depth) * copies)
+        return Source(matrix, copies, self.squares(shape[0]), self.squares(depth))
 
     def written(self, source, depth):
         """(rows, K, parts, copies), pairs of elements of K where those are written at once."""
