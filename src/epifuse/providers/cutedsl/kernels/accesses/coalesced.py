@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint16, Uint32
 
-from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
+from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Spot, Stores, Team, Tile
 from epifuse.providers.cutedsl.kernels.fragment import spread
 from epifuse.providers.cutedsl.kernels.modes import store_inside
 from epifuse.providers.cutedsl.ways import row_of_words
 
 _LANES = 32
+_BITS = {2: Uint16, 4: Uint32}
 
 
 class CoalescedStores(Stores):
@@ -48,19 +49,30 @@ class CoalescedStores(Stores):
             buffer[rows[v], columns[v] // each, team.group] = words[v // each]
 
     def _write(self, i: int, buffer: Any, spot: Spot, tile: Tile, team: Team) -> None:
-        """The rows that this warp deposited, each lane an element of a row."""
+        """The rows that this warp deposited, each lane an element of a row, which has a register of its own. With
+        reads and stores one after the other 1000 x 1001 x 999 takes 5 % longer on an H200."""
         access, tensor, division = self.scene.program.stores[i], team.given.outputs[i], self.scene.division
-        (height, width), each = self.scene.design.subtile, 4 // access.dtype.itemsize
+        (height, width), size = self.scene.design.subtile, access.dtype.itemsize
         row_words, _, group_words = buffer.layout.stride
-        start = cute.recast_ptr(buffer.iterator, dtype=tensor.element_type) + team.group * (each * group_words)
+        start = cute.recast_ptr(buffer.iterator, dtype=_BITS[size]) + team.group * (4 // size * group_words)
+        target = cute.recast_ptr(tensor.iterator, dtype=_BITS[size])
         limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", team.given.shape, strict=True)]
-        own = height // WARPS
-        for first in range(0, own * width, _LANES):
-            at = first + team.thread % _LANES
-            down, across = team.thread // _LANES * own + at // width, at % width
-            row, column = division.row(spot.down, down, tile.place), division.column(spot.right, across, tile.place)
-            place = row, column, tile.place.l
-            value = cute.make_rmem_tensor(1, tensor.element_type)
-            value[0] = (start + (down * (each * row_words) + across)).load()
-            to = cute.make_tensor(tensor.iterator + cute.crd2idx(place, tensor.layout), cute.make_layout(1))
-            store_inside(value, to, place, limits)
+        own, count = height // WARPS, height // WARPS * width // _LANES
+        at = [team.thread % _LANES + v * _LANES for v in range(count)]
+        places = [(team.thread // _LANES * own + x // width, x % width) for x in at]
+        together = self._together(count)
+        for first in range(0, count, together):
+            some = places[first : first + together]
+            values = [Uint32((start + (down * (4 // size * row_words) + across)).load()) for down, across in some]
+            for (down, across), word in zip(some, values, strict=True):
+                row, column = division.row(spot.down, down, tile.place), division.column(spot.right, across, tile.place)
+                place = row, column, tile.place.l
+                value = cute.make_rmem_tensor(1, _BITS[size])
+                value[0] = _BITS[size](word)
+                to = cute.make_tensor(target + cute.crd2idx(place, tensor.layout), cute.make_layout(1))
+                store_inside(value, to, place, limits)
+
+    def _together(self, count: int) -> int:
+        """Elements that are read before one is stored: few beside so many accumulators that all would spill."""
+        design = self.scene.design
+        return min(count, 4) if design.rows * design.tile[1] > WARP_GROUP * WARP_GROUP else count
