@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = runs.add_parser("measure")
     run.add_argument("--seed", default="epilogues", help="of the draw: the commit that is judged")
     run.add_argument("--count", type=int, default=75)
+    run.add_argument("--odd", action="store_true", help="products of odd N, small ones too, in place of layers")
     run.add_argument("--seconds", type=float, default=math.inf, help="after which no product is begun")
     run.add_argument("--save", type=Path, required=True)
     runs.add_parser("foretell").add_argument("files", type=Path, nargs="+")
@@ -114,13 +116,27 @@ def drawn(seed: str, count: int) -> list[Product]:
     return found[:count]
 
 
+def odd(seed: str, count: int) -> list[Product]:
+    """Products whose rows of D no TMA writes, and whose A and B are copied first in every third."""
+    drawn = random.Random(seed)
+
+    def extent(most: int) -> int:
+        return round(2 ** drawn.uniform(6, most))
+
+    def product(i: int) -> Product:
+        m, n, k = extent(13), extent(13) | 1, extent(12)
+        return Product(m, n, k | 1 if i % 3 == 0 else -(-k // 8) * 8)
+
+    return [product(i) for i in range(count)]
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def measure(options: argparse.Namespace) -> None:
     """Compile all that is timed, time it, and save after each product."""
     torch.manual_seed(0)
-    begun, products = time.monotonic(), drawn(options.seed, options.count)
+    begun, products = time.monotonic(), (odd if options.odd else drawn)(options.seed, options.count)
     near = {(product, case.name): _near(product, case) for product in products for case in cases_of(product)}
     print(compile_ahead([plan for plans in near.values() for plan in plans], None, progress=True), flush=True)
     found: dict[str, Any] = {}

@@ -94,7 +94,7 @@ def ratios(cases: Sequence[Case]) -> Iterator[float]:
             key = word, design, spills
             if key not in rated:
                 processor = processors.GPUS[word]
-                rated[key] = heuristic.Rated.of(design, processor, 0, shares_rows=False, spills=spills)
+                rated[key] = heuristic.Rated.of(design, processor, 0, moving=0, shares_rows=False, spills=spills)
             costs.append(heuristic.cost(rated[key], problems[design.swapped]))
         yield times[costs.index(min(costs))] / min(times)
 

@@ -28,7 +28,7 @@ from epifuse.providers.cutedsl import (
     weave,
 )
 from epifuse.providers.cutedsl.accesses import Layout, Sides, carried, layouts, sides
-from epifuse.providers.cutedsl.costs import instructions
+from epifuse.providers.cutedsl.costs import instructions, moving
 from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design, Rewriting
 from epifuse.providers.cutedsl.designs import (
     HEAD_DESIGNS,
@@ -201,7 +201,7 @@ class Family:
         return Carried(
             tuple(spec for spec, _ in able),
             tuple(found for _, found in able),
-            tuple(rated(found.design, spills=found.spills) for _, found in able),
+            tuple(rated(found.design, moving=moving(found.program), spills=found.spills) for _, found in able),
             tuple(Refusal(spec.name, why) for spec, why in answers if isinstance(why, str)),
         )
 

@@ -54,8 +54,8 @@ class Rated(NamedTuple):
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
     - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
-    - `shown`, `epilogue`: the time of what a tile's epilogue computes where no other tile hides it, and where one does;
-      then it follows the last tile.
+    - `shown`, `epilogue`: the time of what a tile's epilogue computes, and moves without TMA, where no other tile hides
+      it, and where one does; then it follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters takes besides, and waiting for code.
@@ -82,16 +82,19 @@ class Rated(NamedTuple):
     rewritten: Rewritten | None
 
     @staticmethod
-    def of(design: Design, processor: Processor, instructions: int, *, shares_rows: bool, spills: bool) -> Rated:
-        """`shares_rows` where values need whole rows, which the CTAs of a cluster share."""
+    def of(
+        design: Design, processor: Processor, instructions: int, *, moving: float, shares_rows: bool, spills: bool
+    ) -> Rated:
+        """`instructions` compute a value, and `moving` ones bring and store it; `shares_rows` where values need whole
+        rows, which the CTAs of a cluster share."""
         (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
         tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
-        computing = 0.0  # measured where each CTA has its own rows, on Hopper
+        computing = going = 0.0  # measured where each CTA has its own rows, on Hopper
         if not (shares_rows or design.is_simple):
             each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
-            computing = instructions * m * design.columns * each
+            computing, going = (count * m * design.columns * each for count in (instructions, moving))
             launching += second * code.waited_for(instructions, design)
         shares_well = cm > 1 or (cn > 1 and design.pingpong and m > tuned.TALL_ROWS.value)
         sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if shares_well else 1.0)
@@ -103,8 +106,8 @@ class Rated(NamedTuple):
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             sent * second / processor.l2_bytes_a_second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
-            0.0 if design.pingpong else computing,
-            tuned.BY_ONE_GROUP.value * computing if design.pingpong else 0.0,
+            0.0 if design.pingpong else computing + going,
+            tuned.BY_ONE_GROUP.value * computing + going if design.pingpong else 0.0,
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,

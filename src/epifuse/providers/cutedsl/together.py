@@ -12,7 +12,7 @@ from functools import partial
 
 from epifuse.plan import Allocation, Details, KernelSpec
 from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
-from epifuse.providers.cutedsl.costs import instructions
+from epifuse.providers.cutedsl.costs import instructions, moving
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.heuristic import Rated, cost, estimate
@@ -109,7 +109,8 @@ def _allocated(
     spills = spills or any(budget.spills(one, found, long=long) for one in programs)
     source = KernelSource.of(inputs.filled(problem), programs[0], found)._replace(others=programs[1:])
     computed = max(instructions(program.graph, program.accuracies) for program in programs)
-    rated = Rated.of(found, problem.target.processor, computed, shares_rows=False, spills=spills)
+    moved = max(map(moving, programs))
+    rated = Rated.of(found, problem.target.processor, computed, moving=moved, shares_rows=False, spills=spills)
     return Allocation(
         design.tile,
         cost(rated, problem),
