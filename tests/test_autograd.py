@@ -736,3 +736,25 @@ def test_gradients_of_leaves_have_memory_of_their_own(lead: tuple[int, ...]) -> 
     assert residual.grad is not None
     assert torch.equal(residual.grad, torch.full_like(arriving, 3))
     assert torch.equal(arriving, torch.ones_like(arriving))
+
+
+def test_the_gradient_of_a_residual_is_not_copied() -> None:
+    """It is what arrives, where the residual is no leaf that would add to it in place."""
+    x, w, arriving = torch.randn(2, 3, 4), torch.randn(16, 4), torch.randn(2, 3, 16)
+    residual, found = torch.randn(2, 3, 16, requires_grad=True) * 2, []
+    residual.register_hook(lambda gradient: found.append(gradient.data_ptr()))
+    ef.linear(x, w, epilogue="lambda accum, C: accum + C", C=residual).backward(arriving)
+    assert found == [arriving.data_ptr()]
+
+
+def test_a_leaf_and_another_operand_of_a_sum() -> None:
+    """The leaf's gradient is its own, whichever of the two comes first."""
+    x, w = torch.randn(2, 3, 4), torch.randn(16, 4)
+    leaf, source = (torch.randn(2, 3, 16, requires_grad=True) for _ in range(2))
+    for names in ("CE", "EC"):
+        leaf.grad = source.grad = None
+        for _ in range(2):
+            given = dict(zip(names, (leaf, source * 2), strict=True))
+            ef.linear(x, w, epilogue="lambda accum, C, E: accum + C + E", **given).sum().backward()
+        assert torch.equal(leaf.grad, torch.full_like(leaf, 2))
+        assert torch.equal(source.grad, torch.full_like(leaf, 4))

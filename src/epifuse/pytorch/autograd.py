@@ -113,7 +113,7 @@ class _Epilogue(torch.autograd.Function):
         outputs = recorded.forward(call, tensors)
         accum = outputs.pop() if len(outputs) > len(recorded.names) else None
         ctx.recorded, ctx.numbers = recorded, recorded.numbers(call)
-        ctx.of_views = any(tensor._is_view() for tensor in tensors)
+        ctx.of_leaves = [(base := tensor._base) is not None and base.is_leaf for tensor in tensors]
         ctx.save_for_backward(accum, *recorded.kept(tensors, accum))
         if fixed := recorded.without_gradient:
             named = zip(recorded.names, outputs, strict=True)
@@ -126,28 +126,30 @@ class _Epilogue(torch.autograd.Function):
         recorded, saved = ctx.recorded, ctx.saved_tensors
         if not (torch.is_grad_enabled() or _is_any_autocast_enabled()):
             found = recorded.gradients(saved, ctx.numbers, gradients)
-            return None, None, *(_apart(found, gradients) if ctx.of_views else found)
+            return None, None, *_apart(found, gradients, ctx.of_leaves)
         with torch.no_grad(), torch.autocast(recorded.device, enabled=False):  # the forward cast what is to be cast
-            found = recorded.gradients(saved, ctx.numbers, gradients)
-            found = _apart(found, gradients) if ctx.of_views else found
+            found = _apart(recorded.gradients(saved, ctx.numbers, gradients), gradients, ctx.of_leaves)
         if torch.is_grad_enabled():
             once: Any = _Once.apply
             found = once(len(found), *found, *saved, *gradients)
         return None, None, *found
 
 
-def _apart(found: Gradients, arriving: Saved) -> Gradients:
-    """Gradients of which none has the memory of another one, or of one that arrives: what an operand of a sum gets.
+def _apart(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Gradients:
+    """Gradients: those of views of leaves have no memory of another one or of one that arrives, as an operand of a sum
+    gets.
 
     A leaf takes over a gradient that nobody else holds, and adds to it in place. Behind a view, as leading dims that
-    are folded, each gradient is a tensor of its own, and autograd does not see that they share memory.
+    are folded, each gradient is a tensor of its own, and autograd does not see that they share memory. What is no leaf
+    hands its gradient on, which takes no copy.
     """
-    seen = {*map(id, arriving)}
-    for position, value in enumerate(found):
-        if value is not None:
-            found[position] = value.clone() if id(value) in seen else value
-            seen.add(id(value))
-    return found
+    if True not in of_leaves:
+        return found
+    held = [*map(id, (*arriving, *found))]
+    return [
+        value.clone() if of_leaf and value is not None and held.count(id(value)) > 1 else value
+        for value, of_leaf in zip(found, of_leaves, strict=True)
+    ]
 
 
 _apply: Any = super(torch.autograd.Function, _Epilogue).apply

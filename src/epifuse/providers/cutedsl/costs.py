@@ -136,8 +136,8 @@ REDUCTIONS: Mapping[str, Reduced] = {
 
 _IN_PLACE = 7
 """Machine instructions of a load or store without TMA: address, bounds, and the move, as they are in the machine code.
-With them the design that is chosen at odd N takes 1.04 of the fastest one's time on an H200, and without them 1.06;
-the worst of 42 drawn products takes 1.30 and 1.46 (odd_columns_h200.json)."""
+With them the plain product that is chosen at odd N takes 1.057 of the fastest one's time, geometric mean of 24 on an
+H200, and without them 1.095 (odd_columns_h200.json)."""
 _LANES_OF_A_ROW = 4
 """Each has a quarter of a segment's columns, and computes what the segment has once."""
 
