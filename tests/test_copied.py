@@ -32,6 +32,17 @@ def test_a_plan_says_that_a_and_b_are_copied():
     assert "copied first" not in str(ef.explain(arguments(*ALIGNED), cc=90))
 
 
+@pytest.mark.parametrize("rows", [5, 500])
+def test_what_tma_can_address_stays_where_it_is(rows):
+    """Whether A and B are exchanged or not."""
+    padded = torch.empty(rows, 264, dtype=BF16)[:, :257], torch.empty(300, 264, dtype=BF16)[:, :257].t()
+    odd = torch.empty(rows, 257, dtype=BF16), ODD[1]
+    for name, extent, a, b in (("A", rows, odd[0], padded[1]), ("B", 300, padded[0], odd[1])):
+        args = arguments(a, b, split=1)
+        assert f"note     {name} is copied first, to where TMA can address it" in str(ef.explain(args, cc=90))
+        assert {kernel.get_workspace_size(args) for kernel in ef.get_kernels(args, cc=90)} == {extent * 5 * 128}
+
+
 def test_the_workspace_holds_rows_that_begin_with_lines_of_l2():
     args = arguments(*ODD, split=1)
     (kernel,) = ef.get_kernels(args, cc=90, limit=1)

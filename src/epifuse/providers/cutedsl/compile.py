@@ -135,7 +135,7 @@ def _at_once(source: KernelSource) -> tuple[int, int]:
     in any way."""
     first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)
     if (how := source.design.rewritten) is not None:
-        return 0 if how.of_a else first, 0
+        return 0 if how.of_a else first, 0 if how.of_b else second
     return source.design.copied if source.design.by_warps else (first, second)
 
 

@@ -24,16 +24,22 @@ MULTISTAGE = "multistage"
 
 
 class Rewriting(NamedTuple):
-    """How a first kernel writes A and B anew, before they are multiplied. `inputs.rewritten` chooses it.
+    """How a first kernel writes A, B or both anew, before they are multiplied. `inputs.rewritten` chooses it.
 
     `parts` is 3 for float32 in full, and 1 for a copy that TMA can address, or for a conversion of B to A's dtype.
-    `narrow` is the dtype of B before such a conversion, else None. `of_a` says whether A is written too: it is not
-    where B is converted and TMA can address A.
+    `narrow` is the dtype of B before such a conversion, else None. `of_a` and `of_b` say which is written: what TMA
+    can address stays where it is. Where A and B are exchanged, they are those of the exchanged product.
     """
 
     parts: int
     of_a: bool = True
+    of_b: bool = True
     narrow: torch.dtype | None = None
+
+    @property
+    def exchanged(self) -> Rewriting:
+        """The same of the other product."""
+        return self._replace(of_a=self.of_b, of_b=self.of_a)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class Rewritten(NamedTuple):
         if how is None:
             return None
         written = 2 * how.parts
-        return Rewritten((2 + written) * how.of_a, (2 if how.narrow is None else 1) + written, how.parts)
+        read = 2 if how.narrow is None else 1
+        return Rewritten((2 + written) * how.of_a, (read + written) * how.of_b, how.parts)
 
 
 class Rated(NamedTuple):
@@ -224,7 +225,8 @@ class _Lying(NamedTuple):
         (of_a, of_b), lines, rewritten = copies, (_lines(problem.a), _lines(problem.b)), (0.0, 0.0)
         if (how := one.rewritten) is not None:  # read, and written
             rewritten = k * how.of_a * of_a * one.byte, k * how.of_b * of_b * one.byte
-            k, shares, lines = how.parts * k, (1.0, 1.0), (1.0 if how.of_a else lines[0], 1.0)
+            k, shares = how.parts * k, (1.0, 1.0)
+            lines = 1.0 if how.of_a else lines[0], 1.0 if how.of_b else lines[1]
         a, b = (2 * k * share for share in shares)
         return _Lying(
             problem.extents,

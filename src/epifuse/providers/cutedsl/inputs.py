@@ -61,11 +61,13 @@ def multiplied(problem: Problem, how: Rewriting | None) -> Problem:
         return problem
     a, b = problem.a, problem.b
     (*of_a, m, k), (*of_b, _, n) = a.shape, b.shape
-    depth, row = _depth(problem, how.parts) if how.of_a else k, row_bytes(problem, how.parts) // a.dtype.itemsize
+    depth = _depth(problem, how.parts) if how.of_a and how.of_b else k
+    row = row_bytes(problem, how.parts) // a.dtype.itemsize
     if how.of_a:
         a = a._replace(shape=(*of_a, m, depth), strides=(m * row, row, 1)[-2 - len(of_a) :], aligned=True)
-    strides = (n * row, 1, row)[-2 - len(of_b) :]
-    b = b._replace(shape=(*of_b, depth, n), strides=strides, dtype=a.dtype, aligned=True)
+    if how.of_b:
+        strides = (n * row, 1, row)[-2 - len(of_b) :]
+        b = b._replace(shape=(*of_b, depth, n), strides=strides, dtype=a.dtype, aligned=True)
     return problem._replace(a=a, b=b)
 
 
@@ -95,16 +97,19 @@ def rewritten(problem: Problem) -> Rewriting | None:
     - float32 in full: both are written in three parts.
     - B of 8 bits beside an A of 16: B is converted to A's dtype, and A is copied if TMA cannot address it. Where
       registers convert the weight, neither is written.
-    - 16 bits, or tf32, where TMA cannot address A or B: both are copied.
+    - 16 bits, or tf32: what of A and B TMA cannot address is copied.
     """
     if is_full(problem):
         return Rewriting(PARTS)
-    if converts(problem):
+    if converts(problem) or problem.a.dtype.itemsize == 1 or problem.is_empty:
         return None
+    a, b = filled(problem).a, filled(problem).b
+    is_tf32 = _needs_k(a.dtype)
+    of_a = (is_tf32 and a.strides[-1] != 1) or _unaddressable("A", "MK", a) is not None
     if is_weight_only(problem):
-        return Rewriting(1, _unaddressable("A", "MK", filled(problem).a) is not None, problem.b.dtype)
-    copied = problem.a.dtype.itemsize > 1 and unaddressable(filled(problem)) is not None
-    return Rewriting(1) if copied else None
+        return Rewriting(1, of_a, narrow=b.dtype)
+    of_b = (is_tf32 and b.strides[-2] != 1) or _unaddressable("B", "KN", b) is not None
+    return Rewriting(1, of_a, of_b) if of_a or of_b else None
 
 
 def time_of_one(problem: Problem) -> float:
@@ -128,8 +133,8 @@ def rewritten_bytes(problem: Problem, how: Rewriting | None) -> int:
     if how is None:
         return 0
     extents, row = problem.extents, row_bytes(problem, how.parts)
-    sides = ((problem.a, extents["m"]), (problem.b, extents["n"]))[not how.of_a :]
-    return row * sum(rows * (1 if is_shared(info) else info.shape[0]) for info, rows in sides)
+    sides = (how.of_a, problem.a, extents["m"]), (how.of_b, problem.b, extents["n"])
+    return row * sum(rows * (1 if is_shared(info) else info.shape[0]) for own, info, rows in sides if own)
 
 
 def is_shared(info: TensorInfo) -> bool:

@@ -293,7 +293,10 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
                 printed.append((output.name, place.shape, access.dtype))
     operands += [(name, None) for name, _ in given.scales]
     held, how = filled(given), design.rewritten
-    in_any_way = design.by_warps or (how is not None and how.of_a), design.by_warps or how is not None
+    if how is not None:
+        in_any_way = (how.of_b, how.of_a) if swapped else (how.of_a, how.of_b)
+    else:
+        in_any_way = design.by_warps, design.by_warps
     a, b = (
         _any_matrix(own, as_it_lies, extents["l"], batched)
         if in_any

@@ -155,7 +155,10 @@ def _rewritten(design: Design, problem: Problem) -> list[str]:
     if how is None or how.parts > 1:
         return []
     if how.narrow is None:
-        return ["A and B are copied first, to where TMA can address them"]
+        own = how.exchanged if design.swapped else how
+        names = [name for name, is_copied in zip("AB", (own.of_a, own.of_b), strict=True) if is_copied]
+        are, them = ("are", "them") if len(names) > 1 else ("is", "it")
+        return [f"{' and '.join(names)} {are} copied first, to where TMA can address {them}"]
     copied = ", and A is copied to where TMA can address it" if how.of_a else ""
     return [f"B is converted first, from {short(how.narrow)} to {short(problem.a.dtype)}{copied}"]
 

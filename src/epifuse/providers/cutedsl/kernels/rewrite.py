@@ -55,11 +55,12 @@ class Source(NamedTuple):
 
 
 class Rewrite:
-    """The kernel that writes A and B, or B alone, into the workspace."""
+    """The kernel that writes A and B, or one of them, into the workspace."""
 
     def __init__(self, how: Rewriting, type_: Any) -> None:
         """`type_` is that of A, and of B as it is multiplied."""
-        self.parts, self.of_a, self.type, self.bytes = how.parts, how.of_a, type_, type_.width // 8
+        self.parts, self.of_a, self.of_b = how.parts, how.of_a, how.of_b
+        self.type, self.bytes = type_, type_.width // 8
         self.narrow = None if how.narrow is None else DTYPES[how.narrow]
         self.side = _SIDES[self.bytes]
         self.lines = _THREADS // self.side  # of a square that are read at once
@@ -72,7 +73,8 @@ class Rewrite:
         what is left of the workspace."""
         step = 16 // self.bytes  # TMA's rule for strides
         depth = (a.shape[1] + (step - 1)) // step * step
-        given = (a, exchanged(b)) if self.of_a else (exchanged(b),)
+        pair = a, exchanged(b)
+        given = [one for one, own in zip(pair, (self.of_a, self.of_b), strict=True) if own]
         sources = [self.source(one, depth) for one in given]
         start, left = workspace.iterator.toint(), Int64(cute.size(workspace))
         found, whole = [], []
@@ -83,11 +85,11 @@ class Rewrite:
             start, left = start + size, left - size // (Float32.width // 8)
         matrices, counts = [one.matrix for one in sources], [one.blocks for one in sources]
         squares = tuple((divisor(one.down), divisor(one.across)) for one in sources)
-        given = *matrices, *found, squares
-        kernel = self.kernel(*given, counts[0]) if self.of_a else self.kernel_of_b(*given)
+        arguments = *matrices, *found, squares
+        kernel = self.kernel(*arguments, counts[0]) if len(given) > 1 else self.kernel_of_one(*arguments)
         kernel.launch(grid=(sum(counts), 1, 1), block=(_THREADS, 1, 1), stream=stream, use_pdl=True)
         rest = _memory(start, cute.make_layout((left,), stride=(1,)), Float32)
-        return whole[0] if self.of_a else a, exchanged(whole[-1]), (rest,)
+        return whole[0] if self.of_a else a, exchanged(whole[-1]) if self.of_b else b, (rest,)
 
     @cute.kernel
     def kernel(
@@ -103,11 +105,11 @@ class Rewrite:
             self.rewrite(b, to_b, tile, block - blocks_of_a, squares[1], _LOW_OF_B)
 
     @cute.kernel
-    def kernel_of_b(self, b: cute.Tensor, to_b: cute.Tensor, squares: tuple):
+    def kernel_of_one(self, matrix: cute.Tensor, to: cute.Tensor, squares: tuple):
         block, _, _ = cute.arch.block_idx()
         tile = self.square()
         cute.arch.griddepcontrol_wait()
-        self.rewrite(b, to_b, tile, block, squares[0], _LOW_OF_B)
+        self.rewrite(matrix, to, tile, block, squares[0], _LOW_OF_B)
 
     def square(self):
         """A block's shared memory."""
