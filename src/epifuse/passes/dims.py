@@ -180,9 +180,8 @@ def joined(factors: Iterable[Factor]) -> Dim:
     """Neighbouring pieces of an axis as one factor again: what was split and merged equals what never was."""
     result: list[Factor] = []
     for inner in factors:
-        outer = result[-1] if result else inner
-        if inner.extent is not None and outer.axis == inner.axis and outer.stride == inner.stride * inner.extent:
-            extent = None if outer.extent is None else outer.extent * inner.extent
+        if result and inner.extent is not None and result[-1][:2] == (inner.axis, inner.stride * inner.extent):
+            extent = None if result[-1].extent is None else result[-1].extent * inner.extent
             result[-1] = Factor(inner.axis, inner.stride, extent)
         else:
             result.append(inner)

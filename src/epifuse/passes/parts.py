@@ -103,7 +103,7 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
     gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
     left = () if part.drops else (rest,)
-    return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place)
+    return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place, extents)
 
 
 def _unequal(part: Part, size: int) -> DimsError:
@@ -163,13 +163,12 @@ def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> 
     return Factor(axis, fitting[0], None if axis == "n" and fitting[0] * count == size else count)
 
 
-def places(factors: Iterable[Factor], place: int) -> Picked:
-    """One place along a dim of these factors, outermost first, as a place along each."""
+def places(factors: Iterable[Factor], place: int, extents: Extents | None = None) -> Picked:
+    """One place along a dim of these factors, outermost first, as a place along each. Without `extents` only the first
+    of them may have none of its own: where dims were permuted, it may be any."""
     found: list[tuple[Factor, int]] = []
     for factor in reversed(tuple(factors)):
-        if factor.extent is None:
-            found.append((factor, place))
-        else:
-            found.append((factor, place % factor.extent))
-            place //= factor.extent
+        size = factor.extent if extents is None else factor.size(extents)
+        place, own = (0, place) if size is None else divmod(place, size)
+        found.append((factor, own))
     return tuple(reversed(found))

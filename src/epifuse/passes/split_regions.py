@@ -235,6 +235,7 @@ class _Cutting:
     def _below(self, node: Node, args: list[Node]) -> Node:
         """A value of all columns, of the region's alone."""
         attr = node.attr
+        self._check_cuts(node)
         match node.op:
             case "load":
                 attr = self._load(node)
@@ -245,6 +246,17 @@ class _Cutting:
             case "pick" if any(self._is_outer(factor) for factor, _ in attr):
                 raise UnsplitError(node, f"it takes columns of parts of a row: {_WAY_OUT}")
         return self._made(node, args, attr)
+
+    def _check_cuts(self, node: Node) -> None:
+        """Raise where the region begins or ends within a piece of N that a value of all columns counts along."""
+        for factor in (factor for dim in _dims_of(node) for factor in joined(dim) if factor.axis == "n"):
+            piece = factor.stride * (factor.extent or 1)
+            if any(column % piece for column in self.columns):
+                raise self._cuts_a_dim(node)
+
+    def _cuts_a_dim(self, node: Node) -> UnsplitError:
+        start, stop = self.columns
+        return UnsplitError(node, f"it cuts a dim in columns {start}:{stop}: {_WAY_OUT}")
 
     def _made(self, node: Node, args: list[Node], attr: Any) -> Node:
         match node.op:
@@ -310,7 +322,7 @@ class _Cutting:
             return None
         along = joined(dim)
         if len(along) > 1 or self.columns.start % along[0].stride or self.columns.stop % along[0].stride:
-            raise UnsplitError(node, f"it cuts a dim in columns {self.columns.start}:{self.columns.stop}: {_WAY_OUT}")
+            raise self._cuts_a_dim(node)
         return self.columns.start // along[0].stride
 
     def _load(self, node: Node) -> Any:
