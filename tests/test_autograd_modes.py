@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import epifuse as ef
 from epifuse.base.cache import forget
@@ -316,3 +318,32 @@ def test_derivatives_are_traced_in_many_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(gradients, range(8)):
             torch.testing.assert_close(found, want)
+
+
+def test_selective_checkpoints_repeat_what_they_saw() -> None:
+    """A launch that is prepared runs other operations than the first one, and these are counted."""
+    saved = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    for policy in ([], saved):
+        given = leaves()
+        want = torch.autograd.grad(plain(*given).sum(), given)
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        for _ in range(3):
+            out = checkpoint(fused, *given, use_reentrant=False, context_fn=contexts)
+            torch.testing.assert_close(torch.autograd.grad(out.sum(), given), want)
+            fused(*given)
+
+
+def test_outputs_that_vary_with_no_leaf_require_no_gradient() -> None:
+    def epilogue(accum: Any, tile: Any) -> Any:
+        D = accum * tile
+        E = tile + 1
+        G = (accum > 0).to(torch.float32)
+        return D, E, G
+
+    a, b, tile = leaf(M, K).float(), torch.randn(K, N), torch.randn(M, N)
+    D, E, G = ef.gemm(a, b, epilogue=epilogue, tile=tile)
+    assert (D.requires_grad, E.requires_grad, G.requires_grad) == (True, False, False)
+    D, E, G = ef.gemm(a.detach(), b, epilogue=epilogue, tile=tile.requires_grad_())
+    assert (D.requires_grad, E.requires_grad, G.requires_grad) == (True, True, False)
+    E.sum().backward()
+    assert torch.equal(tile.grad, torch.ones(M, N))  # type: ignore[arg-type]  # there is one

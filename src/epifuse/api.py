@@ -25,6 +25,7 @@ from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
 from epifuse.pytorch.again import Tensors, Written, again, run, written
+from epifuse.pytorch.aten import is_selective
 from epifuse.pytorch.distributed import is_distributed
 from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
@@ -380,6 +381,9 @@ def linear(
 
 def _outputs(request: Request, call: Written | None, fold: Fold | None, given: Mapping[str, Any]) -> Tensors:
     """The outputs by name, in eager's shapes; the nodes of a trace where one is under way."""
+    if call is None and is_selective():
+        outputs = recorded(request)
+        return outputs if fold is None else fold.restored(outputs, given)
     try:
         outputs = run(request, call, fold)
     except EpifuseError as error:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import float32, is_grad_enabled
+from torch._C import _len_torch_dispatch_stack
 
 from epifuse.base.results import Results
 from epifuse.frontend import Parsed
@@ -40,8 +41,8 @@ class Written(NamedTuple):
 def written(
     a: Any, b: Any, parsed: Parsed, options: Options, by_name: Mapping[str, Any], *, turned: bool
 ) -> Written | None:
-    """None for a call that is always described."""
-    if type(a) not in PLAIN or type(b) not in PLAIN:
+    """None for a call that is always described, as all are that a mode of PyTorch sees."""
+    if type(a) not in PLAIN or type(b) not in PLAIN or _len_torch_dispatch_stack() > 0:
         return None
     asked = () if options is USUAL else options.key
     tf32 = a.dtype is float32 and tf32_allowed()

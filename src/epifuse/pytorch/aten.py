@@ -13,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from epifuse.base.dtypes import BY_TORCH, Kind
 from epifuse.base.errors import fail, kind_of
@@ -38,6 +40,14 @@ def is_traced(*values: Any) -> bool:
     ):
         return True
     return any(isinstance(value, (FakeTensor, FunctionalTensor)) for value in values)
+
+
+def is_selective() -> bool:
+    """Whether selective activation checkpointing sees each operation: it counts those of a forward pass and of the one
+    that repeats it, and a launch that is prepared runs others than the first one."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return any(type(mode).__module__ == checkpoint.__name__ for mode in _get_current_dispatch_mode_stack())
 
 
 Reduced = Callable[[torch.Tensor], torch.Tensor]

@@ -15,7 +15,7 @@ prepared calls too.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import is_not
@@ -37,7 +37,7 @@ from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
-from epifuse.plan.settle import settle
+from epifuse.plan.settle import Settled, settle
 from epifuse.providers.cutedsl.inputs import time_of_one
 from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
 from epifuse.pytorch.derivative import Derivative
@@ -202,7 +202,9 @@ class Recorded:
         wanted = (*product, *(tensors[position - 2] for position in call.recorded if position > 1))
         parsed = request.parsed.bound(NOTHING, {})  # what is remembered keeps no object of a person alive
         needs = 0 in call.recorded, 1 in call.recorded
-        fixed = tuple(name for name, dtype in problem.dtypes if not dtype.is_floating_point)
+        leaves = {*wanted} if product else {*wanted} - {ACCUM}
+        whole = {name for name, dtype in problem.dtypes if not dtype.is_floating_point}
+        fixed = tuple(name for name in parsed.output_names if name in whole | _apart_from(leaves, settled))
         made = Recorded(Recording(settled, parsed, request.options, tensors, wanted, needs), fixed)
         made._choose()
         return made
@@ -341,6 +343,18 @@ class Recorded:
         """Where the gradients of the outputs that `arrive` marks arrive."""
         arriving = tuple(name for name, arrives in zip(self.names, arrive, strict=True) if arrives)
         return self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
+
+
+def _apart_from(wanted: Collection[str], settled: Settled) -> set[str]:
+    """Outputs that do not vary with `wanted`, accum or operands, or only by way of integers and masks."""
+    graph, varies = settled.structure.graph, dict[Node, bool]()
+    for node in graph.nodes:
+        if node.op in ("accum", "load"):
+            own = (ACCUM if node.op == "accum" else node.attr.name) in wanted
+        else:
+            own = any(varies[arg] for arg in node.args)
+        varies[node] = own and graph.types[node].kind == "float"
+    return {output.name for output in graph.outputs if not varies[output.node]}
 
 
 def _with_accum(graph: Graph) -> Graph:

@@ -115,7 +115,7 @@ def _load(node: Node, at: Setting) -> torch.Tensor:
     assert isinstance(load, Load)
     value = at.leaves[load.name]
     if value.dim():
-        value = _placed(viewed(value, load), load.dims or (), at.space)
+        value = _placed(viewed(value, load, torch.Tensor.reshape), load.dims or (), at.space)
     return value.to(dtype_of(at.graph.types[node].kind, at.problem.float_dtype))
 
 
