@@ -169,3 +169,11 @@ def test_small_problems_are_not_worth_compiling(monkeypatch):
     monkeypatch.setattr(native, "CONFIG", Config())
     args = arguments(lambda accum: accum + 1.0, torch.randn(4, 4), torch.randn(4, 4))
     assert any("EPIFUSE_NATIVE_ELEMENTS" in refusal.reason for refusal in ef.explain(args).refusals)
+
+
+def test_a_mask_that_is_a_constant():
+    a, b, q = torch.randn(8, 4), torch.randn(4, 16), torch.randn(8, 16)
+    for weight in (0.9, 0.1):
+        args = arguments(f"lambda accum, q: torch.lerp(accum, q, {weight})", a, b, q=q)
+        got = kernel_for(args).run(args)["D"]
+        torch.testing.assert_close(got, torch.lerp(a @ b, q, weight))

@@ -183,7 +183,8 @@ def emit(graph: Graph, streams: Sequence[Stream], inputs: Inputs, lanes: int) ->
     names |= {s.node: f"x{i}" for i, s in enumerate(streams) if not s.output}
     for node in graph.nodes:
         if node.op == "const":
-            names[node] = _constant(node)
+            is_mask = graph.types[node].kind == "mask"
+            names[node] = ("(m{} - 1)" if node.attr else "m{}") if is_mask else _constant(node)
         elif node not in names:
             names[node] = f"t{len(names)}"
             vector = "m" if graph.types[node].kind == "mask" else "v"

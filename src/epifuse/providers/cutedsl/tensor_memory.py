@@ -47,7 +47,8 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
     if not work.order:
         return None
     graph = work.walked
-    node = next(node for node in graph.nodes if node.op == "accum" and node.attr is not None)
+    parts = (node for node in graph.nodes if node.op == "accum" and node.attr is not None)
+    node = next(parts, graph.outputs[0].node)
     why = "it does not combine parts of a row, such as the two halves of a gate or every second column"
     return Reason(f"{why}: store the product, and combine its parts in PyTorch", graph.loc(node))
 
