@@ -135,8 +135,8 @@ def test_defaults() -> None:
     ("a", "b", "match"),
     [
         (A, B[:2], "the inner extents 3 and 2 differ"),
-        (A[0], B, "A must have 2 or 3 dims"),
-        (A, B[:, 0], "B must have 2 or 3 dims"),
+        (A[0], B, "A must have 2 dims at least"),
+        (A, B[:, 0], "B must have 2 dims at least"),
         (torch.stack([A, A]), torch.stack([B, B, B]), "the batch extents differ"),
         (A, B.half(), "the two dtypes must agree"),
         (A.to(torch.int8), B, "the two dtypes must agree"),

@@ -274,7 +274,7 @@ def test_batches_that_no_view_has() -> None:
     with pytest.raises(EpifuseError, match="inner extents"):
         ef.gemm(A, integers(2, 3, N, N))
     for a, b in ((A, B[0, 0, :, 0]), (A[0, 0, 0], B), (A[0, 0], B[0, 0, :, 0])):
-        with pytest.raises(EpifuseError, match="must have 2 or 3 dims"):
+        with pytest.raises(EpifuseError, match="must have 2 dims at least"):
             ef.gemm(a, b)
 
 

@@ -173,9 +173,7 @@ CATALOGUE: dict[str, Sentence] = {
         "these arguments cannot be pickled: the epilogue {name} cannot be imported by its name",
         "define it at the top of a module, or give it as source text",
     ),
-    "rank": Sentence(
-        _A, "{name} must have 2 or 3 dims, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"
-    ),
+    "rank": Sentence(_A, "{name} must have {count}, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"),
     "linear_bias_shape": Sentence(_A, "bias must be (N,), which is {want} for this weight; its shape is {bias}"),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
     "leading_strides": Sentence(
@@ -199,8 +197,8 @@ CATALOGUE: dict[str, Sentence] = {
     "leading_dims": Sentence(
         _U,
         "the leading dims are merged into one dim, so an epilogue cannot take {what}",
-        "flatten them yourself in x and in each operand that has them, so that the product has two or three dims: "
-        "x.flatten(0, -3)",
+        "flatten them yourself in A, which is x in ef.linear, and in operands that have them: A.flatten(0, -3); "
+        "in the epilogue accum.unflatten(0, (extent, extent)) has two of them again",
     ),
     "inner_extent": Sentence(
         _A,

@@ -41,7 +41,7 @@ EPILOGUE: dict[str, Sentence] = {
     "decorated": Sentence(
         _S,
         "{name} is wrapped by {wrapper}, which is not read",
-        "take the decorator off: an epilogue is parsed, never called",
+        "take the decorator off, or pass the function that it wraps: an epilogue is parsed, never called",
     ),
     "not_a_function": Sentence(
         _AT, "an epilogue is a Python function or its source as a string, not {value}", "{hint}"
@@ -121,11 +121,15 @@ EPILOGUE: dict[str, Sentence] = {
         "trace the function with make_fx and the decompositions of torch._inductor.decomposition",
     ),
     # --- the signature
-    "no_accum": Sentence(_S, "accum must be an input to the epilogue function", "name the first parameter accum"),
+    "no_accum": Sentence(
+        _S,
+        "accum must be an input to the epilogue function",
+        "name the first parameter accum; for a function of a library write lambda accum: function(accum)",
+    ),
     "accum_not_first": Sentence(
         _S,
         "accum must be the first positional parameter",
-        "move accum to the front; a method must be a staticmethod, without self",
+        "move accum to the front; a method is taken from an object, or is a staticmethod, without self",
     ),
     "accum_default": Sentence(_S, "accum is the product, and has no default"),
     "star_parameters": Sentence(_S, "the parameter {star} is not supported", "name each operand"),
@@ -244,7 +248,7 @@ EPILOGUE: dict[str, Sentence] = {
     "integers_wanted": Sentence(
         _T,
         "{op} takes integers, and this is {kind}",
-        "a number handed as an operand is a float; write .to(torch.int32)",
+        "write .to(torch.int32), which cuts the fraction; ef.floor(x / y) divides floats and rounds down",
     ),
     "dtypes_differ": Sentence(
         _T, "{op} takes floats of one dtype", "write .float() for integers and for what was cast to another dtype"

@@ -79,7 +79,7 @@ def describe(item: Any) -> str:
         case Static():
             return repr(item.value)
         case TupleValue() | Pieces():
-            return "a tuple"
+            return "a tuple or a list"
         case DtypeOf() | LimitsOf():
             return "the dtype of a value"
         case Module():

@@ -88,7 +88,7 @@ class Expressions(Context):
             return frame.env[node.id]
         if node.id in frame.source.assigned:
             raise self.fail("used_before_assignment", node, name=node.id)
-        return self.meaning(frame.scope.resolve(node.id, frame.loc(node)), node)
+        return self.meaning(frame.scope.resolve(node.id, frame.loc(node), frame.env), node)
 
     def member(self, base: Instance, name: str, at: ast.AST) -> names.Meaning:
         """`base.name`."""

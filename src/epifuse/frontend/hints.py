@@ -57,7 +57,7 @@ def words_for(syntax: type[ast.AST]) -> str:
 
 
 _PRODUCT = "the product is accum; a second product needs a second GEMM"
-_STEPS = "write the steps out, or put them into a helper function"
+_STEPS = "write the steps out; one that repeats may be a helper function, which is called for each"
 _HELPER = "define the helper outside the epilogue; it is inlined"
 _NO_FLOW = "an epilogue has no control flow; use where"
 
@@ -105,9 +105,11 @@ _INSTEAD: dict[str, str] = {
     "tensor_split": "write split([width, width, ...], dim=-1)",
     **dict.fromkeys(("tuple", "list"), "leave it out: the parts of a value are a tuple"),
     **dict.fromkeys(("flip", "sort", "topk", "argsort", "cumsum", "cumprod", "unique"), _NO_ORDER),
+    **dict.fromkeys(("median", "nanmedian", "quantile", "kthvalue", "mode"), _NO_ORDER),
     **dict.fromkeys(("len", "ndim", "dim"), _NO_SHAPE),
     **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
-    **dict.fromkeys(("expand", "expand_as", "repeat", "broadcast_to"), "leave it out: values broadcast by themselves"),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), "leave it out: values broadcast by themselves"),
+    **dict.fromkeys(("repeat", "tile", "repeat_interleave"), "store the value, and repeat it in PyTorch"),
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
     **dict.fromkeys(("layer_norm", "batch_norm"), _SPREAD),
     "rms_norm": _ROOT_MEAN_SQUARE,
@@ -184,10 +186,18 @@ def _nearest(name: str, known: Iterable[str], prefix: str) -> str:
     return f"did you mean {', '.join(prefix + found for found in near)}?" if near else _THE_PAGE
 
 
-def undefined_hint(name: str) -> str:
-    """What to do about a name that nothing defines."""
+def undefined_hint(name: str, defined: Iterable[str] = ()) -> str:
+    """What to do about a name that nothing defines, beside those that the epilogue has."""
+    if near := difflib.get_close_matches(name, defined, n=1, cutoff=_CLOSE):
+        return f"did you mean {near[0]}?"
     known = unknown_function_hint(name)
     return "make it a parameter, or define it before the epilogue" if known is _THE_PAGE else known
+
+
+def module_hint(name: str) -> str:
+    """What to write in place of a module of this class."""
+    own = f" with ef.{name.lower()}" if name.lower() in VOCABULARY else ""
+    return f"write a def or a lambda{own}; parameters of a module become parameters of the function"
 
 
 def unknown_method_hint(name: str) -> str:

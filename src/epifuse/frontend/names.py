@@ -9,7 +9,7 @@ import sys
 import types
 import weakref
 from collections import namedtuple
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -177,12 +177,12 @@ class Scope:
     is_root: bool = False
     """Whether the function is the epilogue itself, whose cells are those of `root`."""
 
-    def resolve(self, name: str, loc: Loc) -> Meaning:
-        """What `name` means here; raises where it means nothing an epilogue can use."""
+    def resolve(self, name: str, loc: Loc, own: Iterable[str] = ()) -> Meaning:
+        """What `name` means here; raises where it means nothing an epilogue can use. `own` names were meant, maybe."""
         reader = self._reader(name)
         value = reader.read(self.root)
         if value is _MISSING:
-            raise fail("undefined", loc, name=name, near=undefined_hint(name))
+            raise fail("undefined", loc, name=name, near=undefined_hint(name, own))
         return self.classify(value, name, reader, loc)
 
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
+from epifuse.frontend.hints import module_hint
 from epifuse.frontend.modules import is_altered, is_module
 from epifuse.frontend.remembered import remembered
 
@@ -189,7 +190,7 @@ def from_function(function: Callable[..., Any]) -> Source:
         is_front_end = isinstance(function, type) and hasattr(function, "__epifuse__")
         hint = f"make an object: {function.__name__}(...)" if is_front_end else "write a def or a lambda"
         if is_module(function):
-            hint = "write a def or a lambda; the parameters of a module become parameters of the function"
+            hint = module_hint(type(function).__name__)
         raise fail("not_a_function", None, value=_describe(function), hint=hint)
     return remembered("source", function.__code__, lambda: _checked(_find(function)))
 

@@ -82,6 +82,8 @@ def _conversion(value: object) -> str:
         return "torch.from_numpy(x) shares its memory"
     if callable(value):
         return "pass an epilogue by its name: epilogue=fn"
+    if value is None:
+        return "an operand that may be left out has None as its default in the epilogue"
     return "torch.tensor(x) makes one" if isinstance(value, (list, tuple)) else ""
 
 
@@ -122,7 +124,8 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
     check_device(names[1], b, a.device)
     for name, info, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
         if len(info.shape) not in (2, 3):
-            raise fail("rank", None, name=name, rows=rows, columns=columns, shape=info.shape)
+            count = "2 dims at least" if len(info.shape) < 2 else "2 or 3 dims"
+            raise fail("rank", None, name=name, count=count, rows=rows, columns=columns, shape=info.shape)
     if a.shape[-1] != b.shape[-2]:
         raise fail("inner_extent", None, a=a.shape, b=b.shape, k_a=a.shape[-1], k_b=b.shape[-2])
     if len(a.shape) == len(b.shape) == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):

@@ -179,8 +179,8 @@ def _syntax() -> Iterator[str]:
     yield "A name is assigned once, or `@ef.epilogue(reassign=True)` allows more. Numbers of the enclosing scope are"
     yield "read again at each call, and so are those that an object holds (`self.scale`); your own helper functions"
     yield "are inlined. Lambdas, bound methods, callable objects, `functools.partial`, source strings and activation"
-    yield "modules of `torch.nn` work too. A parameter whose default is None or a string is decided while parsing, by"
-    yield "what the call hands over: `accum if C is None else accum + C`."
+    yield "modules of `torch.nn` without weights, whose function is one below, work too. A parameter whose default is"
+    yield "None or a string is decided while parsing, by what the call hands over: `accum if C is None else accum + C`."
     yield ""
 
 

@@ -203,7 +203,7 @@ def ScaledLinCombPerColBiasEltAct(activation: Any, element: torch.dtype = torch.
 def ScaledLinCombPerRowBiasEltActAmaxAux(
     activation: Any, element: torch.dtype = torch.float8_e4m3fn, element_aux: torch.dtype = torch.float8_e4m3fn
 ) -> Visitor:
-    """As `ScaledLinCombPerRowBiasEltAct`, with aux = scale_aux * Z, amax_D = max |activation(Z)|, amax_aux = max |Z|.
+    """As `ScaledLinCombPerRowBiasEltAct`, with aux = scale_aux * Z, amax_D = max abs D unscaled, amax_aux = max abs Z.
 
     scale_d and amax_D are there only where D's `element` is fp8, scale_aux and amax_aux where aux's is.
     """
