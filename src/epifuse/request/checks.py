@@ -80,6 +80,8 @@ def _conversion(value: object) -> str:
     """What makes a tensor of `value`."""
     if isinstance(value, np.ndarray):
         return "torch.from_numpy(x) shares its memory"
+    if isinstance(value, torch.fx.Proxy):
+        return "torch.fx.symbolic_trace records no call of epifuse; torch.export, torch.compile and make_fx do"
     if callable(value):
         return "pass an epilogue by its name: epilogue=fn"
     if value is None:

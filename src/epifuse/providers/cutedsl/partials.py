@@ -203,7 +203,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     elif (cut := _of_parts(node, graph)) is not None:
         return cut
     elif {"m", "n"} <= graph.types[node].axes:
-        return f"it has no {name} over the batches alone yet"
+        return f"it has no {name} over the batches alone: store the value, and reduce it in PyTorch"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
         return f"it has no {name} of a value that is the same in every batch"
     return None
