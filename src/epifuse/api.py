@@ -383,11 +383,11 @@ def _outputs(request: Request, call: Written | None, fold: Fold | None, given: M
     """The outputs by name, in eager's shapes; the nodes of a trace where one is under way."""
     if call is None and is_selective():
         outputs = recorded(request)
-        return outputs if fold is None else fold.restored(outputs, given)
-    try:
-        outputs = run(request, call, fold)
-    except EpifuseError as error:
-        outputs = recorded(request, error if fold is None else fold.unfolded(error, given))
+    else:
+        try:
+            outputs = run(request, call, fold)
+        except EpifuseError as error:
+            outputs = recorded(request, error if fold is None else fold.unfolded(error, given))
     return outputs if fold is None else fold.restored(outputs, given)
 
 

@@ -248,7 +248,7 @@ class _Cutting:
         return self._made(node, args, attr)
 
     def _check_cuts(self, node: Node) -> None:
-        """Raise where the region begins or ends within a piece of N that a value of all columns counts along."""
+        """Raise where the region begins or ends within a head, or any other piece of N, that the node counts along."""
         for factor in (factor for dim in _dims_of(node) for factor in joined(dim) if factor.axis == "n"):
             piece = factor.stride * (factor.extent or 1)
             if any(column % piece for column in self.columns):
@@ -321,7 +321,7 @@ class _Cutting:
         if not any(factor == Factor("n", factor.stride) for factor in dim):
             return None
         along = joined(dim)
-        if len(along) > 1 or self.columns.start % along[0].stride or self.columns.stop % along[0].stride:
+        if len(along) > 1:
             raise self._cuts_a_dim(node)
         return self.columns.start // along[0].stride
 

@@ -136,8 +136,8 @@ class _Epilogue(torch.autograd.Function):
 
 
 def _apart(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Gradients:
-    """Gradients: those of views of leaves have no memory of another one or of one that arrives, as an operand of a sum
-    gets.
+    """The gradients `found`, where that of a view of a leaf is copied if it is also another one, or one that arrives.
+    The operands of a sum all get the tensor that arrives.
 
     A leaf takes over a gradient that nobody else holds, and adds to it in place. Behind a view, as leading dims that
     are folded, each gradient is a tensor of its own, and autograd does not see that they share memory. What is no leaf
@@ -204,7 +204,7 @@ class Recorded:
         needs = 0 in call.recorded, 1 in call.recorded
         leaves = {*wanted} if product else {*wanted} - {ACCUM}
         whole = {name for name, dtype in problem.dtypes if not dtype.is_floating_point}
-        fixed = tuple(name for name in parsed.output_names if name in whole | _apart_from(leaves, settled))
+        fixed = tuple(name for name in parsed.output_names if name in whole | _constant_outputs(leaves, settled))
         made = Recorded(Recording(settled, parsed, request.options, tensors, wanted, needs), fixed)
         made._choose()
         return made
@@ -345,8 +345,9 @@ class Recorded:
         return self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
 
 
-def _apart_from(wanted: Collection[str], settled: Settled) -> set[str]:
-    """Outputs that do not vary with `wanted`, accum or operands, or only by way of integers and masks."""
+def _constant_outputs(wanted: Collection[str], settled: Settled) -> set[str]:
+    """Outputs that have no derivative by any of `wanted`, which are accum or operands: they do not depend on them, or
+    only through integers and masks."""
     graph, varies = settled.structure.graph, dict[Node, bool]()
     for node in graph.nodes:
         if node.op in ("accum", "load"):

@@ -183,8 +183,7 @@ def emit(graph: Graph, streams: Sequence[Stream], inputs: Inputs, lanes: int) ->
     names |= {s.node: f"x{i}" for i, s in enumerate(streams) if not s.output}
     for node in graph.nodes:
         if node.op == "const":
-            is_mask = graph.types[node].kind == "mask"
-            names[node] = ("(m{} - 1)" if node.attr else "m{}") if is_mask else _constant(node)
+            names[node] = _constant(node, is_mask=graph.types[node].kind == "mask")
         elif node not in names:
             names[node] = f"t{len(names)}"
             vector = "m" if graph.types[node].kind == "mask" else "v"
@@ -193,7 +192,9 @@ def emit(graph: Graph, streams: Sequence[Stream], inputs: Inputs, lanes: int) ->
     return _prelude([node.op for node in graph.nodes], lanes) + _function(streams, inputs, body, lanes)
 
 
-def _constant(node: Node) -> str:
+def _constant(node: Node, *, is_mask: bool) -> str:
+    if is_mask:
+        return "(m{} - 1)" if node.attr else "m{}"
     value = float(node.attr)
     if value != value or value in (float("inf"), float("-inf")):
         text = '__builtin_nanf("")' if value != value else f"{'-' if value < 0 else ''}__builtin_inff()"

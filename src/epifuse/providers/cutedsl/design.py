@@ -36,11 +36,6 @@ class Rewriting(NamedTuple):
     of_b: bool = True
     narrow: torch.dtype | None = None
 
-    @property
-    def exchanged(self) -> Rewriting:
-        """The same of the other product."""
-        return self._replace(of_a=self.of_b, of_b=self.of_a)
-
 
 @dataclass(frozen=True)
 class Design:
@@ -93,6 +88,12 @@ class Design:
     def ctas(self) -> int:
         """CTAs of a cluster."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def rewritten_as_given(self) -> Rewriting | None:
+        """How the first kernel writes A and B as they are handed over, before they are exchanged."""
+        how = self.rewritten
+        return how._replace(of_a=how.of_b, of_b=how.of_a) if how is not None and self.swapped else how
 
     @property
     def schedule(self) -> str:

@@ -292,11 +292,8 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
             if output.name in names:
                 printed.append((output.name, place.shape, access.dtype))
     operands += [(name, None) for name, _ in given.scales]
-    held, how = filled(given), design.rewritten
-    if how is not None:
-        in_any_way = (how.of_b, how.of_a) if swapped else (how.of_a, how.of_b)
-    else:
-        in_any_way = design.by_warps, design.by_warps
+    held, how = filled(given), design.rewritten_as_given
+    in_any_way = (design.by_warps, design.by_warps) if how is None else (how.of_a, how.of_b)
     a, b = (
         _any_matrix(own, as_it_lies, extents["l"], batched)
         if in_any

@@ -151,12 +151,11 @@ def _rewritten(design: Design, problem: Problem) -> list[str]:
     """What a first kernel of the launch writes, but parts of float32, and what registers convert."""
     if design.converts:
         return [f"registers convert B from {short(problem.a.dtype)} to {short(problem.b.dtype)} as it is multiplied"]
-    how = design.rewritten
+    how = design.rewritten_as_given
     if how is None or how.parts > 1:
         return []
     if how.narrow is None:
-        own = how.exchanged if design.swapped else how
-        names = [name for name, is_copied in zip("AB", (own.of_a, own.of_b), strict=True) if is_copied]
+        names = [name for name, is_copied in zip("AB", (how.of_a, how.of_b), strict=True) if is_copied]
         are, them = ("are", "them") if len(names) > 1 else ("is", "it")
         return [f"{' and '.join(names)} {are} copied first, to where TMA can address {them}"]
     copied = ", and A is copied to where TMA can address it" if how.of_a else ""

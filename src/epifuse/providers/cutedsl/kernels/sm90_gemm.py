@@ -109,8 +109,8 @@ class Sm90Gemm:
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(programs)
         self.program, self.programs = program, programs
-        how = design.rewritten
-        self.rewrite: Any = None if how is None else Rewrite(how.exchanged if design.swapped else how, types[0])
+        how = design.rewritten_as_given
+        self.rewrite: Any = None if how is None else Rewrite(how, types[0])
         self.split = Split(design, accumulator)
         self.merging = merging_kernels(design, program)
 

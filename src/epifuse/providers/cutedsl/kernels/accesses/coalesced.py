@@ -49,8 +49,8 @@ class CoalescedStores(Stores):
             buffer[rows[v], columns[v] // each, team.group] = words[v // each]
 
     def _write(self, i: int, buffer: Any, spot: Spot, tile: Tile, team: Team) -> None:
-        """The rows that this warp deposited, each lane an element of a row, which has a register of its own. With
-        reads and stores one after the other 1000 x 1001 x 999 takes 5 % longer on an H200."""
+        """The rows that this warp deposited, each lane an element of a row. Several are read, each into a register of
+        its own, before one is stored: a store that follows its read at once waits for shared memory."""
         access, tensor, division = self.scene.program.stores[i], team.given.outputs[i], self.scene.division
         (height, width), size = self.scene.design.subtile, access.dtype.itemsize
         row_words, _, group_words = buffer.layout.stride
