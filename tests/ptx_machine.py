@@ -1,19 +1,24 @@
 """Executes the PTX of a kernel on the CPU, one block after the other: what a GPU would do to memory.
 
-It knows what kernels without tensor cores are made of: integers, float32 additions, conversions of 8 bits, branches,
-barriers, and loads and stores of global and shared memory. A load or store outside of memory, or at an address that is
-no multiple of its size, fails; so does an instruction that is not known.
+It knows what kernels that copy and those that multiply by mma.sync are made of: integers, float32 additions,
+conversions of 8 bits, branches, barriers, loads and stores of global and shared memory, cp.async, ldmatrix, and
+products of bfloat16. A load or store outside of memory, or at an address that is no multiple of its size, fails; so
+does an instruction that is not known. What cp.async brings arrives when it is waited for; before, its place holds NaN.
 """
 
+import itertools
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-_SHARED = 1 << 16
+_SHARED = 1 << 18
+_WARP = 32
+_LATE = 0xFF  # a byte of NaN
 
 
 class Instruction(NamedTuple):
@@ -38,7 +43,7 @@ class Kernel(NamedTuple):
         body = entry[entry.index("{") + 1 :].partition("\n}")[0]
         instructions: list[Instruction] = []
         labels = {}
-        for line in (line.partition("//")[0].strip() for line in body.splitlines()):
+        for line in _whole_lines(body):
             if line.endswith(":"):
                 labels[line[:-1]] = len(instructions)
             elif line and not line.startswith("."):
@@ -48,44 +53,97 @@ class Kernel(NamedTuple):
         return Kernel(instructions, labels)
 
 
+def _whole_lines(body: str) -> Iterator[str]:
+    """Without comments; an instruction of several lines is one."""
+    begun = ""
+    for line in (line.partition("//")[0].strip() for line in body.splitlines()):
+        begun = f"{begun} {line}".strip()
+        if not begun or begun[-1] in ";:" or begun[0] in ".}":
+            yield begun
+            begun = ""
+
+
 _LINE = re.compile(r"(?:@(!?)(%p\d+)\s+)?(\S+?)(?:\s+(.*))?;")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _PARAMETER = re.compile(r"\[.*_param_(\d+)(?:\+(\d+))?\]")
+_FLOAT = re.compile(r"b?f\d+(x2)?")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 
 
 def execute(
-    kernel: Kernel, parameters: Sequence[bytes], memory: np.ndarray, blocks: Iterable[int], threads: int
+    kernel: Kernel,
+    parameters: Sequence[bytes],
+    memory: np.ndarray,
+    blocks: Iterable[int],
+    threads: int,
+    *,
+    together: int | None = None,
 ) -> int:
-    """Execute these blocks; bytes of `memory` are at their own addresses. How many elements were stored in it."""
-    return sum(Block(kernel, parameters, memory, block, threads).execute() for block in blocks)
+    """Execute these blocks; bytes of `memory` are at their own addresses. How many elements were stored in it.
+
+    So many threads run `together`, up to a barrier or their end, before others do: all unless said otherwise. Where
+    they are fewer than all, what some leave for others without a barrier is found missing.
+    """
+    blocks = list(blocks)
+    return sum(
+        Block(kernel, parameters, memory, (block, len(blocks)), threads).execute(together or threads)
+        for block in blocks
+    )
+
+
+class TwoCopiesError(Exception):
+    """cp.async brings something to a place that another one is still to write: either may arrive last."""
+
+
+class Copied(NamedTuple):
+    """What cp.async brings: where in shared memory each thread's bytes go, and the bytes."""
+
+    to: np.ndarray
+    values: np.ndarray
 
 
 class Block:
     """The state of one block: registers hold bits as int64, an element a thread."""
 
     def __init__(
-        self, kernel: Kernel, parameters: Sequence[bytes], memory: np.ndarray, block: int, threads: int
+        self, kernel: Kernel, parameters: Sequence[bytes], memory: np.ndarray, block: tuple[int, int], threads: int
     ) -> None:
         self.kernel, self.parameters, self.memory, self.stored = kernel, parameters, memory, 0
-        self.shared = np.zeros(_SHARED, np.uint8)
-        self.registers = {"%tid.x": np.arange(threads), "%ctaid.x": np.full(threads, block)}
+        self.shared, self.under_way = np.zeros(_SHARED, np.uint8), np.zeros(_SHARED, bool)
+        self.registers = {"%tid.x": np.arange(threads), "%laneid": np.arange(threads) % _WARP}
+        for axis in "xz":  # along one of which blocks lie
+            self.registers |= {
+                f"%{name}.{axis}": np.full(threads, value)
+                for name, value in zip(("ctaid", "nctaid"), block, strict=True)
+            }
+        # By the number of threads that run together: copies that no group has yet, and groups under way.
+        self.begun: defaultdict[int, list[Copied]] = defaultdict(list)
+        self.groups: defaultdict[int, list[list[Copied]]] = defaultdict(list)
         self.at, self.waiting, self.over = np.zeros(threads, int), np.zeros(threads, bool), np.zeros(threads, bool)
 
-    def execute(self) -> int:
-        """All threads to their end: always those that are furthest behind."""
+    def execute(self, together: int) -> int:
+        """All threads to their end: of the first so many that do not wait, those that are furthest behind."""
+        number = np.arange(len(self.at)) // together
+        steps = {"ldmatrix": self.matrices, "mma": self.multiply, "shfl": self.shuffle}
         while not self.over.all():
             active = ~self.over & ~self.waiting
             if not active.any():
                 self.waiting[:] = False
                 continue
+            active &= number == number[active.argmax()]
             place = self.at[active].min()
             those = active & (self.at == place)
             one = self.kernel.instructions[place]
             self.at[those] += 1
             if one.predicate:
                 those = those & (self.registers[one.predicate].astype(bool) ^ one.negated)
-            self.step(one, those)
+            operation = one.name.split(".")[0]
+            if operation == "cp":
+                self.copy(one, those, int(number[those.argmax()]))
+            elif operation in steps:
+                steps[operation](one, those)
+            else:
+                self.step(one, those)
         return self.stored
 
     def step(self, one: Instruction, those: np.ndarray) -> None:
@@ -115,6 +173,7 @@ class Block:
         """An operand's bits as a number of this kind."""
         count = len(self.at)
         if operand.startswith("%"):
+            assert operand in self.registers or operand[-1].isdigit(), f"{operand} is not known"
             found = self.registers.setdefault(operand, np.zeros(count, np.int64))
         else:  # the start of shared memory is 0
             found = np.full(count, 0 if operand.startswith("__") else int(operand.replace("0f", "0x"), 0))
@@ -132,7 +191,7 @@ class Block:
     def parameter(self, one: Instruction, kind: str, those: np.ndarray) -> None:
         """Read one, or two neighbours."""
         index, offset = _PARAMETER.fullmatch(one.operands[1]).groups()
-        names = [name.strip() for name in one.operands[0].strip("{}").split(",")]
+        names = _names(one.operands[0])
         values = struct.unpack_from(
             f"<{len(names)}{'q' if _bits(kind) == 64 else 'i'}", self.parameters[int(index)], int(offset or 0)
         )
@@ -140,23 +199,103 @@ class Block:
             self.put(name, np.full(len(self.at), value), those)
 
     def access(self, one: Instruction, kind: str, those: np.ndarray) -> None:
-        """Load or store."""
+        """Load or store one value or several that lie side by side."""
         is_global, size = ".global" in one.name, _bits(kind) // 8
         is_load = one.name.startswith("ld")
         target, source = one.operands
-        register, offset = _ADDRESS.fullmatch(source if is_load else target).groups()
-        where = self.value(register, "s64")[those] + int(offset or 0)
+        names = _names(target if is_load else source)
         held = self.memory if is_global else self.shared
+        where = self.address(source if is_load else target, those, size * len(names), len(held))
+        self.stored += len(names) * len(where) if is_global and not is_load else 0
+        for place, name in enumerate(names):
+            first = where + place * size
+            if is_load:
+                found = np.zeros(len(self.at), np.int64)
+                found[those] = sum(held[first + i].astype(np.int64) << 8 * i for i in range(size))
+                self.put(name, found, those)
+            else:
+                for i in range(size):
+                    held[first + i] = self.value(name, kind)[those] >> 8 * i & 255
+
+    def address(self, operand: str, those: np.ndarray, size: int, limit: int) -> np.ndarray:
+        """Of each of those threads."""
+        register, offset = _ADDRESS.fullmatch(operand).groups()
+        where = self.value(register, "s64")[those] + int(offset or 0)
         assert (where % size == 0).all(), "an address that is no multiple of the size"
-        assert ((where >= 0) & (where + size <= len(held))).all(), "an address outside of memory"
-        if is_load:
-            found = np.zeros(len(self.at), np.int64)
-            found[those] = sum(held[where + i].astype(np.int64) << 8 * i for i in range(size))
-            self.put(target, found, those)
+        assert ((where >= 0) & (where + size <= limit)).all(), "an address outside of memory"
+        return where
+
+    def copy(self, one: Instruction, those: np.ndarray, number: int) -> None:
+        """cp.async: start a copy, close a group, or wait until so few groups are under way."""
+        begun, groups = self.begun[number], self.groups[number]
+        if "commit_group" in one.name:
+            groups.append(self.begun.pop(number))
+        elif "wait_group" in one.name:
+            assert not begun, "copies that no group has"
+            done = max(len(groups) - int(one.operands[0]), 0)
+            for copied in itertools.chain(*groups[:done]):
+                self.shared[copied.to], self.under_way[copied.to] = copied.values, False
+            del groups[:done]
         else:
-            self.stored += len(where) if is_global else 0
-            for i in range(size):
-                held[where + i] = self.value(source, kind)[those] >> 8 * i & 255
+            to, source, size, *limited = one.operands
+            size = int(size)
+            bytes_ = self.address(to, those, size, len(self.shared))[:, None] + np.arange(size)
+            count = self.value(limited[0], "s32")[those] if limited else np.full(len(bytes_), size)
+            values = np.zeros(bytes_.shape, np.uint8)
+            is_read = count > 0
+            assert (count[is_read] == size).all(), "a part of a copy"
+            reading = those.copy()
+            reading[those] = is_read
+            values[is_read] = self.memory[
+                self.address(source, reading, size, len(self.memory))[:, None] + np.arange(size)
+            ]
+            if self.under_way[bytes_].any():
+                raise TwoCopiesError
+            self.shared[bytes_], self.under_way[bytes_] = _LATE, True
+            begun.append(Copied(bytes_, values))
+
+    def matrices(self, one: Instruction, those: np.ndarray) -> None:
+        """ldmatrix of four matrices of 8 x 8 elements of 16 bits, whose rows lie where the lanes say."""
+        target, source = one.operands
+        rows = self.address(source, those, 16, len(self.shared)).reshape(-1, 4, 8)  # a warp, a matrix
+        found = self.shared[rows[..., None] + np.arange(16)].view(np.uint16).astype(np.int64)
+        if ".trans" in one.name:
+            found = found.swapaxes(-1, -2)
+        pairs = (found[..., 0::2] | found[..., 1::2] << 16).reshape(len(rows), 4, _WARP)
+        for i, name in enumerate(_names(target)):
+            values = np.zeros(len(self.at), np.int64)
+            values[those] = pairs[:, i].reshape(-1)
+            self.put(name, _number(values, "b32"), those)
+
+    def multiply(self, one: Instruction, those: np.ndarray) -> None:
+        """mma.sync of 16 x 8 x 16 floats of 16 bits, added up in float32: a fragment's register has two of K, or one
+        sum."""
+        assert one.name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", one.name
+        a, b, c = (
+            np.stack([self.registers[name][those].astype(np.uint32) for name in _names(operand)])
+            for operand in one.operands[1:]
+        )
+        a, b = (np.stack([x << 16, x & 0xFFFF0000], -1).view(np.float32) for x in (a, b))
+        # Registers, warps, eight lanes, four lanes, and two.
+        a = a.reshape(2, 2, -1, 8, 4, 2).transpose(2, 1, 3, 0, 4, 5).reshape(-1, 16, 16)  # warps, rows, K
+        b = b.reshape(2, -1, 8, 4, 2).transpose(1, 0, 3, 4, 2).reshape(-1, 16, 8)  # warps, K, columns
+        products = (a @ b).reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(c.shape)
+        sums = (c.view(np.float32) + products).view(np.uint32).astype(np.int64)
+        for name, found in zip(_names(one.operands[0]), sums, strict=True):
+            values = np.zeros(len(self.at), np.int64)
+            values[those] = found
+            self.put(name, _number(values, "b32"), those)
+
+    def shuffle(self, one: Instruction, those: np.ndarray) -> None:
+        """shfl.sync by an exclusive or of lanes, or from one lane."""
+        lanes, by = np.arange(len(self.at)), int(one.operands[2])
+        source = lanes ^ by if ".bfly" in one.name else lanes // _WARP * _WARP + by
+        self.put(one.operands[0], self.value(one.operands[1], "b32")[source], those)
+
+
+def _names(operand: str) -> list[str]:
+    """Of one register, or of several in braces."""
+    return [name.strip() for name in operand.strip("{}").split(",")]
 
 
 def _bits(kind: str) -> int:
@@ -202,7 +341,7 @@ _WHOLE = {
     "div": lambda x, y: np.sign(x) * np.sign(y) * (abs(x) // np.maximum(abs(y), 1)),
     "mov": lambda x: x,
     "cvt": lambda x: x,
-    "shfl": lambda x, *_: x,  # of a value that all lanes have
+    "neg": lambda x: -x,
 }
 
 
@@ -245,6 +384,7 @@ _CONVERSIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "cvt.rn.f16x2.e4m3x2": _between(torch.float8_e4m3fn, 2, torch.float16),
     "cvt.rn.f16x2.e5m2x2": _between(torch.float8_e5m2, 2, torch.float16),
     "cvt.f32.f16": _between(torch.float16, 1, torch.float32),
+    "cvt.rn.bf16.f32": _between(torch.float32, 1, torch.bfloat16),
     "cvt.rn.bf16x2.f32": lambda high, low: _bits_of(
         torch.stack([_floats(x, torch.float32, 1)[0] for x in (low, high)]).to(torch.bfloat16)
     ),
@@ -264,4 +404,5 @@ def _result(name: str, kind: str, sources: Sequence[np.ndarray], chosen: np.ndar
     if kind == "f32" and operation in _FLOATS:
         floats = [source.astype(np.uint32).view(np.float32) for source in sources]
         return _FLOATS[operation](*floats).view(np.uint32).astype(np.int64)
+    assert operation == "mov" or not any(map(_FLOAT.fullmatch, further)), f"{name} is not known"
     return _number(_WHOLE[operation](*sources), kind)

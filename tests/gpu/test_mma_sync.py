@@ -129,9 +129,9 @@ def test_large_products_of_odd_extents_are_exact(hopper: Machine) -> None:
 @pytest.mark.parametrize("layouts", [("rows", "columns"), ("columns", "rows"), ("even", "padded")], ids=str)
 @pytest.mark.parametrize("design", MULTISTAGE_DESIGNS, ids=str)
 def test_every_tile(design: Any, layouts: tuple[str, str], machine: Machine) -> None:
-    """Of several tiles, the last ones ragged. The largest is for copies of 8 bytes at least."""
-    more, k = ((72, 24), 160) if design.tile == (256, 128) else ((77, 26), 158)
-    layouts = ("padded", "padded") if design.tile == (256, 128) and layouts[0] == "even" else layouts
+    """Of several tiles, the last ones ragged. Those of 256 rows are for copies of 8 bytes at least."""
+    more, k = ((72, 24), 160) if design.tile[0] == 256 else ((77, 26), 158)
+    layouts = ("padded", "padded") if design.tile[0] == 256 and layouts[0] == "even" else layouts
     m, n = (2 * tile + ragged for tile, ragged in zip(design.tile, more, strict=True))
     a, b = machine.laid_out(machine.whole(m, k), layouts[0]), machine.laid_out(machine.whole(k, n), layouts[1])
     source = EPILOGUES["operands"]

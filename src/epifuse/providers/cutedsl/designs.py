@@ -104,17 +104,18 @@ took 1.25 of their time at least for 260 x 1536 x 8960 (split_many_h100_second.j
 MULTISTAGE_DESIGNS = tuple(
     Design(tile, (1, 1), False, instruction=MMA_SYNC, abreast=abreast)
     for tile, abreast in (
+        ((256, 64), MATH_GROUPS),
         ((256, 128), 1),
         ((128, 64), MATH_GROUPS),
-        ((256, 64), 1),
         ((128, 128), 1),
         ((128, 32), MATH_GROUPS),
         ((128, 256), 1),
     )
 )
 """Candidates of the kernel for mma.sync. A warp reads all rows of B that its warp group multiplies, and its own rows of
-A: two tiles of 128 x 64 abreast take 0.85 of the time of one of 128 x 128 (mma_sync_h100.json), which is for heads and
-whole rows of 128 columns. The last one is for the widest rows."""
+A: two tiles of 128 x 64 abreast take 0.85 of the time of one of 128 x 128 (mma_sync_h100.json), and two of 256 x 64
+take 0.98 to 1.00 of that of one of 256 x 128 (mma_sync_h200.json). Those of 128 columns are for heads and whole rows,
+and the last one for the widest rows."""
 
 
 TENSOR_MEMORY_DESIGNS = tuple(
