@@ -1,8 +1,8 @@
 """Executes the PTX of a kernel on the CPU, one block after the other: what a GPU would do to memory.
 
-It knows what kernels that copy and those that multiply by mma.sync are made of: integers, float32 additions,
+It knows what kernels that copy and those that multiply by mma.sync are made of: integers, float32 arithmetic,
 conversions of 8 bits, branches, barriers, loads and stores of global and shared memory, cp.async, ldmatrix, and
-products of bfloat16. A load or store outside of memory, or at an address that is no multiple of its size, fails; so
+products of mma.sync. A load or store outside of memory, or at an address that is no multiple of its size, fails; so
 does an instruction that is not known. What cp.async brings arrives when it is waited for; before, its place holds NaN.
 """
 
@@ -268,19 +268,23 @@ class Block:
             self.put(name, _number(values, "b32"), those)
 
     def multiply(self, one: Instruction, those: np.ndarray) -> None:
-        """mma.sync of 16 x 8 x 16 floats of 16 bits, added up in float32: a fragment's register has two of K, or one
-        sum."""
-        assert one.name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", one.name
+        """mma.sync of 16 x 8 x 32 bytes: a register of a fragment has neighbours along K, or one sum."""
+        of_sums, of_a, of_b = one.name.split(".")[6:9]
         a, b, c = (
             np.stack([self.registers[name][those].astype(np.uint32) for name in _names(operand)])
             for operand in one.operands[1:]
         )
-        a, b = (np.stack([x << 16, x & 0xFFFF0000], -1).view(np.float32) for x in (a, b))
-        # Registers, warps, eight lanes, four lanes, and two.
-        a = a.reshape(2, 2, -1, 8, 4, 2).transpose(2, 1, 3, 0, 4, 5).reshape(-1, 16, 16)  # warps, rows, K
-        b = b.reshape(2, -1, 8, 4, 2).transpose(1, 0, 3, 4, 2).reshape(-1, 16, 8)  # warps, K, columns
-        products = (a @ b).reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(c.shape)
-        sums = (c.view(np.float32) + products).view(np.uint32).astype(np.int64)
+        a, b = (
+            np.moveaxis(_floats(x.astype(np.int64), _FACTORS[of], 4 // _FACTORS[of].itemsize).double().numpy(), 0, -1)
+            for x, of in ((a, of_a), (b, of_b))
+        )
+        # Registers, warps, eight lanes, four lanes, and neighbours.
+        a = a.reshape(2, 2, -1, 8, 4, a.shape[-1]).transpose(2, 1, 3, 0, 4, 5)
+        b = b.reshape(2, -1, 8, 4, b.shape[-1]).transpose(1, 0, 3, 4, 2)
+        products = a.reshape(len(a), 16, -1) @ b.reshape(len(b), -1, 8)
+        products = products.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(c.shape)
+        held = np.dtype({"f32": np.float32, "s32": np.int32}[of_sums])
+        sums = (c.view(held) + products).astype(held).view(np.uint32).astype(np.int64)
         for name, found in zip(_names(one.operands[0]), sums, strict=True):
             values = np.zeros(len(self.at), np.int64)
             values[those] = found
@@ -301,7 +305,7 @@ def _names(operand: str) -> list[str]:
 def _bits(kind: str) -> int:
     if kind in _PAIRS:
         return 16 if kind in ("e4m3x2", "e5m2x2") else 32
-    return 1 if kind == "pred" else int(kind[1:])
+    return 1 if kind == "pred" else int(kind.lstrip("bfsu"))
 
 
 _PAIRS = ("bf16x2", "f16x2", "e4m3x2", "e5m2x2")
@@ -316,7 +320,16 @@ def _number(bits: np.ndarray, kind: str) -> np.ndarray:
     return low if kind[0] == "u" or size == 1 else np.where(low >> size - 1 == 1, low - (1 << size), low)
 
 
-_FLOATS = {"add": np.add, "sub": np.subtract}
+_FACTORS = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "s8": torch.int8, "u8": torch.uint8}
+"""What mma.sync multiplies. tf32 is handed over rounded."""
+_FLOATS: Mapping[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32),
+    "max": np.maximum,
+}
+"""max is that of NaN alone."""
 _COMPARED = {
     "gt": np.greater,
     "ge": np.greater_equal,
@@ -377,6 +390,11 @@ def _less(dtype: torch.dtype) -> Callable[..., np.ndarray]:
     return lambda x, y: _bits_of(_floats(x, dtype, 2) - _floats(y, dtype, 2))
 
 
+def _narrowed(dtype: torch.dtype) -> Callable[..., np.ndarray]:
+    """A conversion of two floats to a pair."""
+    return lambda high, low: _bits_of(torch.stack([_floats(x, torch.float32, 1)[0] for x in (low, high)]).to(dtype))
+
+
 _CONVERSIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "prmt.b32": _apart,
     "sub.rn.bf16x2": _less(torch.bfloat16),
@@ -384,10 +402,11 @@ _CONVERSIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "cvt.rn.f16x2.e4m3x2": _between(torch.float8_e4m3fn, 2, torch.float16),
     "cvt.rn.f16x2.e5m2x2": _between(torch.float8_e5m2, 2, torch.float16),
     "cvt.f32.f16": _between(torch.float16, 1, torch.float32),
+    "cvt.f32.bf16": _between(torch.bfloat16, 1, torch.float32),
+    "cvt.rna.tf32.f32": lambda x: (x & 0xFFFFFFFF) + 0x1000 & ~0x1FFF,
     "cvt.rn.bf16.f32": _between(torch.float32, 1, torch.bfloat16),
-    "cvt.rn.bf16x2.f32": lambda high, low: _bits_of(
-        torch.stack([_floats(x, torch.float32, 1)[0] for x in (low, high)]).to(torch.bfloat16)
-    ),
+    "cvt.rn.bf16x2.f32": _narrowed(torch.bfloat16),
+    "cvt.rn.f16x2.f32": _narrowed(torch.float16),
 }
 """By their whole names."""
 
@@ -402,6 +421,7 @@ def _result(name: str, kind: str, sources: Sequence[np.ndarray], chosen: np.ndar
     if operation == "setp":
         return _COMPARED[further[0]](*sources).astype(np.int64)
     if kind == "f32" and operation in _FLOATS:
+        assert operation != "max" or "NaN" in further, name
         floats = [source.astype(np.uint32).view(np.float32) for source in sources]
         return _FLOATS[operation](*floats).view(np.uint32).astype(np.int64)
     assert operation == "mov" or not any(map(_FLOAT.fullmatch, further)), f"{name} is not known"

@@ -1,6 +1,5 @@
 """The kernel for mma.sync, executed on the CPU from its PTX: its copies, its main loop, and what it stores."""
 
-import math
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gpu.test_mma_sync import BF16, PLAIN
+from gpu.test_mma_sync import BF16, EPILOGUES, PLAIN
 from gpu.test_mma_sync import never_run as never_run  # a fixture
 from machine_code import reported
 from ptx_machine import Kernel, TwoCopiesError, execute
@@ -23,6 +22,7 @@ ALIGNED, ODD = (264, 136, 264), (259, 131, 141)
 """(M, N, K): several tiles each, in one block, with more blocks of K than stages, and a rest along each."""
 BAND = 2  # tiles along m
 NAN = 0xFF
+ALIGNMENT = 256
 WAITS = 3  # before the main loop, in it and behind it
 
 
@@ -36,7 +36,8 @@ def test_products(design: Design, layouts: tuple[str, str], tmp_path: Path, neve
         assert "odd" in layouts
         pytest.skip("its accumulator leaves no registers for copies of single elements")
     ptx, step = _compiled(kernels[design], tmp_path)
-    assert torch.equal(_executed(ptx, step, a, b), _product(a, b))
+    (found,) = _executed(ptx, step, a, b)
+    assert torch.equal(found, _product(a, b))
 
 
 @pytest.mark.parametrize(("what", "count"), [("cp.async.wait_group", WAITS), ("bar.sync", WAITS - 1)])
@@ -47,12 +48,42 @@ def test_without_one_of_its_waits_the_product_is_wrong(what: str, count: int, tm
     (kernel,) = (one for one in ef.get_kernels(_arguments(a, b), cc=80) if one.spec.design.tile == (128, 64))
     ptx, step = _compiled(kernel, tmp_path)
     lines = ptx.splitlines()
-    found = [i for i, line in enumerate(lines) if line.split("//")[0].split()[:1] == [what]]
-    assert len(found) == WAITS
-    for i in found[:count]:
+    waits = [i for i, line in enumerate(lines) if line.split("//")[0].split()[:1] == [what]]
+    assert len(waits) == WAITS
+    for i in waits[:count]:
         with suppress(TwoCopiesError):
-            result = _executed("\n".join(lines[:i] + lines[i + 1 :]), step, a, b)
-            assert not torch.equal(result, _product(a, b)), lines[i]
+            (found,) = _executed("\n".join(lines[:i] + lines[i + 1 :]), step, a, b)
+            assert not torch.equal(found, _product(a, b)), lines[i]
+
+
+DTYPES = {torch.float16: torch.float16, torch.float32: torch.float32, torch.int8: torch.int32, torch.uint8: torch.int32}
+"""Of A and B beside bfloat16, and of D."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype: torch.dtype, tmp_path: Path, never_run: None) -> None:
+    a, b = (x.abs() if dtype == torch.uint8 else x for x in _matrices("rows", "rows"))
+    a, b = a.to(dtype), b.to(dtype)
+    (kernel,) = ef.get_kernels(_arguments(a, b), cc=80, limit=1)
+    want = a.double() @ b.double().t()
+    (found,) = _executed(*_compiled(kernel, tmp_path), a, b, [], [DTYPES[dtype]])
+    assert torch.equal(found.double(), want)
+
+
+@pytest.mark.parametrize("layout", ["rows", "odd"])
+def test_operands(layout: str, tmp_path: Path, never_run: None) -> None:
+    """A matrix, a vector along N, which shared memory holds, and one along M; two outputs."""
+    a, b = _matrices(layout, "rows")
+    drawn = torch.Generator().manual_seed(1)
+    m, n = len(a), len(b)
+    matrix, vector = (torch.randint(-4, 4, shape, generator=drawn).to(BF16) for shape in ((m, n), (n,)))
+    column = torch.randint(-4, 4, (m, 1), generator=drawn).float()
+    operands = {"C": matrix, "bias": vector, "column": column}
+    (kernel,) = ef.get_kernels(_arguments(a, b, EPILOGUES["operands"], **operands), cc=80, limit=1)
+    found = _executed(*_compiled(kernel, tmp_path), a, b, [*operands.values()], [BF16, BF16])
+    accum = a.double() @ b.double().t()
+    assert torch.equal(found[0], ((accum + matrix * vector).relu() + column).to(BF16))
+    assert torch.equal(found[1], (accum - matrix).to(BF16))
 
 
 def _matrices(*layouts: str) -> list[torch.Tensor]:
@@ -64,8 +95,9 @@ def _matrices(*layouts: str) -> list[torch.Tensor]:
     return [x if layout != "columns" else x.t().contiguous().t() for x, layout in zip(matrices, layouts, strict=True)]
 
 
-def _arguments(a: torch.Tensor, b: torch.Tensor) -> ef.GemmArguments:
-    return ef.GemmArguments(a, b.t(), epilogue=ef.EpilogueArguments.partial(PLAIN, {}))
+def _arguments(a: torch.Tensor, b: torch.Tensor, source: str = PLAIN, **operands: torch.Tensor) -> ef.GemmArguments:
+    asked = ef.Constraints(precision="tf32") if a.dtype == torch.float32 else ef.Constraints()
+    return ef.GemmArguments(a, b.t(), epilogue=ef.EpilogueArguments.partial(source, operands), constraints=asked)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -78,26 +110,42 @@ def _compiled(kernel: ef.Kernel, folder: Path) -> tuple[str, tuple[int, int]]:
     return reported(program.text, folder).__ptx__, program.design.step
 
 
-def _executed(ptx: str, step: tuple[int, int], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """D, by one CTA."""
-    starts = np.cumsum([0, *(-(-2 * x.numel() // 16) * 16 for x in (a, b))])
+def _executed(
+    ptx: str,
+    step: tuple[int, int],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: Sequence[torch.Tensor] = (),
+    outputs: Sequence[torch.dtype] = (BF16,),
+) -> list[torch.Tensor]:
+    """(M, N) of each dtype, by one CTA."""
     shape = len(a), len(b)
-    memory = np.full(starts[-1] + 2 * math.prod(shape), NAN, np.uint8)
-    for start, x in zip(starts, (a, b), strict=False):
-        memory[start : start + 2 * x.numel()] = x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
+    held = [a, b, *operands, *(torch.empty(shape, dtype=dtype) for dtype in outputs)]
+    starts = np.cumsum([0, *(-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in held)])
+    memory = np.full(starts[-1], NAN, np.uint8)
+    for start, x in zip(starts, held[: 2 + len(operands)], strict=False):
+        memory[start : start + x.nbytes] = x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
     parameters = [
         *(_factor(start, x) for start, x in zip(starts, (a, b), strict=False)),
-        struct.pack("<qiiiiqqq", starts[-1], *shape, 1, 0, shape[1], 1, 0),
+        *(_of_epilogue(start, x.expand(shape)) for start, x in zip(starts[2:], held[2:], strict=False)),
         *_raster(shape, step),
     ]
     execute(Kernel.of(ptx, "Sm80Gemm"), parameters, memory, [0], THREADS, together=THREADS // 2)
-    return torch.from_numpy(memory[starts[-1] :].view(np.int16)).view(BF16).view(shape)
+    places = zip(starts[2 + len(operands) :], held[2 + len(operands) :], strict=False)
+    return [torch.from_numpy(memory[at : at + x.nbytes]).view(x.dtype).view(shape) for at, x in places]
 
 
 def _factor(start: int, x: torch.Tensor) -> bytes:
-    """A or B as (rows, K, 1), of whose strides one is known to be 1."""
+    """A or B as (rows, K, 1), of whose strides one is known to be 1. Numbers of 8 bits are copied as pairs."""
     stride = max(x.stride())
+    if x.itemsize == 1:
+        x, stride = x[:, ::2], stride // 2
     return struct.pack("<qiiiiqq", start, *x.shape, 1, 0, stride, 0)
+
+
+def _of_epilogue(start: int, x: torch.Tensor) -> bytes:
+    """(M, N, 1), of any strides."""
+    return struct.pack("<qiiiiqqq", start, *x.shape, 1, 0, *x.stride(), 0)
 
 
 def _raster(shape: Sequence[int], step: Sequence[int]) -> list[bytes]:
