@@ -21,6 +21,7 @@ from epifuse.frontend.python_function import Parsed, parse
 from epifuse.frontend.remembered import KEPT, Kept, remembered
 from epifuse.frontend.signature import held_defaults, is_fixed, written_defaults
 from epifuse.frontend.source import from_string
+from epifuse.fusion.vocabulary import ours
 
 
 def parsed(epilogue: Any, *handed: Any) -> Parsed:
@@ -90,6 +91,7 @@ def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapp
         lambda: _shared(parse(function, reassign=reassign, given=_given(function, root), root=root, handed=decided)),
         (
             id(function.__globals__) if is_function else None,
+            ours(function),  # some share the code of what checks their arguments
             reassign,
             root.receiver is None,
             _kinds(defaults),

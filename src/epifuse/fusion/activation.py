@@ -7,8 +7,13 @@ is fixed when the epilogue is parsed. Formulas are PyTorch's of the same name un
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
 
 from epifuse.fusion.literals import checked
 from epifuse.fusion.primitives import (
@@ -35,6 +40,21 @@ _SQRT_2_OVER_PI = 0.7978845608028654
 _LEAST_NORMAL = 2.0**-126
 
 
+def _as_torch(function: Callable[..., Value]) -> Callable[..., Value]:
+    """`function`, which on floats is PyTorch's of its name: at ties and bounds that has another derivative."""
+    own = getattr(F, function.__name__)
+
+    @functools.wraps(function)
+    def call(x: Value, *further: Any, **named: Any) -> Value:
+        numbers = not any(isinstance(value, torch.Tensor) for value in (*further, *named.values()))
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and numbers:
+            with suppress(ValueError):  # of hardtanh, where the smaller bound is the larger one
+                return own(x, *further, **named)
+        return function(x, *further, **named)
+
+    return call
+
+
 def identity(x: Value) -> Value:
     """x."""
     return x
@@ -45,11 +65,13 @@ def square(x: Value) -> Value:
     return x * x
 
 
+@_as_torch
 def relu(x: Value) -> Value:
     """max(x, 0); NaN stays NaN."""
     return maximum(x, 0)
 
 
+@_as_torch
 def relu6(x: Value) -> Value:
     """min(max(x, 0), 6)."""
     return clip(x, 0, 6)
@@ -96,6 +118,7 @@ def sigmoid(x: Value) -> Value:
     return 1.0 / (1.0 + exp(-x))
 
 
+@_as_torch
 def logsigmoid(x: Value) -> Value:
     """log(sigmoid(x)), without overflow."""
     return minimum(x, 0) - log1p(exp(-abs(x)))
@@ -127,21 +150,25 @@ def silu(x: Value) -> Value:
     return x * sigmoid(x)
 
 
+@_as_torch
 def hardswish(x: Value) -> Value:
     """x relu6(x + 3) / 6."""
     return x * relu6(x + 3.0) / 6.0
 
 
+@_as_torch
 def hardsigmoid(x: Value) -> Value:
     """relu6(x + 3) / 6."""
     return relu6(x + 3.0) / 6.0
 
 
+@_as_torch
 def hardtanh(x: Value, min_val: Value = -1.0, max_val: Value = 1.0) -> Value:
     """x clamped to [min_val, max_val]."""
     return clip(x, min_val, max_val)
 
 
+@_as_torch
 def softplus(x: Value, beta: Value = 1.0, threshold: Value = 20.0) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     scaled = x * beta
