@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from epifuse.fusion import host
-from epifuse.ir import Dims, Node
+from epifuse.ir import Dims, Factor, Node
+from epifuse.ir.graph import topological
 from epifuse.ir.types import dim_size, promote, shape_of
 from epifuse.passes.alignment import Alignment, Postponed, Typed, narrow_of
 from epifuse.passes.dims import (
@@ -158,7 +160,7 @@ class Layout(Alignment):
         kind = promote([arg.kind for arg in args])
         if not (stacks or dim_size(own, self.extents)):  # parts without a column, as their row
             return next(arg for arg in args if arg.kind == kind)
-        factor = free(dims, len(args), own, self.extents)
+        factor = free(dims, len(args), own, self.extents, self.taken_of([arg.node for arg in args]))
         result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])
         place = self.emit("index", attr=(factor,), kind="int32", dims=((factor,),))
         found = args[-1].node
@@ -167,6 +169,21 @@ class Layout(Alignment):
             mask = self.emit("eq", place, here, kind="mask", dims=((factor,),))
             found = self.emit("where", mask, arg.node, found, kind=kind, dims=result)
         return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
+
+    def taken_of(self, roots: Sequence[Node]) -> list[Factor]:
+        """The factors of which these values are places, as far as the last parts that were taken say; those of most
+        values first."""
+        for node in topological(roots, self.last_taken):
+            below = [self.last_taken[arg] for arg in node.args]
+            own = (factor for factor, _ in node.attr) if node.op == "pick" else ()
+            self.last_taken[node] = frozenset(own) if node.op == "pick" else frozenset().union(*below)
+        counts = Counter(factor for root in roots for factor in self.last_taken[root])
+        return sorted(counts, key=lambda factor: (-counts[factor], factor.axis, factor.stride))
+
+    @cached_property
+    def last_taken(self) -> dict[Node, frozenset[Factor]]:
+        """By value, what `taken_of` found."""
+        return {}
 
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
         if isinstance(x.raw, Postponed):

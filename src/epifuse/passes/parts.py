@@ -90,6 +90,8 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     """
     shape = list(shape_of(dims, extents))
     size, width = shape[at], part.size
+    if width == size == 1 and part.drops:
+        return (*dims[:at], *dims[at + 1 :]), ()
     if any(factor.along != "n" for factor in dims[at]):
         raise DimsError("part_axis")
     if width == size and not part.drops:
@@ -142,11 +144,11 @@ def uneven(
     return tuple(tuple(own.get(factor, factor) for factor in dim) for dim in dims), columns
 
 
-def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> Factor:
+def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents, known: Iterable[Factor] = ()) -> Factor:
     """A factor of N or of a region, of `count` elements, that values with these dims do not vary over: where they join.
 
-    That behind which the factors `beside` lie, if it is free; so the parts of a row join to the row again. Raises
-    `DimsError` where there is none.
+    The first of those that are `known` if one is free, so that parts join as they were taken; else that behind which
+    the factors `beside` lie. Raises `DimsError` where there is none.
     """
     beside = tuple(beside)
     axis = next((f.axis for dim in (*dims, beside) for f in dim if f.along == "n"), "n")
@@ -156,6 +158,11 @@ def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents) -> 
     ends = sorted({1, size, *(stride for stride, _ in taken), *(stride * extent for stride, extent in taken)})
     held = {stride for stride, _ in taken}
     gaps = [(low, high // low) for low, high in pairwise(ends) if low and low not in held]
+    for factor in known:
+        last = factor.stride * count
+        within = any(not (factor.stride % low or low * room % last) for low, room in gaps)
+        if within and factor.axis == axis and factor.size(extents) == count:
+            return factor
     above = max((f.stride * f.size(extents) for f in beside if f.axis == axis), default=1)
     fitting = [low for low, room in sorted(gaps, key=lambda gap: gap[0] != above) if room % count == 0]
     if not fitting:

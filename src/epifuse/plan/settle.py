@@ -14,7 +14,7 @@ import torch
 from epifuse.base.dtypes import default_accumulator, is_storable
 from epifuse.base.errors import fail
 from epifuse.base.target import target_of
-from epifuse.ir import Graph, Output
+from epifuse.ir import Graph, Node, Output
 from epifuse.ir.types import INT32, Dim, dim_size, shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
@@ -213,7 +213,21 @@ def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
         return torch.bool
     if kind != "float":
         return torch.int64 if kind == "int64" else torch.int32
-    if graph.stages[output.node].kind == "finish" or problem.accumulator == torch.int32:
+    if (
+        graph.stages[output.node].kind == "finish"
+        or problem.accumulator == torch.int32
+        or output.node in _reduced(graph)
+    ):
         return problem.float_dtype
     narrow = problem.a.dtype.itemsize == 1
     return problem.accumulator if narrow else problem.a.dtype
+
+
+def _reduced(graph: Graph) -> set[Node]:
+    """Results of reductions, and what is made of such and varies over nothing else."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        over = {factor for arg in node.args if arg in found for factor in graph.types[arg].factors}
+        if node.op == "reduce" or (not found.isdisjoint(node.args) and over.issuperset(graph.types[node].factors)):
+            found.add(node)
+    return found
