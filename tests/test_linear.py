@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import epifuse as ef
 from epifuse.base.errors import ArgumentError, ArgumentTypeError
@@ -79,3 +80,75 @@ def test_what_linear_returned_is_a_destination() -> None:
     assert torch.equal(again, s)
     ef.linear(x, weight, epilogue=source, out=again, accumulate="s")
     torch.testing.assert_close(again, 2 * s)
+
+
+class Layer(torch.nn.Module):
+    """A linear layer with gelu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ef.linear(x, self.linear.weight, self.linear.bias, epilogue=ef.gelu)
+
+
+STRIDED = {
+    "without its first rows": lambda: torch.randn(3, 5, 4)[:, 1:],
+    "transposed": lambda: torch.randn(2, 4, 3).transpose(1, 2),
+    "with batches inside": lambda: torch.randn(3, 5, 4).transpose(0, 1),
+    "expanded": lambda: torch.randn(3, 1, 4).expand(3, 5, 4),
+    "plain": lambda: torch.randn(2, 3, 4),
+    "a vector": lambda: torch.randn(4),
+}
+TRACERS = {
+    "eager": lambda layer, x: layer(x),
+    "compile": lambda layer, x: torch.compile(layer, backend="eager", fullgraph=True)(x),
+    "compile, dynamic": lambda layer, x: torch.compile(layer, backend="eager", dynamic=True)(x),
+    "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+    "jit": lambda layer, x: torch.jit.trace(layer, x)(x),
+    "make_fx": lambda layer, x: make_fx(layer)(x)(x),
+    "vmap": lambda layer, x: torch.vmap(layer)(x[None])[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit's, of sizes that it does not see
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("x", STRIDED)
+def test_rows_that_are_not_one_are_traced(x: str, tracer: str) -> None:
+    """Strides say whether they are one: a view that is tried and fails is the tracer's error, or part of its trace."""
+    torch._dynamo.reset()
+    layer, given = Layer(), STRIDED[x]()
+    want = torch.nn.functional.gelu(layer.linear(given))
+    torch.testing.assert_close(TRACERS[tracer](layer, given), want)
+
+
+def test_leading_dims_beside_dims_that_the_epilogue_cuts() -> None:
+    """What the hint says works."""
+    x, weight, scale = torch.randn(2, 3, 4, 5), torch.randn(16, 5), torch.randn(4, 1, 4)
+
+    def heads(accum: Any, scale: Any) -> Any:
+        D = accum.unflatten(-1, (4, 4)) * scale
+        return D
+
+    def flat(accum: Any, scale: Any) -> Any:
+        D = accum.unflatten(0, (2, 3)).unflatten(-1, (4, 4)) * scale
+        return D
+
+    want = (x @ weight.T).unflatten(-1, (4, 4)) * scale
+    with pytest.raises(ef.errors.EpifuseError, match=r"accum.unflatten\(0, \(2, 3\)\)"):
+        ef.linear(x, weight, epilogue=heads, scale=scale)
+    torch.testing.assert_close(ef.linear(x.flatten(0, 1), weight, epilogue=flat, scale=scale), want)
+
+
+@pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_several_outputs_pass_hooks_of_modules(hook: str) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return ef.gemm(x, B, epilogue="def f(accum): h = relu(accum); s = h.sum(dim=-1); return h, s")
+
+    module, x = Two(), torch.randn(M, K, requires_grad=True)
+    getattr(module, hook)(lambda *_: None)
+    first, second = module(x)
+    (first.sum() + second.sum()).backward()
+    assert torch.equal(x.grad, 2 * (x.detach() @ B > 0).float() @ B.T)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import epifuse as ef
 from epifuse import passes
@@ -126,3 +128,53 @@ def test_a_number_beyond_float32_is_infinite_as_a_literal_is(
     got.sum().backward()  # which computes with the number too
     wide = ef.gemm(A.double(), B.double(), epilogue=lambda accum, alpha: accum * alpha, alpha=number)
     assert torch.equal(wide, (A.double() @ B.double()) * number)
+
+
+GATED: dict[str, Callable[..., Any]] = {
+    "tanh": lambda accum, gate: torch.tanh(gate) * accum,
+    "an expression": lambda accum, gate: torch.exp(gate * 2 + 1) * accum,
+    "maximum": lambda accum, gate: torch.maximum(accum, gate),
+    "where": lambda accum, gate: torch.where(gate > 0, accum * gate, -accum),
+    "arithmetic": lambda accum, gate: accum * gate + gate * gate,
+}
+WAYS: dict[str, Callable[..., Any]] = {
+    "with grad": lambda call, x: call(x),
+    "without grad": torch.no_grad()(lambda call, x: call(x)),
+    "inference": torch.inference_mode()(lambda call, x: call(x)),
+    "checkpoint": lambda call, x: checkpoint(call, x.clone().requires_grad_(), use_reentrant=True),
+    "compile": lambda call, x: torch.compile(call, backend="aot_eager", fullgraph=True)(x),
+    "vmap": lambda call, x: torch.vmap(call)(x[None])[0],
+    "forward mode": lambda call, x: torch.func.jvp(call, (x,), (torch.zeros_like(x),))[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # PyTorch's own, in forward mode
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", GATED)
+def test_a_tensor_of_no_dims_is_taken_in_each_mode(name: str, way: str) -> None:
+    gate, function = torch.nn.Parameter(torch.tensor(0.3)), GATED[name]
+
+    def call(x: torch.Tensor) -> Any:
+        return ef.gemm(x, B, epilogue=function, gate=gate)
+
+    for value in (0.3, -0.4, 0.8):  # none plans anew, and each is read
+        with torch.no_grad():
+            gate.fill_(value)
+        torch.testing.assert_close(WAYS[way](call, A), function(A @ B, gate))
+
+
+def test_a_number_is_no_tensor_to_torch_s_functions() -> None:
+    with pytest.raises(EpilogueTypeError, match=r"torch.tanh takes a tensor"):
+        ef.gemm(A, B, epilogue=GATED["tanh"], gate=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # PyTorch's own, in forward mode
+@pytest.mark.parametrize("name", GATED)
+def test_the_tangent_of_a_tensor_of_no_dims(name: str) -> None:
+    with forward_ad.dual_level():
+        gate = forward_ad.make_dual(torch.tensor(0.3), torch.tensor(1.0))
+        found, want = (
+            forward_ad.unpack_dual(value).tangent
+            for value in (ef.gemm(A, B, epilogue=GATED[name], gate=gate), GATED[name](A @ B, gate))
+        )
+    torch.testing.assert_close(found, want)

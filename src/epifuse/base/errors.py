@@ -187,7 +187,7 @@ CATALOGUE: dict[str, Sentence] = {
         "pass a tensor of all leading dims: x.expand({lead} + x.shape[-2:]).contiguous()",
     ),
     "operand_dims": Sentence(
-        _A, "operand '{name}' of shape {shape} has more dims than the product, which has {rank}", "pass it without them"
+        _A, "operand '{name}' of shape {shape} has more dims than the product, which has {rank}", "{hint}"
     ),
     "leading_operand": Sentence(
         _U,

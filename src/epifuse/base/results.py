@@ -19,8 +19,11 @@ class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
 
     __named: dict[str, torch.Tensor]
 
-    def __new__(cls, named: Any) -> Any:
-        if not isinstance(named, dict):  # torch.fx makes a tuple anew by its type, of its proxies alone
+    def __new__(cls, named: Any, *further: Any) -> Any:
+        # torch.fx makes a tuple anew by its type, of its proxies alone, and hooks of modules do, of each tensor.
+        if isinstance(named, torch.Tensor):
+            return (named, *further)
+        if not isinstance(named, dict):
             return tuple(named)
         made = super().__new__(cls, named.values())
         for name, value in ({"names": tuple(named)} | named).items():

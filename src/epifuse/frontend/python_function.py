@@ -19,6 +19,7 @@ from epifuse.frontend.statements import Parser, drive
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Graph, Load, Output
+from epifuse.ir.graph import topological
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,18 @@ class Parsed:
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in the order of the return statement."""
         return tuple(output.name for output in self.graph.outputs)
+
+    @cached_property
+    def as_tensors(self) -> tuple[frozenset[str], ...]:
+        """Operands that torch's functions take as tensors: of each argument that is made of operands alone, theirs."""
+        found = []
+        for node in self.graph.written:
+            if node.op in ("tensor", "call") or (node.op == "torch" and node.attr[0] == "tensor"):
+                leaves = [leaf for leaf in topological(node.args) if not leaf.args]
+                names = frozenset(leaf.attr.name for leaf in leaves if leaf.op == "load")
+                if names and all(leaf.op in ("load", "const") for leaf in leaves):
+                    found.append(names)
+        return tuple(found)
 
     @cached_property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -86,9 +87,17 @@ class Fold(NamedTuple):
                 whole = form.leading == len(self.lead) and first == math.prod(self.lead)
                 shape = (*(self.lead if whole else (1,) * form.leading), *rest)
                 # As PyTorch's layers, no view to autograd: what hooks such outputs, as FSDP, warns of views.
-                made = _UNSAFE_VIEW(made, shape) if made.requires_grad else made.view(shape)
+                # A trace is compared with one that is made without gradients.
+                is_layer = made.requires_grad or torch._C._get_tracing_state() is not None
+                made = _UNSAFE_VIEW(made, shape) if is_layer else made.view(shape)
             found[name] = made
         return found
+
+
+_CUTTING = frozenset({"rearrange", "reshape"})
+_CUT = (
+    "where an epilogue cuts dims, flatten the leading ones before the call, and in it write accum.unflatten(0, {lead})"
+)
 
 
 def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, copies: bool = False) -> Fold:
@@ -107,7 +116,12 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
         if name == _OF_A and not lead:  # of a vector, which is a row
             given[name] = tensor if tensor.dim() > 1 else tensor[None]
             continue
-        folded, seen[name] = _operand(name, tensor, lead, kept, copies=copies)
+        try:
+            folded, seen[name] = _operand(name, tensor, lead, kept, copies=copies)
+        except Unfit as error:
+            if "hint" in error.values and not _CUTTING.isdisjoint(parsed.graph.ops):
+                error.values["hint"] = _CUT.format(lead=lead)
+            raise
         given[name] = replace(value, tensor=folded) if isinstance(value, Hint) else folded
     further = len(lead), kept, *seen.items()
     found = remembered("folded", parsed.key, lambda: _folded(parsed, further), further)
@@ -135,12 +149,12 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
     """
     x, rank, shape = request.a, request.a.dim(), tuple(request.a.shape)
     scaled = are_scaled(request.given)  # which only a matrix is
-    copies = rank > 3 or scaled
+    # More than three dims have no other way, and are copied as PyTorch copies them. A trace is of any strides.
+    copies = rank > 3 or scaled or torch._C._get_tracing_state() is not None
     for kept in (1,) if rank == 1 or scaled else (1, 2):
         if (rank, kept) == (3, 2):
             return (request if x.is_cpu else by_rows(request)), None
         try:
-            # More than three dims have no other way, and are copied as PyTorch copies them.
             made = fold(request.parsed, request.given, shape[: rank - kept], kept, copies=copies)
             seen = rows("x", x, rank - kept, copies=copies)
         except Unfit as error:
@@ -212,10 +226,17 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
     """`tensor` with its first `cut` dims as one. Raises `Unfit` where that would be a copy, unless it may be one."""
     shape = tuple(tensor.shape)
     try:
-        return (tensor.reshape if copies else tensor.view)(math.prod(shape[:cut]), *shape[cut:])
+        if copies or tensor.numel() == 0 or _is_one(shape[:cut], tensor.stride()):
+            return (tensor.reshape if copies else tensor.view)(math.prod(shape[:cut]), *shape[cut:])
     except RuntimeError:
         check_plain(name, tensor, None)
-        raise Unfit("leading_strides", name=name, shape=shape, strides=tensor.stride()) from None
+    raise Unfit("leading_strides", name=name, shape=shape, strides=tensor.stride())
+
+
+def _is_one(shape: Shape, strides: Sequence[int]) -> bool:
+    """Whether elements along these dims are at one distance. To try a view would leave it in what torch traces."""
+    several = [(extent, stride) for extent, stride in zip(shape, strides, strict=False) if extent != 1]
+    return all(outer == extent * inner for (_, outer), (extent, inner) in pairwise(several))
 
 
 def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies: bool) -> tuple[torch.Tensor, Form]:
@@ -225,7 +246,7 @@ def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies:
     shape = tuple(tensor.shape)
     first = shape[:-kept]
     if len(first) > len(lead):
-        raise Unfit("operand_dims", name=name, shape=shape, rank=len(lead) + kept)
+        raise Unfit("operand_dims", name=name, shape=shape, rank=len(lead) + kept, hint="pass it without them")
     if first != lead and not (_ones(first) and len(first) <= len(lead)):
         whole = (*lead, *shape[-kept:])
         hint = f"an operand has all of them or none: pass {name}.expand{whole}.contiguous()"

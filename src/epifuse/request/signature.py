@@ -66,6 +66,9 @@ def describe(request: Request) -> Call:
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
     a, b, parsed, given, options, *_ = request
+    if parsed.as_tensors:
+        request = _handing(request, everything_given(request))
+        given = request.given
     if parsed.defaults or parsed.readers:
         given = everything_given(request)
     if type(a) not in PLAIN or type(b) not in PLAIN or needs_care():
@@ -113,7 +116,12 @@ def describe(request: Request) -> Call:
 def everything_given(request: Request) -> Mapping[str, Any]:
     """What was handed in, defaults, and captured numbers as they are now."""
     parsed = request.parsed
-    return {**parsed.defaults, **request.given, **parsed.captured()}
+    given = {**parsed.defaults, **request.given, **parsed.captured()}
+    for names in parsed.as_tensors:
+        alone = {name: given[name] for name in names if _is_single(given.get(name))}
+        if all(name in alone or not isinstance(given.get(name), torch.Tensor) for name in names):
+            given |= {name: _as_tensor(value, request.a) for name, value in alone.items()}
+    return given
 
 
 def _signature(
@@ -159,9 +167,18 @@ def _handing(request: Request, given: Mapping[str, Any]) -> Request:
 
 def _loaded(value: Any, a: torch.Tensor) -> Any:
     """A number that requires grad as a tensor that the kernel loads, since no gradient flows through the host."""
-    if not (isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu and value.requires_grad):
-        return value
-    return value.reshape(1).to(a.device, torch.float64 if a.dtype == torch.float64 else torch.float32)
+    return _as_tensor(value, a) if _is_single(value) and value.requires_grad else value
+
+
+def _is_single(value: Any) -> bool:
+    """Whether a tensor is read as a number."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
+
+
+def _as_tensor(value: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """What a kernel loads in its place."""
+    floating = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return value.reshape(1).to(a.device, floating if value.is_floating_point() else value.dtype)
 
 
 def wants_gradient(*values: Any) -> bool:
@@ -236,6 +253,7 @@ def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
             tensors[name] = value
         else:
             numbers[name], kinds[name] = host_number(name, value)
+            _check_tangent(name, value)
         names += name, kinds.get(name)
     facts: list[Hashable] = []
     addresses: list[int | None] = []
@@ -272,7 +290,13 @@ def _check(shown: str, value: Any) -> None:
     check_tensor(shown, value, None)
     if any(isinstance(extent, torch.SymInt) for extent in value.shape):
         _specialise(shown, value)
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]  # untyped
+    _check_tangent(shown, value)
+
+
+def _check_tangent(shown: str, value: Any) -> None:
+    if forward_ad._current_level < 0 or not isinstance(value, torch.Tensor):
+        return
+    if forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]  # untyped
         raise fail("requires_grad", None, name=shown)
 
 

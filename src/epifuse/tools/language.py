@@ -289,7 +289,7 @@ def _shapes() -> Iterator[str]:
     yield "Python refuses with a `TypeError` where it is given twice."
     yield ""
     yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each launch. What"
-    yield "takes a tensor, as `torch.tanh(gate)`, refuses both: pass `gate.reshape(1)`."
+    yield "takes a tensor, as `torch.tanh(gate)`, refuses a number; for a tensor of no dims the kernel computes it."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]
