@@ -42,7 +42,7 @@ HINTS = {
     "accum.Relu()": "write .relu",
     "accum.add_(C)": "write .add, which gives a new value",
     "accum.sigmod()": "did you mean .sigmoid",
-    "accum.detach()": "leave it out",
+    "accum.detach()": "a derivative passes through every value of a call",
     "F.rms_norm(accum, (16,))": "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight",
     "F.normalize(accum)": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",

@@ -168,7 +168,7 @@ EPILOGUE: dict[str, Sentence] = {
     "captured_object": Sentence(
         _S, "'{name}' is {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
     ),
-    "not_a_value": Sentence(_S, "{what} cannot be used as a value here"),
+    "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "join values: x + y, cat([x, y])"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),
     # --- calls
     "not_callable": Sentence(_S, "{what} cannot be called"),
@@ -203,7 +203,7 @@ EPILOGUE: dict[str, Sentence] = {
     "tensor_wanted": Sentence(
         _T,
         "{what} takes a tensor, and this is a host number",
-        "use Python's own arithmetic or math; of a tensor without dims, which is read as a number, pass x.reshape(1)",
+        "use Python's own arithmetic or math, or pass a tensor: one without dims will do",
     ),
     "number_wanted": Sentence(
         _T,
@@ -248,7 +248,7 @@ EPILOGUE: dict[str, Sentence] = {
     "integers_wanted": Sentence(
         _T,
         "{op} takes integers, and this is {kind}",
-        "write .to(torch.int32), which cuts the fraction; ef.floor(x / y) divides floats and rounds down",
+        "write .to(torch.int32), which cuts the fraction; with q = ef.floor(x / y) floats leave the rest x - y * q",
     ),
     "dtypes_differ": Sentence(
         _T, "{op} takes floats of one dtype", "write .float() for integers and for what was cast to another dtype"

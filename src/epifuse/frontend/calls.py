@@ -326,7 +326,11 @@ def method(
         item = named.pop("dtype", None) if not positional else positional.pop(0)
         if positional or named or not isinstance(item, Static) or not isinstance(item.value, torch.dtype):
             raise context.fail(
-                "wrong_static", at, function=spelled, name="dtype", want="a torch dtype and nothing else"
+                "wrong_static",
+                at,
+                function=spelled,
+                name="dtype",
+                want="a torch dtype alone, as in .to(torch.bfloat16)",
             )
         return _cast(context, spelled, receiver, {"dtype": item.value}, at)
     if name in ("size", "numel"):

@@ -67,8 +67,9 @@ _HINTS: dict[type[ast.AST], str] = {
     **dict.fromkeys((ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp), _STEPS),
     **dict.fromkeys((ast.FunctionDef, ast.Lambda, ast.ClassDef), _HELPER),
     ast.MatMult: _PRODUCT,
-    ast.In: "write out the comparisons and join them with |",
-    ast.NotIn: "write out the comparisons and join them with &",
+    ast.In: "write out the comparisons: `x == 1 or x == 2` of host values, (x == 1) | (x == 2) of tensors",
+    ast.NotIn: "write out the comparisons: `x != 1 and x != 2` of host values, (x != 1) & (x != 2) of tensors",
+    ast.Starred: "name each part: a, b, c, d = x.chunk(4, dim=-1)",
     ast.JoinedStr: "debug_print takes a plain format string",
     ast.NamedExpr: "assign on a line of its own",
     ast.AugAssign: "assign to a plain name: x = x + y",
@@ -90,10 +91,12 @@ def hint_for(syntax: type[ast.AST]) -> str:
 _THE_PAGE = "`python -m epifuse docs` prints all that an epilogue may contain"
 _NO_SHAPE = "an epilogue holds for every shape; an extent is x.shape[-1], a mean mean(x, dim=...)"
 _AS_IT_IS = "leave it out: a value has no memory of its own"
+_NO_GRADIENT = "a derivative passes through every value of a call: store the value, and detach it in PyTorch"
 _NO_ORDER = "an epilogue has no order of columns but that of parts: store the value, and do this in PyTorch"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
 _ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
+_TOWARDS_0 = "where(q < 0, ceil(q), floor(q))"
 _LOSS = "write it out, and reduce that: {}"
 _HUBER = "torch.where((x - y).abs() < 1, 0.5 * (x - y).square(), (x - y).abs() - 0.5)"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
@@ -107,7 +110,8 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("flip", "sort", "topk", "argsort", "cumsum", "cumprod", "unique"), _NO_ORDER),
     **dict.fromkeys(("median", "nanmedian", "quantile", "kthvalue", "mode"), _NO_ORDER),
     **dict.fromkeys(("len", "ndim", "dim"), _NO_SHAPE),
-    **dict.fromkeys(("detach", "clone", "contiguous", "cpu", "cuda", "requires_grad_", "data"), _AS_IT_IS),
+    **dict.fromkeys(("clone", "contiguous", "cpu", "cuda"), _AS_IT_IS),
+    **dict.fromkeys(("detach", "data", "requires_grad_"), _NO_GRADIENT),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), "leave it out: values broadcast by themselves"),
     **dict.fromkeys(("repeat", "tile", "repeat_interleave"), "store the value, and repeat it in PyTorch"),
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
@@ -118,6 +122,13 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("int", "bool"), "write x.to(torch.int32) or a comparison; a host number needs no conversion"),
     "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",
     "logical_xor": "write a != b",
+    **dict.fromkeys(("trunc", "fix"), f"write {_TOWARDS_0.replace('q', 'x')}"),
+    "fmod": f"with q = x / y write x - y * {_TOWARDS_0}",
+    "erfc": "write 1 - erf(x)",
+    "celu": "write where(x > 0, x, alpha * expm1(x / alpha))",
+    "hardshrink": "write where(abs(x) > 0.5, x, 0.0)",
+    "linalg": "write ef.norm(x, dim=-1)",
+    **dict.fromkeys(("view_as", "reshape_as"), "write x.view(y.shape[0], y.shape[1])"),
     "swish": "write silu(x)",
     "item": "a reduction's result may be used as it is",
     "print": "write ef.debug_print('{}', x)",
@@ -217,7 +228,7 @@ _PARAMETERS: dict[str, str] = {
     "out": "leave it out: return the value",
     "dtype": "write .to(dtype) before or after",
     "alpha": "write x + alpha * y",
-    "rounding_mode": "write floor(x / y)",
+    "rounding_mode": f"with q = x / y write floor(q) for 'floor', {_TOWARDS_0} for 'trunc'; x // y of integers",
     "decimals": "write round(x * 100) / 100",
 }
 

@@ -99,6 +99,8 @@ class Parser(Expressions):
                 value = TupleValue(tuple(value.piece(i, count) for i in range(count)))
             if not isinstance(value, TupleValue):
                 raise self.fail("cannot_unpack", target, what=describe(value))
+            if starred := next((element for element in target.elts if isinstance(element, ast.Starred)), None):
+                raise self.unsupported(starred)
             if len(value.items) != len(target.elts):
                 raise self.fail("unpack_count", target, have=len(value.items), want=len(target.elts))
             for element, item in zip(target.elts, value.items, strict=True):
