@@ -1,4 +1,5 @@
-"""Results of which a dim of one element was dropped: by squeeze, by an index, by a reshape, down to no dims at all."""
+"""Results of which a dim of one element was dropped, by squeeze, by an index, by a reshape, down to no dims at all; and
+dims without elements that are cut."""
 
 import pytest
 import torch
@@ -44,3 +45,21 @@ def test_on_hopper(name: str, emulated: Emulated) -> None:
     exec(source_of(name), namespace)
     (found,) = run(emulated, source_of(name), a, b, {}).values()
     torch.testing.assert_close(found.double(), namespace["f"](a.double() @ b.double()).double(), rtol=1e-2, atol=1e-2)
+
+
+EMPTY = {
+    "sums of heads": (3, 0, "D = accum.unflatten(-1, (-1, 4)).sum(-1)"),
+    "heads": (3, 0, "D = accum.unflatten(-1, (-1, 4)) * 2.0"),
+    "softmax of heads": (3, 0, "D = accum.unflatten(-1, (-1, 4)).softmax(-1)"),
+    "groups of rows": (0, 5, "D = accum.unflatten(0, (-1, 4)).amax(1)"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_nothing_is_cut(name: str) -> None:
+    m, n, body = EMPTY[name]
+    a, b = torch.randn(m, 5), torch.randn(5, n)
+    namespace: dict = {"torch": torch}
+    source = f"def f(accum): {body}; return D\n"
+    exec(source, namespace)
+    assert ef.gemm(a, b, epilogue=source).shape == namespace["f"](a @ b).shape

@@ -163,7 +163,7 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
             if size == extent or (size and extent % size == 0):
                 taken.append(factor)
                 extent = 1 if size == extent else extent // size
-            elif size and extent and size % extent == 0:
+            elif extent and size % extent == 0:
                 taken.append(Factor(factor.axis, factor.stride, extent))
                 outer = None if factor.extent is None else factor.extent // extent
                 pool.append(Factor(factor.axis, factor.stride * extent, outer))
