@@ -1,6 +1,8 @@
 """Results of which a dim of one element was dropped, by squeeze, by an index, by a reshape, down to no dims at all; and
 dims without elements that are cut."""
 
+from typing import Any
+
 import pytest
 import torch
 from emulated import Emulated
@@ -8,6 +10,7 @@ from emulated import emulated as emulated  # a fixture
 from gpu.harness import run
 
 import epifuse as ef
+from tests.frontend.sources import function_from
 
 FUNCTIONS = {
     "the best column of one row": (1, 8, "D = accum.argmax(-1).squeeze(0)"),
@@ -23,17 +26,18 @@ FUNCTIONS = {
 }
 
 
-def source_of(name: str) -> str:
-    return f"def f(accum): {FUNCTIONS[name][2]}; return D\n"
+def written(body: str) -> tuple[str, Any]:
+    """The source of an epilogue, and what it is to PyTorch."""
+    source = f"def f(accum): {body}; return D\n"
+    return source, function_from(source)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_they_have_the_shape_of_pytorch_s(name: str) -> None:
-    m, n, _ = FUNCTIONS[name]
+    m, n, body = FUNCTIONS[name]
     a, b = torch.randn(m, 5), torch.randn(5, n)
-    namespace: dict = {"torch": torch}
-    exec(source_of(name), namespace)
-    found, want = ef.gemm(a, b, epilogue=source_of(name)), namespace["f"](a @ b)
+    source, function = written(body)
+    found, want = ef.gemm(a, b, epilogue=source), function(a @ b)
     assert found.shape == want.shape
     torch.testing.assert_close(found, want)
 
@@ -41,10 +45,9 @@ def test_they_have_the_shape_of_pytorch_s(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (m, n, _) in FUNCTIONS.items() if m == 1 and n > 1])
 def test_on_hopper(name: str, emulated: Emulated) -> None:
     a, b = emulated.whole(1, 64), emulated.whole(64, 8)
-    namespace: dict = {"torch": torch}
-    exec(source_of(name), namespace)
-    (found,) = run(emulated, source_of(name), a, b, {}).values()
-    torch.testing.assert_close(found.double(), namespace["f"](a.double() @ b.double()).double(), rtol=1e-2, atol=1e-2)
+    source, function = written(FUNCTIONS[name][2])
+    (found,) = run(emulated, source, a, b, {}).values()
+    torch.testing.assert_close(found.double(), function(a.double() @ b.double()).double(), rtol=1e-2, atol=1e-2)
 
 
 EMPTY = {
@@ -59,7 +62,5 @@ EMPTY = {
 def test_nothing_is_cut(name: str) -> None:
     m, n, body = EMPTY[name]
     a, b = torch.randn(m, 5), torch.randn(5, n)
-    namespace: dict = {"torch": torch}
-    source = f"def f(accum): {body}; return D\n"
-    exec(source, namespace)
-    assert ef.gemm(a, b, epilogue=source).shape == namespace["f"](a @ b).shape
+    source, function = written(body)
+    assert ef.gemm(a, b, epilogue=source).shape == function(a @ b).shape

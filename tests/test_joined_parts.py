@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from emulated import Emulated
 from emulated import emulated as emulated  # a fixture
 from gpu.harness import run
 
 import epifuse as ef
+from tests.frontend.sources import function_from
 
 TAKEN = {
     "all": "accum",
@@ -24,9 +24,7 @@ ROTATED = "torch.stack((-v[..., 1::2], v[..., 0::2]), -1).flatten(-2)"
 def called(source: str, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What epifuse and PyTorch make of an epilogue."""
     a, b = torch.randn(m, 5), torch.randn(5, n)
-    namespace: dict = {"torch": torch, "F": F}
-    exec(source, namespace)
-    return ef.gemm(a, b, epilogue=source), namespace["f"](a @ b)
+    return ef.gemm(a, b, epilogue=source), function_from(source)(a @ b)
 
 
 @pytest.mark.parametrize("taken", TAKEN)
@@ -63,7 +61,6 @@ def test_heads_of_every_so_many_columns(step: int, width: int, count: int) -> No
 def test_on_hopper(emulated: Emulated) -> None:
     source = f"def f(accum):\n    v = accum.chunk(2, dim=-1)[0]\n    D = v + {ROTATED}\n    return D\n"
     a, b = emulated.whole(64, 64), emulated.whole(64, 128)
-    namespace: dict = {"torch": torch}
-    exec(source, namespace)
     (found,) = run(emulated, source, a, b, {}).values()
-    torch.testing.assert_close(found.double(), namespace["f"](a.double() @ b.double()), rtol=1e-2, atol=1e-2)
+    want = function_from(source)(a.double() @ b.double())
+    torch.testing.assert_close(found.double(), want, rtol=1e-2, atol=1e-2)

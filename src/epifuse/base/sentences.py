@@ -168,7 +168,7 @@ EPILOGUE: dict[str, Sentence] = {
     "captured_object": Sentence(
         _S, "'{name}' is {type}, which an epilogue cannot use", "make it a parameter, or capture a plain number"
     ),
-    "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "join values: x + y, cat([x, y])"),
+    "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "{hint}"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),
     # --- calls
     "not_callable": Sentence(_S, "{what} cannot be called"),

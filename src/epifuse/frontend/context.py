@@ -158,7 +158,8 @@ class Context(ABC):
             return self.emit("const", attr=item.value, at=at)
         if isinstance(item, Instance) and item.reader.place != RECEIVER:
             raise self.unusable(item, at)
-        raise self.fail("not_a_value", at, what=describe(item))
+        hint = "join its values: x + y, cat([x, y])" if isinstance(item, (TupleValue, Pieces)) else ""
+        raise self.fail("not_a_value", at, what=describe(item), hint=hint)
 
     def unusable(self, item: Instance, at: ast.AST) -> EpifuseError:
         """The error for an object that is neither a value nor a function."""

@@ -171,12 +171,12 @@ class Layout(Alignment):
         return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
 
     def taken_of(self, roots: Sequence[Node]) -> list[Factor]:
-        """The factors of which these values are places, as far as the last parts that were taken say; those of most
-        values first."""
+        """The factors of which parts were last taken on the way to these values, and first what most of them have."""
         for node in topological(roots, self.last_taken):
-            below = [self.last_taken[arg] for arg in node.args]
-            own = (factor for factor, _ in node.attr) if node.op == "pick" else ()
-            self.last_taken[node] = frozenset(own) if node.op == "pick" else frozenset().union(*below)
+            if node.op == "pick":
+                self.last_taken[node] = frozenset(factor for factor, _ in node.attr)
+            else:
+                self.last_taken[node] = frozenset().union(*(self.last_taken[arg] for arg in node.args))
         counts = Counter(factor for root in roots for factor in self.last_taken[root])
         return sorted(counts, key=lambda factor: (-counts[factor], factor.axis, factor.stride))
 

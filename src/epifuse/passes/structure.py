@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from epifuse import passes
@@ -32,6 +33,17 @@ class Structure:
     digest: str
     binding: tuple[str, ...]
     works: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def reduced(self) -> frozenset[Node]:
+        """Results of reductions, and what is made of such and varies over nothing else."""
+        found: set[Node] = set()
+        for node in self.graph.nodes:
+            over = {factor for arg in node.args if arg in found for factor in self.graph.types[arg].factors}
+            is_made = not found.isdisjoint(node.args) and over.issuperset(self.graph.types[node].factors)
+            if node.op == "reduce" or is_made:
+                found.add(node)
+        return frozenset(found)
 
     @staticmethod
     def of(graph: Graph, problem: Problem) -> Structure:

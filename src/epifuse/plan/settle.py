@@ -14,7 +14,7 @@ import torch
 from epifuse.base.dtypes import default_accumulator, is_storable
 from epifuse.base.errors import fail
 from epifuse.base.target import target_of
-from epifuse.ir import Graph, Node, Output
+from epifuse.ir import Graph, Output
 from epifuse.ir.types import INT32, Dim, dim_size, shape_of
 from epifuse.passes.structure import Structure, structure_of
 from epifuse.plan.destinations import Placed, check_output, check_overlaps, is_written_once
@@ -52,7 +52,7 @@ def settle(call: Call) -> Settled:
     problem = _problem(call, infos)
     structure = structure_of(call.request.parsed, problem)
     check_positions(structure.graph, problem.extents)
-    return Settled(_with_outputs(call, infos, problem, structure.graph), structure)
+    return Settled(_with_outputs(call, infos, problem, structure), structure)
 
 
 def check_positions(graph: Graph, extents: Mapping[str, int]) -> None:
@@ -114,9 +114,9 @@ def _constraints(options: Options) -> Constraints:
     return options.constraints
 
 
-def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem, graph: Graph) -> Problem:
+def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem, structure: Structure) -> Problem:
     """The problem with every destination given, checked, and a dtype for those that are not."""
-    parsed = call.request.parsed
+    parsed, graph = call.request.parsed, structure.graph
     chosen = _out_dtypes(call.request.options.out_dtypes, parsed.output_names)
     outputs: list[tuple[str, TensorInfo | None]] = []
     dtypes = []
@@ -124,7 +124,7 @@ def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem,
         name = output.name
         info = infos.get(name)
         if info is None:
-            dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, graph, problem)
+            dtype = chosen.get(name) or parsed.dtypes.get(name) or _default(output, structure, problem)
         else:
             check_output(output, info, graph, problem)
             dtype = info.dtype
@@ -204,30 +204,18 @@ def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
     return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
 
 
-def _default(output: Output, graph: Graph, problem: Problem) -> torch.dtype:
+def _default(output: Output, structure: Structure, problem: Problem) -> torch.dtype:
     """A last cast's; else A's for wide floats, the accumulator's for 8-bit inputs and for reductions."""
     if output.dtype is not None and is_storable(output.dtype):
         return output.dtype
+    graph = structure.graph
     kind = graph.types[output.node].kind
     if kind == "mask":
         return torch.bool
     if kind != "float":
         return torch.int64 if kind == "int64" else torch.int32
-    if (
-        graph.stages[output.node].kind == "finish"
-        or problem.accumulator == torch.int32
-        or output.node in _reduced(graph)
-    ):
+    is_finish = graph.stages[output.node].kind == "finish"
+    if is_finish or problem.accumulator == torch.int32 or output.node in structure.reduced:
         return problem.float_dtype
     narrow = problem.a.dtype.itemsize == 1
     return problem.accumulator if narrow else problem.a.dtype
-
-
-def _reduced(graph: Graph) -> set[Node]:
-    """Results of reductions, and what is made of such and varies over nothing else."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        over = {factor for arg in node.args if arg in found for factor in graph.types[arg].factors}
-        if node.op == "reduce" or (not found.isdisjoint(node.args) and over.issuperset(graph.types[node].factors)):
-            found.add(node)
-    return found

@@ -66,11 +66,10 @@ def describe(request: Request) -> Call:
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
     a, b, parsed, given, options, *_ = request
-    if parsed.as_tensors:
-        request = _handing(request, everything_given(request))
-        given = request.given
-    if parsed.defaults or parsed.readers:
+    if parsed.defaults or parsed.readers or parsed.as_tensors:
         given = everything_given(request)
+    if parsed.as_tensors:
+        request = _handing(request, given)
     if type(a) not in PLAIN or type(b) not in PLAIN or needs_care():
         return _with_care_or_grad(request, given)
     outputs, grad, written = parsed.output_names, is_grad_enabled(), False
@@ -172,7 +171,7 @@ def _loaded(value: Any, a: torch.Tensor) -> Any:
 
 def _is_single(value: Any) -> bool:
     """Whether a tensor is read as a number."""
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
+    return isinstance(value, torch.Tensor) and not _is_loaded(value)
 
 
 def _as_tensor(value: torch.Tensor, a: torch.Tensor) -> torch.Tensor:

@@ -165,15 +165,16 @@ class Sm80Gemm:
         registers, sums = self.accumulators(mma)
         carried = self.epilogue.partials.carry()
         executed = Int32(0)
-        self.begin(turn, order, (a, b), buffers, thread)
         while turn < order.total:
-            tile = tile_of(turn, order, (1, 1), (0, 0))
-            at = self.place(tile, group)
+            m, n, l = tile_of(turn, order, (1, 1), (0, 0))
+            at = self.place((m, n, l), group)
             held = self.epilogue.fetch(at, own, given)
-            sources = self.sources(tile, (a, b), buffers, thread)
+            sources = tuple(
+                copies.source(tensor, tile, l, thread, buffer)
+                for copies, tensor, tile, buffer in zip(self.copies, (a, b), (m, n), buffers, strict=True)
+            )
             registers.fill(self.accumulator(0))
             self.product(blocks, (a, b), sources, buffers, mma, sums, thread, group)
-            self.begin(turn + step, order, (a, b), buffers, thread)
             threads = self.epilogue.team(atom, own, group, Before(executed, 0), shared, given, Last(False, group, {}))
             tile = direct.begin(self.epilogue, at, held, threads)
             direct.subtiles(self.epilogue, registers, tile, threads)
@@ -238,25 +239,13 @@ class Sm80Gemm:
             pieces *= 2
         return pieces
 
-    def sources(self, tile: tuple, pair: tuple, buffers: tuple, thread: Any) -> tuple:
-        """Where this thread's copies of A and of B begin."""
-        m, n, l = tile
-        return tuple(
-            copies.source(tensor, rows, l, thread, buffer)
-            for copies, tensor, rows, buffer in zip(self.copies, pair, (m, n), buffers, strict=True)
-        )
-
     @cute.jit
-    def begin(self, turn: Int32, order: Raster, pair: tuple, buffers: tuple, thread: Int32):
-        """Start to fill all stages but one for a tile, if there is one: the epilogue of the one before hides it."""
-        if turn < order.total:
-            sources = self.sources(tile_of(turn, order, (1, 1), (0, 0)), pair, buffers, thread)
-            for stage in cutlass.range(self.stages - 1, unroll=1):
-                self.bring(pair, sources, buffers, stage, stage, (0, 1))
-                cute.arch.cp_async_commit_group()
-
-    def begin_by_registers(self, pair: tuple, sources: tuple, buffers: tuple) -> None:
-        """The same for what goes through registers, all at once: no accumulator takes any yet."""
+    def begin(self, pair: tuple, sources: tuple, buffers: tuple):
+        """Fill all stages but one. What goes through registers is on its way for all of them at once: no accumulator
+        takes any yet."""
+        for stage in cutlass.range(self.stages - 1, unroll=1):
+            self.bring(pair, sources, buffers, stage, stage, (0, 1))
+            cute.arch.cp_async_commit_group()
         held = [self.fetch(pair, sources, stage, (0, 1)) for stage in range(self.stages - 1)]
         for stage, values in enumerate(held):
             self.deposit(values, sources, buffers, stage, (0, 1))
@@ -273,14 +262,13 @@ class Sm80Gemm:
         thread: Int32,
         group: Int32,
     ):
-        """The main loop over so many blocks of K, of which `begin` started the first; when it ends nothing is under
-        way, and all stages are free."""
+        """The main loop over so many blocks of K; nothing is under way when it ends, and all stages are free."""
         factors = self.factors(mma, buffers, thread)
         added = self.beside(mma, sums)
         steps = self.steps()
         pieces = self.pieces(len(steps))
         beside = len(steps) // pieces  # steps that hide a piece
-        self.begin_by_registers(pair, sources, buffers)
+        self.begin(pair, sources, buffers)
         cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
         first = group * (self.design.tile[1] // self.strip) if const_expr(self.design.abreast > 1) else 0  # strip of B
