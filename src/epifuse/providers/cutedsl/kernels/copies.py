@@ -21,15 +21,15 @@ _WIDEST_BITS = 128  # which alone may pass by the L1 cache
 
 class Source(NamedTuple):
     """Where a thread's first elements of a tile of A or B lie: in memory, as row and as place along K, in the tile, and
-    as an address of the first stage before it is swizzled. `exists` has a bit for each copy whose rows exist. The last
-    two are None where elements go through registers."""
+    as an address of the first stage before it is swizzled. `below` counts the rows from the first one on. The last two
+    are None where elements go through registers."""
 
     start: Any
     row: Any
     along_k: Any
     inside: Any
     to: Any
-    exists: Any
+    below: Any
 
 
 class Copies:
@@ -55,10 +55,8 @@ class Copies:
         if self.by_registers:
             return Source(tensor.iterator + place, row, inside[1], inside, None, None)
         to = Int32(buffer.iterator.toint()) + self.size * cute.crd2idx((*inside, 0), buffer.layout)
-        exists = Uint32(0)
-        for i, step in enumerate(self.steps()):
-            exists |= Uint32(row + step[0] < cute.size(tensor, mode=[0])) << i
-        return Source((tensor.iterator + place).align(self.vector * self.size), row, inside[1], inside, to, exists)
+        below = Int32(cute.size(tensor, mode=[0]) - row)
+        return Source((tensor.iterator + place).align(self.vector * self.size), row, inside[1], inside, to, below)
 
     def place(self, thread: Any) -> tuple[Any, Any]:
         """Of a thread's first elements in a tile: its row, and along K."""
@@ -89,17 +87,20 @@ class Copies:
         mode = cpasync.LoadCacheMode.GLOBAL if 8 * bytes_ == _WIDEST_BITS else cpasync.LoadCacheMode.ALWAYS
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=mode), self.dtype, num_bits_per_copy=8 * bytes_)
         layout = cute.make_layout(((self.vector, 1), 1))
-        of_stage = source.to + stage * (self.size * math.prod(self.tile))
-        first = swizzled(of_stage, self.span)
-        left = tensor.shape[1] - k * self.tile[1]
-        for i, step in [*enumerate(self.steps())][piece[0] :: piece[1]]:
-            inside = cutlass.select_(source.along_k + step[1] < left, source.exists, Uint32(0))
+        before = stage * (self.size * math.prod(self.tile))  # bytes, in whole patterns
+        first = swizzled(source.to, self.span) + before
+        left = Int32(tensor.shape[1] - k * self.tile[1] - source.along_k)
+        # A thread's copies follow one another down the rows, or along K. One comparison says whether a copy exists:
+        # where the other place lies outside, there is no room for any.
+        other, own = (left, source.below) if self.by_k else (source.below, left)
+        room = cutlass.select_(other > 0, own, Int32(0))
+        for step in self.steps(*piece):
             exists = cute.make_rmem_tensor((1, 1), Boolean)
-            exists[0] = (inside & (1 << i)) != 0
+            exists[0] = max(step) < room
             beyond = self.size * cute.crd2idx((*step, 0), buffer.layout)
             # One addition, which is part of the instruction, where whole patterns lie between the copies.
             is_whole = beyond % (PATTERN_LINES * self.span) == 0
-            place = first + beyond if is_whole else swizzled(of_stage + beyond, self.span)
+            place = first + beyond if is_whole else swizzled(source.to + before + beyond, self.span)
             to = cute.make_ptr(self.dtype, place, cute.AddressSpace.smem, assumed_align=bytes_)
             from_ = self._at(source, step, k, tensor)
             cute.copy(atom, cute.make_tensor(from_, layout), cute.make_tensor(to, layout), pred=exists)
