@@ -1,10 +1,10 @@
 """Machine instructions of a thread for each value, function by function, of Hopper's kernel.
 
-python benchmarks/epilogue_instructions.py --cuobjdump /path/to/cuobjdump --save benchmarks/results/
+python benchmarks/epilogue_instructions.py --save benchmarks/results/
 
-Needs no GPU, but cuobjdump, which CUDA's toolkit and Triton's wheel have. Each function of the accumulator is compiled
-in 128 x 128 ping-pong tiles, where a thread has 128 values: stored as bfloat16, which may compute in the narrow form,
-and as float32. What the plain product has is subtracted. `costs.py` has these numbers, rounded.
+Needs no GPU, but the wheel nvidia-cuda-nvdisasm. Each function of the accumulator is compiled in 128 x 128 ping-pong
+tiles, where a thread has 128 values: stored as bfloat16, which may compute in the narrow form, and as float32. What the
+plain product has is subtracted. `costs.py` has these numbers, rounded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
-from functools import partial
-from importlib.metadata import version
+from importlib.metadata import files, version
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def epilogue_of(name: str, *, full: bool) -> Callable[..., Any]:
     return (lambda accum: function(accum).to(torch.float32)) if full else function
 
 
-def count(cuobjdump: str, name: str, full: bool) -> int:
+def count(name: str, full: bool) -> int:
     """Machine instructions of the main kernel, without NOP."""
     from epifuse.providers.cutedsl.compile import compile_text
 
@@ -105,28 +104,28 @@ def count(cuobjdump: str, name: str, full: bool) -> int:
     kernels = {each.plan.spec.name: each.plan for each in ef.get_kernels(args, cc=90)}
     with tempfile.TemporaryDirectory() as folder:
         compile_text(kernels[_SPEC].allocation.program.text, f"{load.OPTIONS} --keep-cubin --dump-dir={folder}")
-        found = [counted(cuobjdump, path) for path in Path(folder).glob("*.cubin")]
+        found = [counted(path) for path in Path(folder).glob("*.cubin")]
     return max(found)  # a reduction has a second, smaller kernel
 
 
-def counted(cuobjdump: str, cubin: Path) -> int:
+def counted(cubin: Path) -> int:
     """Of the largest kernel of a file."""
-    text = subprocess.run([cuobjdump, "-sass", cubin], check=True, capture_output=True, text=True).stdout
+    (nvdisasm,) = (file.locate() for file in files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
+    text = subprocess.run([nvdisasm, cubin], check=True, capture_output=True, text=True).stdout
     line = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?(?!NOP)[A-Z]", re.MULTILINE)
-    return max(len(line.findall(kernel)) for kernel in text.split("Function :")[1:])
+    return max(len(line.findall(kernel)) for kernel in text.split(".section\t.text.")[1:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Count, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuobjdump", default="cuobjdump")
     parser.add_argument("--save", type=Path, help="a folder")
     options = parser.parse_args(arguments)
     names = ["", *FUNCTIONS, *REDUCTIONS]
     found: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(2) as pool:
         for kind in ("narrow", "full"):
-            plain, *counts = pool.map(partial(count, options.cuobjdump), names, [kind == "full"] * len(names))
+            plain, *counts = pool.map(count, names, [kind == "full"] * len(names))
             for name, number in zip(names[1:], counts, strict=True):
                 found.setdefault(name, {})[kind] = round((number - plain) / _VALUES, 1)
                 print(f"{name:16} {kind:8} {found[name][kind]:6.1f}", flush=True)

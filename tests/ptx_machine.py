@@ -322,14 +322,30 @@ def _number(bits: np.ndarray, kind: str) -> np.ndarray:
 
 _FACTORS = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "s8": torch.int8, "u8": torch.uint8}
 """What mma.sync multiplies. tf32 is handed over rounded."""
+
+
+def _about(exact: np.ndarray, steps: int) -> np.ndarray:
+    """As far from the exact values as PTX allows, to either side; what is a float stays exact, as 1 / 2 does. Zero is
+    put for what is below 2^-126."""
+    nearest = exact.astype(np.float32)
+    step = np.where(np.isfinite(nearest) & (nearest != exact), np.spacing(nearest), 0.0)
+    is_odd = nearest.view(np.uint32) & 1 == 1
+    moved = (nearest + np.where(is_odd, steps, -steps) * step).astype(np.float32)
+    return np.where(abs(moved) < 2.0**-126, np.copysign(np.float32(0), moved), moved)
+
+
 _FLOATS: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32),
     "max": np.maximum,
+    "abs": np.abs,
+    "neg": np.negative,
+    "ex2": lambda x: _about(np.exp2(x.astype(np.float64)), 2),
+    "rcp": lambda x: _about(1 / x.astype(np.float64), 1),
 }
-"""max is that of NaN alone."""
+"""max is that of NaN alone. ex2 and rcp are the approximate ones, which flush."""
 _COMPARED = {
     "gt": np.greater,
     "ge": np.greater_equal,
@@ -418,11 +434,14 @@ def _result(name: str, kind: str, sources: Sequence[np.ndarray], chosen: np.ndar
         return _CONVERSIONS[name](*sources)
     if chosen is not None:
         return np.where(chosen, sources[0], sources[1])
+    floats = [source.astype(np.uint32).view(np.float32) for source in sources] if kind == "f32" else sources
     if operation == "setp":
-        return _COMPARED[further[0]](*sources).astype(np.int64)
+        return _COMPARED[further[0]](*floats).astype(np.int64)
     if kind == "f32" and operation in _FLOATS:
         assert operation != "max" or "NaN" in further, name
-        floats = [source.astype(np.uint32).view(np.float32) for source in sources]
-        return _FLOATS[operation](*floats).view(np.uint32).astype(np.int64)
+        assert operation not in ("ex2", "rcp") or further == ["approx", "ftz", "f32"], name
+        with np.errstate(all="ignore"):
+            found = _FLOATS[operation](*floats).astype(np.float32)
+        return found.view(np.uint32).astype(np.int64)
     assert operation == "mov" or not any(map(_FLOAT.fullmatch, further)), f"{name} is not known"
     return _number(_WHOLE[operation](*sources), kind)

@@ -1,7 +1,7 @@
 """The kernel for mma.sync, executed on the CPU from its PTX: its copies, its main loop, and what it stores."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,6 +96,43 @@ def test_operands(layout: str, tmp_path: Path, never_run: None) -> None:
     accum = a.double() @ b.double().t()
     assert torch.equal(found[0], ((accum + matrix * vector).relu() + column).to(BF16))
     assert torch.equal(found[1], (accum - matrix).to(BF16))
+
+
+def _slope_of_silu(x: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def _slope_of_gelu(approximate: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+
+
+SLOPES = {
+    "dgelu_tanh(accum, C)": ("dgelu_tanh", _slope_of_gelu("tanh")),
+    "dgelu_erf(accum, C)": ("dgelu_erf", _slope_of_gelu("none")),
+    "accum * (sigmoid(C) * (1 + C * (1 - sigmoid(C))))": ("dsilu", _slope_of_silu),
+}
+"""The name of what tells the truth, and PyTorch's own float32."""
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("body", SLOPES, ids=lambda body: SLOPES[body][0])
+def test_slopes_stored_in_16_bits(body: str, dtype: torch.dtype, tmp_path: Path, never_run: None) -> None:
+    """Of every number of 16 bits, as docs/accuracy.md promises, where instructions err as far as PTX allows."""
+    from accuracy.cases import CASES as FUNCTIONS
+    from accuracy.measure import NEIGHBOUR_ULP, ulps
+
+    name, pytorchs = SLOPES[body]
+    ones = torch.zeros(256, 8, dtype=dtype)
+    ones[:, 0] = 1
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).view(256, 256)
+    (kernel,) = ef.get_kernels(_arguments(ones, ones, f"def f(accum, C): D = {body}; return D", C=x), cc=80, limit=1)
+    (found,) = _executed(*_compiled(kernel, tmp_path), ones, ones, [x], [dtype])
+    (case,) = (case for case in FUNCTIONS if case.name == name)
+    truth, theirs = case.truth(torch.ones(()), x.double()), pytorchs(x.float()).to(dtype)
+    both_nan = found.isnan() & theirs.isnan()
+    error, other = (ulps(value, truth, dtype) for value in (found, theirs))
+    assert ((error <= NEIGHBOUR_ULP) | (error <= other) | both_nan).all()
 
 
 def _matrices(*layouts: str) -> list[torch.Tensor]:

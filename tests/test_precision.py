@@ -96,6 +96,26 @@ def test_a_sum_of_exponentials_cannot_cancel():
 
 
 @pytest.mark.parametrize(
+    ("body", "accuracy"),
+    [
+        ("s = sigmoid(C); D = accum * (s * (1 + C * (1 - s)))", "narrow"),
+        ("s = sigmoid(C); D = accum * s * (1 - s)", "narrow"),
+        ("D = C * (sigmoid(accum) - 1)", "narrow"),
+        ("D = C * (sigmoid(accum) - 0.5)", "full"),
+        ("D = C - sigmoid(accum)", "full"),
+        ("D = sigmoid(accum) + silu(C)", "full"),
+        ("D = log(1 - sigmoid(accum))", "full"),
+        ("D = where(1 - sigmoid(accum) > 0.1, C, 0.0)", "full"),
+        ("s = sigmoid(C); D = accum * (1 - s); E = floor(1 - s)", "full"),
+    ],
+)
+def test_one_less_a_sigmoid(body, accuracy):
+    outputs = {name: BF16 for name in ("D", "E") if f"{name} =" in body}
+    assert exactness(body, outputs)["sigmoid"] == accuracy
+    assert exactness(body, {**outputs, "D": F32})["sigmoid"] == "full"
+
+
+@pytest.mark.parametrize(
     ("scale", "accuracy"),
     [
         ("maximum(absmax(C, dim=-1, keepdim=True) * 0.01, 0.001)", "fast"),

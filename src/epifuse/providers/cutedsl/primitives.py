@@ -102,6 +102,8 @@ NARROW: Mapping[str, Row] = {
     "sigmoid": am.sigmoid_narrow,
     "silu": lambda x: x * am.sigmoid_narrow(x),
     "gelu_erf": am.gelu_erf_narrow,
+    "dgelu_tanh": am.dgelu_tanh_narrow,
+    "dgelu_erf": am.dgelu_erf_narrow,
     "expm1": dm.expm1_narrow,
     "softplus": am.softplus_row(dm.log1p_exp_narrow, dm.divide_narrow),
     "logsigmoid": lambda x: dm.minimum(x, dm.like(x, 0.0)) - dm.log1p_exp_narrow(-abs(x)),
