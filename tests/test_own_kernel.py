@@ -2,9 +2,10 @@
 
 import argparse
 import importlib
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,10 @@ from fuzzing.check import function_of
 import epifuse as ef
 from epifuse import providers
 from epifuse.base.cache import forget
-from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.plan import Allocation, Answers, Refusal
 from epifuse.providers.cpu import CpuProvider
 from epifuse.tools import doctor
+from epifuse.tools.conformance import FUNCTIONS, check
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_kernel"
 # Products and sums of eighths are exact, so NumPy and PyTorch compute the same product in any order. A division by a
@@ -93,28 +95,23 @@ def test_constraints_are_refused(constraint: dict[str, object], own: ModuleType)
     assert ef.get_kernels(args, providers=["numpy"]) == []
 
 
-def arguments_of(name: str) -> list[str]:
-    """Values that a function may take: those without a default, masks first where it chooses."""
-    if name == "where":
-        return ["accum > C", "accum", "C"]
-    parameters = VOCABULARY[name].signature.parameters.values()
-    count = sum(one.default is one.empty and not is_static(one) for one in parameters)
-    return (["accum", "C"] * count)[:count]
-
-
-@pytest.mark.parametrize("name", VOCABULARY)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_right_or_refused_by_name(name: str, own: ModuleType) -> None:
-    source = f"def epi(accum, C): D = {name}({', '.join(arguments_of(name))}); return D"
-    try:
-        found, args = kernels(source, C=C)
-    except ef.errors.EpifuseError:  # it takes no such values
-        return
-    if not found:
-        reasons = {one.kernel: one.reason for one in ef.explain(args).refusals}
-        assert reasons[own.KERNEL.name].startswith("it ")
-        assert name not in own.FUNCTIONS
-        return
-    torch.testing.assert_close(found[0].run(args)["D"], ef.reference(function_of(source, {}))(A @ B, C), equal_nan=True)
+    refused = check("numpy", name)
+    assert refused is None or name not in own.FUNCTIONS
+
+
+def test_the_check_finds_what_is_wrong(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ef.errors.ArgumentError, match="nobody"):
+        check("nobody", "relu")
+    monkeypatch.setitem(own.FUNCTIONS, "relu", lambda x: x)
+    with pytest.raises(AssertionError, match="not close"):
+        check("numpy", "relu")
+    monkeypatch.setattr(
+        own.NumpyProvider, "supports", lambda *given: Answers.of([(own.KERNEL, Refusal(own.KERNEL.name, ""))])
+    )
+    with pytest.raises(AssertionError, match="not every kernel of 'numpy' says why"):
+        check("numpy", "tanh")
 
 
 @pytest.mark.parametrize("body", ["accum.t()", "accum.permute(1, 0)", "(accum + 1).transpose(0, 1)"])
@@ -209,12 +206,14 @@ OLDER = """
 from epifuse.providers import Allocation, Answers, KernelSpec, Provider
 class Older:
     name = "older"
-    lacks, lower, build, kernels = Provider.lacks, Provider.lower, Provider.build, Provider.kernels
+    lacks, lower, kernels = Provider.lacks, Provider.lower, Provider.kernels
     is_loaded, is_stored, prepare, compile = Provider.is_loaded, Provider.is_stored, Provider.prepare, Provider.compile
     def specs(self):
         return (KernelSpec("older_gemm", "older", "cpu", (0,)),)
     def supports(self, specs, work, problem):
         return Answers.of([(spec, Allocation((1, 1), 0.1)) for spec in specs])
+    def build(self, plan):
+        raise NotImplementedError
 """
 
 
@@ -232,6 +231,7 @@ def test_a_gpu_that_only_its_kernels_are_for(
     own: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(own, "KERNEL", replace(own.KERNEL, device="cuda", ccs=(75,)))
+    providers._installed.cache_clear()
     args = ef.GemmArguments(A, B)
     (kernel,) = ef.get_kernels(args, cc=75)
     assert (kernel.spec, kernel.metadata.target) == (own.KERNEL, "sm_75")
@@ -250,14 +250,22 @@ def failing(*given: object) -> Any:
     raise KeyError("l")
 
 
+def allocated(specs: Sequence[providers.KernelSpec], tile: Any, cost: Any) -> Answers:
+    return Answers.of([(spec, Allocation(tile, cost)) for spec in specs])
+
+
 @pytest.mark.parametrize(
     ("method", "replaced", "failure"),
     [
         ("lower", failing, "KeyError: 'l'"),
         ("supports", failing, "KeyError: 'l'"),
         ("supports", lambda *given: None, "supports returned None, and not Answers"),
+        ("supports", lambda *given: Answers.of([]), "supports answered nothing about this kernel"),
+        ("supports", lambda self, specs, *_: allocated(specs, (8, 8), None), "its cost is None, and has to be"),
+        ("supports", lambda self, specs, *_: allocated(specs, (8, 8), math.nan), "its cost is nan, and has to be"),
+        ("supports", lambda self, specs, *_: allocated(specs, None, 0.1), "its tile is None, and has to be"),
     ],
-    ids=["lower", "supports", "no answers"],
+    ids=["lower", "supports", "no answers", "no answer", "no cost", "no number", "no tile"],
 )
 def test_where_it_fails_other_kernels_run(
     method: str, replaced: Any, failure: str, own: ModuleType, monkeypatch: pytest.MonkeyPatch
@@ -268,15 +276,59 @@ def test_where_it_fails_other_kernels_run(
         torch.testing.assert_close(ef.gemm(A, B, epilogue=source), A @ B - 3.5)
     args = ef.GemmArguments(A, B, epilogue=ef.EpilogueArguments.partial(source, {}))
     with pytest.warns(UserWarning, match=re.escape(why)):
-        assert reasons(args)[own.KERNEL.name] == why
+        assert reasons(args)[own.KERNEL.name].startswith(why)
 
 
 def test_what_it_cannot_build_is_named(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ef.GemmArguments(A, B)
     (kernel,) = ef.get_kernels(args, providers=["numpy"])
     monkeypatch.setattr(own.NumpyProvider, "build", failing)
-    with pytest.raises(ef.errors.UnsupportedError, match=r"numpy_gemm of the provider 'numpy' .* KeyError: 'l'"):
+    with pytest.raises(
+        ef.errors.UnsupportedError, match=r"of the provider 'numpy' .* KeyError: 'l' \(.*kernel.py:\d+\)"
+    ):
         kernel.run(args)
+    forget()
+    monkeypatch.setattr(own.NumpyProvider, "build", lambda self, plan: None)
+    with pytest.raises(ef.errors.UnsupportedError, match=r"build returned None, and no function"):
+        kernel.run(args)
+
+
+def test_a_launch_that_fails_names_it(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own bind or step, and tuning goes on with the others."""
+    monkeypatch.setattr(own, "COST", 0.1)
+    args = ef.GemmArguments(A, B)
+    for runner in (failing, lambda *given: failing):
+        forget()
+        monkeypatch.setattr(own.NumpyProvider, "build", lambda self, plan, runner=runner: runner)
+        for call in (lambda: ef.gemm(A, B), lambda: ef.get_kernels(args)[0].run(args)):
+            with pytest.raises(ef.errors.LaunchError, match=r"the provider 'numpy' raised KeyError: 'l'"):
+                call()
+        done = ef.tune(args, anew=True, progress=False)
+        assert [name.split(",")[0] for name, _ in done.failed] == [own.KERNEL.name]
+        assert done.results
+
+
+def test_what_is_told_late_may_fail(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan says for people, and a reason."""
+    args = ef.GemmArguments(A, B)
+    told = Allocation((8, 8), 0.1, details=failing)
+    monkeypatch.setattr(own.NumpyProvider, "supports", lambda self, specs, *_: Answers.of([(specs[0], told)]))
+    assert "the provider 'numpy' failed: KeyError: 'l'" in str(ef.explain(args))
+    forget()
+    refusal = Refusal(own.KERNEL.name, failing)
+    monkeypatch.setattr(own.NumpyProvider, "supports", lambda self, specs, *_: Answers.of([(specs[0], refusal)]))
+    assert "the provider 'numpy' failed: KeyError: 'l'" in reasons(args)[own.KERNEL.name]
+
+
+def test_what_it_never_ran_on_is_refused(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = replace(own.KERNEL, device="cuda", ccs=(75,), never_on=(75,))
+    monkeypatch.setattr(own, "KERNEL", elsewhere)
+    providers._installed.cache_clear()
+    args = ef.GemmArguments(A, B)
+    assert (
+        "has never run on a GPU of sm_75"
+        in {r.kernel: r.reason for r in ef.explain(args, cc=75).refusals}["numpy_gemm"]
+    )
 
 
 @pytest.mark.parametrize("method", ["lower", "supports"])
@@ -292,12 +344,34 @@ class Other(Provider):
     name = "other"
     def specs(self):
         return ()
-class Foreign(Provider):
+    def supports(self, specs, work, problem): ...
+    def build(self, plan): ...
+class Foreign(Other):
     name = "foreign"
     def specs(self):
         return (KernelSpec("its", "another", "cpu", (0,)),)
 class No:
     pass
+class Listed(Provider):
+    name = "mine"
+    def specs(self):
+        return [KernelSpec("its", "mine", "cpu", (0,))]
+    def supports(self, specs, work, problem): ...
+    def build(self, plan): ...
+class Nowhere(Listed):
+    def specs(self):
+        return (KernelSpec("its", "mine", "cpu", 0),)
+class Twice(Listed):
+    def specs(self):
+        return 2 * (KernelSpec("its", "mine", "cpu", (0,)),)
+class Ours(Listed):
+    def specs(self):
+        return (KernelSpec("cpu_panel", "mine", "cpu", (0,)),)
+class Elsewhere(Listed):
+    def specs(self):
+        return (KernelSpec("its", "mine", "tpu", (0,)),)
+class Half(Listed):
+    build = Provider.build
 """
 
 
@@ -307,7 +381,13 @@ class No:
         ("gone", "no_such_module:Provider", "ModuleNotFoundError"),
         ("mine", "bad_provider:Other", "it calls itself 'other'"),
         ("foreign", "bad_provider:Foreign", "is of the provider 'another'"),
-        ("none", "bad_provider:No", "it is no epifuse.providers.base.Provider"),
+        ("none", "bad_provider:No", "it is no whole epifuse.providers.base.Provider: it has no 'name'"),
+        ("mine", "bad_provider:Half", "it has no 'build'"),
+        ("mine", "bad_provider:Listed", r"its specs\(\) are a list, and no tuple of KernelSpec"),
+        ("mine", "bad_provider:Nowhere", "the ccs of its kernel 'its' are 0, and no tuple"),
+        ("mine", "bad_provider:Twice", "there is another kernel of the name 'its'"),
+        ("mine", "bad_provider:Ours", "there is another kernel of the name 'cpu_panel'"),
+        ("mine", "bad_provider:Elsewhere", "is for the device 'tpu', and there are 'cpu' and 'cuda'"),
         ("cpu", "epifuse.providers.cpu:CpuProvider", "there is another one of this name"),
     ],
 )

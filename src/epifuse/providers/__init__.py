@@ -13,11 +13,12 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isfunction
 from typing import cast
 
+from epifuse.base.errors import kind_of
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
 from epifuse.providers.cpu import CpuProvider
 from epifuse.providers.cutedsl import CuteDslProvider
-from epifuse.providers.guarded import Guarded
+from epifuse.providers.guarded import Guarded, told
 
 GROUP = "epifuse.providers"
 _BY_NAME: dict[str, Provider] = {one.name: one for one in (CuteDslProvider(), CpuProvider())}
@@ -72,13 +73,17 @@ def _installed() -> Mapping[str, Provider]:
     """Other packages' providers. One that cannot be used is left out with a warning: the others still can."""
     found: dict[str, Provider] = {}
     for point in entry_points(group=GROUP):
+        specs: tuple[KernelSpec, ...] = ()
         try:
             provider = _made(point)
             wrong = next(_wrong(point, provider, found), None)
+            if wrong is None:
+                specs = provider.specs()
+                wrong = next(_wrong_kernels(point, specs, found), None)
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
+            wrong = told(error)
         if wrong is None:
-            found[point.name] = cast(Provider, Guarded(provider))
+            found[point.name] = cast(Provider, Guarded(provider, specs))
         else:
             warnings.warn(f"the provider '{point.name}' ({point.value}) is left out: {wrong}", stacklevel=2)
     return found
@@ -91,15 +96,32 @@ def _made(point: EntryPoint) -> Provider:
 
 _METHODS = [name for name, member in vars(Provider).items() if isfunction(member) and not name.startswith("_")]
 """What an object that is no subclass has to have. `Provider`'s attributes have defaults, and may be newer than it."""
+_NEEDED = ("specs", "supports", "build")
+"""Those that `Provider` has no default for."""
 
 
 def _wrong(point: EntryPoint, provider: Provider, found: Mapping[str, Provider]) -> Iterator[str]:
-    if not all(hasattr(provider, name) for name in ("name", *_METHODS)):
-        yield f"it is no {Provider.__module__}.Provider"
+    lacking = [name for name in ("name", *_METHODS) if not hasattr(provider, name)]
+    lacking += [name for name in _NEEDED if getattr(type(provider), name, None) is getattr(Provider, name)]
+    if lacking:
+        yield f"it is no whole {Provider.__module__}.Provider: it has no '{lacking[0]}'"
     if provider.name != point.name:
         yield f"it calls itself '{provider.name}'"
     if point.name in _BY_NAME or point.name in found:
         yield "there is another one of this name"
-    for spec in provider.specs():
+
+
+def _wrong_kernels(point: EntryPoint, specs: tuple[KernelSpec, ...], found: Mapping[str, Provider]) -> Iterator[str]:
+    if not (isinstance(specs, tuple) and all(isinstance(spec, KernelSpec) for spec in specs)):
+        yield f"its specs() are {kind_of(specs)}, and no tuple of KernelSpec"
+    taken = {spec.name for provider in (*_BY_NAME.values(), *found.values()) for spec in provider.specs()}
+    for spec in specs:
         if spec.provider != point.name:
             yield f"its kernel '{spec.name}' says that it is of the provider '{spec.provider}'"
+        if spec.name in taken:
+            yield f"there is another kernel of the name '{spec.name}'"
+        if not (isinstance(spec.ccs, tuple) and spec.ccs and all(type(cc) is int for cc in spec.ccs)):
+            yield f"the ccs of its kernel '{spec.name}' are {spec.ccs!r}, and no tuple of numbers as 90"
+        if spec.device not in ("cpu", "cuda"):
+            yield f"its kernel '{spec.name}' is for the device '{spec.device}', and there are 'cpu' and 'cuda'"
+        taken.add(spec.name)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from epifuse.base.errors import EpifuseError, fail, kind_of
 from epifuse.ir import Graph
-from epifuse.plan import Answers, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Refusal
 from epifuse.providers.base import Provider, Runner
+from epifuse.providers.cutedsl import untested
 from epifuse.request.problem import Problem
 
 
@@ -18,48 +23,127 @@ class _Failure(str):
 
 
 class Guarded:
-    """What planning and building ask of `own`. All else is its own."""
+    """What planning and building ask of `own`, whose kernels are `specs`. All else is its own."""
 
-    def __init__(self, own: Provider) -> None:
-        self._own = own
+    def __init__(self, own: Provider, specs: tuple[KernelSpec, ...]) -> None:
+        self._own, self._specs = own, specs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """Its kernels, as they were when it was found."""
+        return self._specs
+
+    def lacks(self, spec: KernelSpec) -> str | None:
+        """What it says, or how that failed."""
+        try:
+            return self._own.lacks(spec) or None
+        except Exception as error:
+            return self._failed(told(error))
 
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What it makes of the graph, or why that failed."""
         try:
             return self._own.lower(graph, problem)
         except Exception as error:
-            return _Failure(_told(error))
+            return _Failure(told(error))
 
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers:
-        """What it answers, or with a warning a refusal for each kernel."""
+        """What it answers, or with a warning a refusal for each kernel of which that is nothing that can be planned."""
         if isinstance(work, _Failure):
             return self._refused(specs, work)
+        target = problem.target
+        if never := [spec for spec in specs if target.cc in spec.never_on and not untested.are_taken()]:
+            refused = Answers.of([(spec, Refusal(spec.name, untested.refused(target) or "")) for spec in never])
+            others = [spec for spec in specs if spec not in never]
+            return self.supports(others, work, problem).beside(refused) if others else refused
         try:
             answers = self._own.supports(specs, work, problem)
+            if not isinstance(answers, Answers):
+                return self._refused(specs, f"supports returned {kind_of(answers)}, and not Answers")
+            given = {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
+            refusals = {refusal.kernel: refusal for refusal in answers.refusals()}
         except Exception as error:
-            return self._refused(specs, _told(error))
-        if not isinstance(answers, Answers):
-            return self._refused(specs, f"supports returned {kind_of(answers)}, and not Answers")
-        return answers
+            return self._refused(specs, told(error))
+        wrong = {spec.name: next(_unplannable(given.get(spec.name), spec.name in refusals), None) for spec in specs}
+        if any(wrong.values()):
+            self._warn(next(filter(None, wrong.values())))
+        checked = Answers.of(
+            (spec, self._answer(spec, given.get(spec.name), refusals.get(spec.name), wrong[spec.name]))
+            for spec in specs
+        )
+        is_whole = [*checked.specs] == [*answers.specs]
+        return checked._replace(of_rows=answers.of_rows) if is_whole else checked
+
+    def _answer(
+        self, spec: KernelSpec, allocation: Allocation | None, refusal: Refusal | None, wrong: str | None
+    ) -> Allocation | Refusal:
+        if wrong is not None:
+            return Refusal(spec.name, self._failed(wrong))
+        if allocation is not None:
+            return replace(allocation, details=partial(self._details, allocation.details))
+        assert refusal is not None  # `wrong` says otherwise
+        return Refusal(spec.name, partial(self._reason, refusal.why))
+
+    def _reason(self, why: str | Callable[[], str]) -> str:
+        """A reason as it is told, or how that failed."""
+        try:
+            text = why() if callable(why) else why
+        except Exception as error:
+            return self._failed(told(error))
+        return text if isinstance(text, str) else self._failed(f"a reason is {kind_of(text)}")
+
+    def _details(self, details: Details | Callable[[], Details]) -> Details:
+        """The same of what a plan says for people."""
+        try:
+            found = details() if callable(details) else details
+            return Details(tuple(found.transports), tuple(found.notes))
+        except Exception as error:
+            return Details(notes=(self._failed(told(error)),))
 
     def _refused(self, specs: Sequence[KernelSpec], failure: str) -> Answers:
-        why = f"the provider '{self._own.name}' failed: {failure}"
-        warnings.warn(why, stacklevel=2)
-        return Answers.of([(spec, Refusal(spec.name, why)) for spec in specs])
+        self._warn(failure)
+        return Answers.of([(spec, Refusal(spec.name, self._failed(failure))) for spec in specs])
+
+    def _failed(self, failure: str) -> str:
+        return f"the provider '{self._own.name}' failed: {failure}"
+
+    def _warn(self, failure: str) -> None:
+        warnings.warn(self._failed(failure), stacklevel=4)
 
     def build(self, plan: Plan) -> Runner:
         """What it builds. Raises `UnsupportedError` where that fails."""
+        named = {"kernel": plan.spec.name, "provider": self._own.name}
         try:
-            return self._own.build(plan)
+            runner = self._own.build(plan)
         except EpifuseError:
             raise
         except Exception as error:
-            named = {"kernel": plan.spec.name, "provider": self._own.name}
-            raise fail("not_built", None, **named, detail=_told(error)) from error
+            raise fail("not_built", None, **named, detail=told(error)) from error
+        if not callable(runner):
+            raise fail("not_built", None, **named, detail=f"build returned {kind_of(runner)}, and no function")
+        return runner
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _unplannable(allocation: Allocation | None, is_refused: bool) -> Iterator[str]:
+    """What is wrong with what was answered about a kernel."""
+    if allocation is None:
+        if not is_refused:
+            yield "supports answered nothing about this kernel"
+        return
+    if not isinstance(allocation, Allocation):
+        yield f"supports answered {kind_of(allocation)}, and neither Allocation nor Refusal"
+        return
+    cost, tile = allocation.cost, allocation.tile
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not math.isfinite(cost):
+        yield f"its cost is {cost}, and has to be a finite number"
+    if not (isinstance(tile, tuple) and len(tile) == 2 and all(type(size) is int for size in tile)):
+        yield f"its tile is {tile}, and has to be rows and columns"
+
+
+def told(error: Exception) -> str:
+    """An error of another package's code, with its place there."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from epifuse import providers
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.ir import Graph
 from epifuse.plan import Plan
@@ -13,7 +14,15 @@ OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is lac
 
 def explained(error: Exception, plan: Plan) -> EpifuseError:
     """An error of a launch as one of ours."""
-    return divided_by_zero(error, plan.graph) or fail("launch", None, kernel=plan.spec.name, detail=error, plan=plan)
+    return divided_by_zero(error, plan.graph) or fail(
+        "launch", None, kernel=plan.spec.name, detail=_detail(error, plan), plan=plan
+    )
+
+
+def _detail(error: Exception, plan: Plan) -> str:
+    """The error; of a provider of another package with its type, which may be all that it says."""
+    is_ours = plan.spec.provider in providers.NAMES
+    return str(error) if is_ours else f"the provider '{plan.spec.provider}' raised {type(error).__name__}: {error}"
 
 
 def divided_by_zero(error: Exception, graph: Graph) -> EpifuseError | None:

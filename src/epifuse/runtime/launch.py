@@ -148,7 +148,12 @@ class Prepared:
     def bind(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
         """A function that only launches. Nothing is written yet."""
         plan, further = self.plan, {} if workspace is None else {WORKSPACE: workspace}
-        step = self._step(call.request.a, call.request.b, {**call.tensors, **further}, call.numbers, outputs)
+        try:
+            step = self._step(call.request.a, call.request.b, {**call.tensors, **further}, call.numbers, outputs)
+        except OURS:
+            raise
+        except Exception as error:
+            raise explained(error, plan) from error
         counted = _counted(outputs.values())
 
         def run() -> None:

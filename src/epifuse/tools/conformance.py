@@ -1,0 +1,65 @@
+"""Whether a provider's kernels are right: each function of the language is computed as by PyTorch, or refused by name.
+
+For a provider that you write (docs/own_kernel.md), in a test of your own:
+
+    import pytest
+    from epifuse.tools.conformance import FUNCTIONS, check
+
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_function(name):
+        check("mine", name)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from epifuse import providers
+from epifuse.api import explain, get_kernels
+from epifuse.base.errors import EpifuseError
+from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
+
+FUNCTIONS: tuple[str, ...] = tuple(VOCABULARY)
+"""By name."""
+
+
+def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
+    """Call a function on `accum` and a matrix C: (6, 4) by (4, 5) of eighths, whose products are exact.
+
+    None where the result of each kernel that can is close to PyTorch's, else why none can, a line each, or why the
+    function takes no such values. Raises `AssertionError` where a result is wrong or a kernel refuses without a reason,
+    and `ArgumentError` where there is no such provider.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-16, 17, shape, generator=drawn) / 8 for shape in ((6, 4), (4, 5)))
+    a, b, c = (x.to(device, dtype) for x in (a, b, torch.randn(6, 5, generator=drawn)))
+    get_kernels(GemmArguments(a, b), providers=[provider])  # not one that was left out
+    values = _values(name)
+    source = f"def epilogue(accum, C):\n    D = {name}({', '.join(values)})\n    return D\n"
+    try:
+        args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(source, {"C": c}))
+    except EpifuseError as error:
+        return str(error)
+    kernels = get_kernels(args, providers=[provider])
+    if not kernels:
+        own = {spec.name for spec in providers.load(provider).specs()}
+        told = [refusal for refusal in explain(args).refusals if refusal.kernel in own]
+        if {refusal.kernel for refusal in told if refusal.reason} != own:
+            raise AssertionError(f"not every kernel of '{provider}' says why it refuses {name}: {told}")
+        return "\n".join(map(str, told))
+    accum = (a @ b).float()
+    given = {"accum": accum, "C": c.float(), "accum > C": accum > c.float()}
+    want = VOCABULARY[name].function(*(given[value] for value in values)).to(dtype)
+    for kernel in kernels:
+        torch.testing.assert_close(kernel.run(args)["D"], want, equal_nan=True, check_dtype=False)
+    return None
+
+
+def _values(name: str) -> list[str]:
+    """What a function may take: one value for each parameter without a default, a mask first where it chooses."""
+    if name == "where":
+        return ["accum > C", "accum", "C"]
+    parameters = VOCABULARY[name].signature.parameters.values()
+    count = sum(one.default is one.empty and not is_static(one) for one in parameters)
+    return (["accum", "C"] * count)[:count]
