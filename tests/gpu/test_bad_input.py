@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Callable[[], ef.GemmArguments], str]] = {
         "B has a stride of 100 bytes",
     ),
     "gaps in A": (lambda: described(of_bytes(64, 64, 65), WEIGHT), "A has a stride of 65 bytes"),
-    "A repeated": (lambda: described(of_bytes(1, 64, 64).expand(64, 64), WEIGHT), "A has a stride of 0 bytes"),
+    "A repeated": (lambda: described(of_bytes(1, 64, 64).expand(64, 64), WEIGHT), "A is expanded, and TMA"),
     "steps in A": (lambda: described(of_bytes(64, 128, 128)[:, ::2], WEIGHT), "pass A.contiguous()"),
     "base of A": (lambda: described(of_bytes(64, 64, 64, 1), WEIGHT), "A does not start"),
     "base of B": (lambda: described(of_bytes(64, 64, 64), of_bytes(128, 64, 64, 4).t()), "B does not start"),

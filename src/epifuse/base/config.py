@@ -44,15 +44,15 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
     for field in fields(Config):
         name = _PREFIX + field.name.upper()
         text = source.get(name)
-        if text is None:
+        if not text:  # an empty one is how a shell unsets a variable
             continue
         if field.type == "bool":
             if text not in ("0", "1"):
                 raise fail("option", None, name=name, want="0 or 1", value=text)
             values[field.name] = text == "1"
         elif field.type == "Path | None":
-            # Absolute at once: a program may change its folder later. An empty text is how a shell unsets a variable.
-            values[field.name] = Path(text).expanduser().absolute() if text else None
+            # Absolute at once: a program may change its folder later.
+            values[field.name] = Path(text).expanduser().absolute()
         else:
             if not (text.isascii() and text.isdigit()):
                 raise fail("option", None, name=name, want="a whole number", value=text)

@@ -115,7 +115,9 @@ CATALOGUE: dict[str, Sentence] = {
         _U, "debug_print is not supported where an input requires grad", "call it within torch.no_grad(), or remove it"
     ),
     "grad_dtype": Sentence(
-        _A, "{name} requires grad and is {dtype}, which has no gradient here", "use a float of 16, 32 or 64 bits"
+        _A,
+        "{name} requires grad and is {dtype}, which has no gradient here",
+        "use torch.no_grad() or {name}.detach() where nothing is trained, else a float of 16, 32 or 64 bits",
     ),
     "grad_twice": Sentence(
         _U,

@@ -58,7 +58,15 @@ ASKS: dict[str, Asks] = {
     "clamp": Asks(((_TENSOR, ("x",)), ("alike", ("min", "max")))),
     **dict.fromkeys(("maximum", "minimum", "atan2", "logical_and", "logical_or", "max", "min"), _BOTH),
     **dict.fromkeys(("silu", "logsigmoid", "hardswish", "hardsigmoid", "mish", "selu"), _FLOATS),
-    "masked_fill": Asks(((_TENSOR, ("mask",)), ("mask", ("mask",)), (_NUMBER, ("value",)), *_FLOATS.rules)),
+    "masked_fill": Asks(
+        (
+            *((_TENSOR, (name,)) for name in ("x", "mask")),
+            ("mask", ("mask",)),
+            (_NUMBER, ("value",)),
+            (_NO_MASK, ("x",)),
+            ("held", ("x", "value")),
+        )
+    ),
     **dict.fromkeys(("clamp_min", "clamp_max"), _numbers(_NO_MASK)),
     "lerp": Asks(((_TENSOR, ("x",)), (_TENSOR, ("end",)), (_SAME_FLOATS, ("x", "end", "weight")))),
     **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from epifuse.fusion.literals import checked
+from epifuse.fusion.literals import checked, in_float32
 from epifuse.fusion.primitives import (
     Value,
     abs,
@@ -201,10 +201,11 @@ def snake(x: Value, a: Value = 1.0) -> Value:
     return x + wave * wave / a
 
 
+@in_float32
 def floor_power_of_two(x: Value) -> Value:
     """The largest power of two that is at most x, as float32 holds it: 0 where x is below 2^-126, and NaN below zero.
 
-    Its derivative is 0.
+    Its derivative is 0. Of a tensor of 16 bits it is a float32.
     """
     is_less = abs(x) < _LEAST_NORMAL
     near = exp2(floor(log2(where(is_less, 1.0, x))))  # a last bit of log2 makes it the next power

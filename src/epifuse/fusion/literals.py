@@ -1,4 +1,8 @@
-"""Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which."""
+"""What functions of the vocabulary do where they are called on tensors: the parser reads their bodies without it.
+
+Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which. And tensors of 16
+bits, where float32 is meant.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import inspect
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,3 +40,17 @@ def checked(function: Function) -> Function:
         return function(*given, **named)
 
     return call  # type: ignore[return-value]  # the same parameters
+
+
+def in_float32(function: Function) -> Function:
+    """`function`, which computes in float32 on tensors of 16 bits: they do not hold its numbers."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return function(*map(_wide, given), **{name: _wide(value) for name, value in named.items()})
+
+    return call  # type: ignore[return-value]  # the same parameters
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize == 2 else x

@@ -43,6 +43,7 @@ _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "mask": (lambda x: x.kind == "mask", "mask_wanted"),
     "no mask": (lambda x: x.kind != "mask", "masks_in_arithmetic"),
     "not all numbers": (lambda x, y: not (x.host and y.host), "tensor_wanted"),
+    "held": (lambda x, value: x.kind == "float" or value.kind != "float", "float_wanted"),
     "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
     "prelu weight": (_prelu, "prelu_weight"),
 }

@@ -115,8 +115,8 @@ _VIEWS = ("load", "access", "permute", "reshape", "unsqueeze", "part", "rearrang
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
-    if accumulator == torch.int32:  # float64 holds every sum of products of 8-bit integers
-        return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
+    if accumulator == torch.int32:  # float64 holds every sum of products of 8-bit integers; one beyond int32 wraps
+        return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)
     if a.dtype.itemsize == 1:
         return torch.matmul(a.to(torch.float32), b.to(torch.float32))
     b = b if b.dtype == a.dtype else b.to(a.dtype)

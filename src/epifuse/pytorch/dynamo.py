@@ -312,7 +312,10 @@ def _spec(
             return f"{_WHY}it accumulates onto what is not given"
         if chosen.precision == "ieee" and tf32_allowed():
             return f"{_WHY}PyTorch may run its product in tf32"
-        if parsed.graph.effects or parsed.prepare is not None or missing(parsed, tensors, numbers):
+        lacking = missing(parsed, tensors, numbers)
+        if not_given := sorted(lacking - {*shown, *operands}):
+            raise fail("operand_not_given", None, name=not_given[0])
+        if parsed.graph.effects or parsed.prepare is not None or lacking:
             return f"{_WHY}it prints, or is handed what no operator of PyTorch takes"
         chosen = chosen._replace(out_dtypes=chosen_dtypes(chosen.out_dtypes, names) | given)
         return encoded(Spec(parsed, (*tensors, *chosen.accumulated), numbers, chosen, NAMES[form], cast, form))

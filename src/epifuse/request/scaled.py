@@ -53,10 +53,12 @@ def unscaled(a: Any, b: Any, *, turned: bool = False) -> Unscaled:
     scales = {name: side.scales for name, side in zip(SCALES, (a, b), strict=True) if isinstance(side, Scaled)}
     if turned and isinstance(b, Scaled) and b.scales.dim() == 2:
         scales[SCALES[1]] = b.scales.t()
-    if turned and isinstance(a, Scaled) and a.tensor.dim() > 2 == a.scales.dim():
-        leading = a.tensor.shape[:-1]
-        if a.scales.shape[0] == leading.numel():
-            scales[SCALES[0]] = a.scales.reshape(*leading, a.scales.shape[1])
+    if turned and isinstance(a, Scaled) and a.tensor.dim() > 2:
+        leading, want = a.tensor.shape[:-1], (*a.tensor.shape[:-1], blocks(a.tensor.shape[-1]))
+        if a.scales.shape == (leading.numel(), want[-1]):
+            scales[SCALES[0]] = a.scales.reshape(want)
+        elif a.scales.shape != want:
+            raise _wrong_shape("x", (*a.scales.shape,), want, of_weight=False, side=0)
     a, b = (side.tensor if isinstance(side, Scaled) else side for side in (a, b))
     return Unscaled(a, b, scales)
 
@@ -110,14 +112,16 @@ _NUMBER = TensorInfo((), (), torch.float32, "cpu")  # a tensor of no dims on the
 
 def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of_weight: bool, side: int) -> Exception:
     rule = "(N/128, K/128)" if of_weight else ("(M, K/128)", "(K/128, N/128)")[side]
+    if len(want) > 2:
+        rule = f"({', '.join(map(str, want[:-1]))}, K/128)"
     if of_weight:  # as they were handed over
-        shape, want = shape[::-1], want[::-1]
+        shape, want = shape[::-1] if len(shape) == 2 else shape, want[::-1]
     hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
-    if shape == want[::-1]:
-        hint = "pass scales.t()"
+    if shape == (*want[:-2], want[-1], want[-2]):
+        hint = "pass scales.t()" if len(want) == 2 else "pass scales.mT"
     elif shape == (*want, 1):
         hint = "pass scales.squeeze(-1)"
-    elif not side and shape == want[1:]:
+    elif not side and want[0] == 1 and shape == want[1:]:
         hint = "pass scales[None]"
     return fail("scales_shape", None, name=name, rule=rule, want=want, shape=shape, hint=hint)
 

@@ -34,8 +34,9 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with the builtins max, min, sum, abs, round, any, all and pow rebound to the vocabulary.
 
     Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
-    outputs are stored. Helpers the function calls are rebound too. The function itself is not changed. A function of
-    the vocabulary, ours or torch's, is its own reference. Raises `ArgumentTypeError` for what is no function.
+    outputs are stored. Except that `gather` of a place outside raises, as in PyTorch: the fused call gives 0. Helpers
+    the function calls are rebound too. The function itself is not changed. A function of the vocabulary, ours or
+    torch's, is its own reference. Raises `ArgumentTypeError` for what is no function.
     """
     done: dict[int, Any] = {}
     if isinstance(function, types.MethodType):

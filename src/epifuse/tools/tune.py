@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     Raises `ArgumentError` for neither, and what `tune` raises.
     """
     if not (options.shapes or options.merge):
-        raise fail("option", None, name="tune", want="shapes as in 4096x14336x4096, or --merge", value=None)
+        raise fail("option", None, name="tune", want="given shapes as in 4096x14336x4096, or --merge", value=None)
     if options.operand and not options.epilogue:
         raise fail("option", None, name="--arg", want="an operand of an --epilogue", value=options.operand[0][0])
     for path in options.merge:

@@ -157,7 +157,9 @@ def _panel(work: Lowered, problem: Problem) -> Allocation | Refusal:
     if whole_rows and columns < problem.extents["n"]:
         return Refusal(_PANEL.name, f"this epilogue needs whole rows: a tile of {problem.extents['n']} columns")
     if rows % inner["m"] or rows < 1 or columns < 1:
-        return Refusal(_PANEL.name, f"a tile needs a multiple of {inner['m']} rows and at least one column")
+        return Refusal(
+            _PANEL.name, f"a tile needs a multiple of {inner['m']} rows, at least one, and at least one column"
+        )
     details = partial(_panel_details, rows, columns, problem.float_dtype, whole_rows=whole_rows)
     return Allocation((rows, columns), cost=1.0, details=details, program=program)
 

@@ -245,13 +245,16 @@ def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
         return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: pass a copy, {name}.clone()"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
-        return f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: copy it first"
+        return (
+            f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: pass {name}.contiguous()"
+        )
     if len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0:
         return f"{name} is the same matrix for every batch: pass it without the batches, as a 2-D tensor"
     for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
         size = stride * info.dtype.itemsize
         if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
             found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
+            found = found if size else f"{name} is expanded, and TMA takes no stride of 0"
             least, dim = _ALIGNMENT // info.dtype.itemsize, dims[inner[0]]
             if size == 0 or info.shape[inner[0]] % least == 0:
                 return f"{found}: pass a copy, {name}.clone()"

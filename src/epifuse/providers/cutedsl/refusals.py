@@ -11,7 +11,7 @@ from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory, tuned
 from epifuse.providers.cutedsl.accesses import Sides
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, WGMMA, Design
 from epifuse.providers.cutedsl.designs import SPECS
 from epifuse.providers.cutedsl.length import is_short
 from epifuse.providers.cutedsl.lowering import Lowered
@@ -66,7 +66,8 @@ def not_asked_for(design: Design, problem: Problem, fields: Sequence[str] = _ASK
     for field in fields:
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
-            there = sorted({getattr(spec.design, field) for spec in SPECS})
+            beside = (s for s in SPECS if problem.target.cc in s.ccs and s.design.instruction == design.instruction)
+            there = sorted({getattr(spec.design, field) for spec in beside})
             known = "" if asked in there else f"; there are {', '.join(map(str, there))}"
             return f"its {field} is {own}, not the one asked for{known}"
     return None
@@ -134,7 +135,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
         *([f"each tile holds both parts of a row, {design.columns} columns of each"] if design.parts > 1 else []),
         *_rewritten(design, problem),
         *([f"{_EARLY}, into {design.spare} of the stages of A and B"] if design.spare else []),
-        *([_SPILLS[design.in_tensor_memory]] if spills else []),
+        *([_SPILLS[design.instruction]] if spills else []),
         *_summed(design, problem),
         *_looser(design, problem),
     )
@@ -142,8 +143,9 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
 
 _EARLY = "operands of each CTA's last tile are loaded ahead of their use"
 _SPILLS = {
-    False: "registers spill: this tile's accumulator leaves too few for so many operands and outputs",
-    True: "registers may spill: the code of a tile of this width is unrolled for each subtile",
+    WGMMA: "registers spill: this tile's accumulator leaves too few for so many operands and outputs",
+    MMA_SYNC: "registers spill: this tile's accumulator leaves too few for its copies of A and B and its epilogue",
+    TCGEN05: "registers may spill: the code of a tile of this width is unrolled for each subtile",
 }
 
 
