@@ -66,25 +66,19 @@ class Guarded:
             refusals = {refusal.kernel: refusal for refusal in answers.refusals()}
         except Exception as error:
             return self._refused(specs, told(error))
-        wrong = {spec.name: next(_unplannable(given.get(spec.name), spec.name in refusals), None) for spec in specs}
-        if any(wrong.values()):
-            self._warn(next(filter(None, wrong.values())))
         checked = Answers.of(
-            (spec, self._answer(spec, given.get(spec.name), refusals.get(spec.name), wrong[spec.name]))
-            for spec in specs
+            (spec, self._answer(spec.name, given.get(spec.name), refusals.get(spec.name))) for spec in specs
         )
         is_whole = [*checked.specs] == [*answers.specs]
         return checked._replace(of_rows=answers.of_rows) if is_whole else checked
 
-    def _answer(
-        self, spec: KernelSpec, allocation: Allocation | None, refusal: Refusal | None, wrong: str | None
-    ) -> Allocation | Refusal:
-        if wrong is not None:
-            return Refusal(spec.name, self._failed(wrong))
-        if allocation is not None:
-            return replace(allocation, details=partial(self._details, allocation.details))
-        assert refusal is not None  # `wrong` says otherwise
-        return Refusal(spec.name, partial(self._reason, refusal.why))
+    def _answer(self, kernel: str, allocation: Any, refusal: Refusal | None) -> Allocation | Refusal:
+        if allocation is None and refusal is not None:
+            return Refusal(kernel, partial(self._reason, refusal.why))
+        if (wrong := next(_unplannable(allocation), None)) is not None:
+            self._warn(wrong)
+            return Refusal(kernel, self._failed(wrong))
+        return replace(allocation, details=partial(self._details, allocation.details))  # type: ignore[no-any-return]
 
     def _reason(self, why: str | Callable[[], str]) -> str:
         """A reason as it is told, or how that failed."""
@@ -126,11 +120,10 @@ class Guarded:
         return runner
 
 
-def _unplannable(allocation: Allocation | None, is_refused: bool) -> Iterator[str]:
+def _unplannable(allocation: Any) -> Iterator[str]:
     """What is wrong with what was answered about a kernel."""
     if allocation is None:
-        if not is_refused:
-            yield "supports answered nothing about this kernel"
+        yield "supports answered nothing about this kernel"
         return
     if not isinstance(allocation, Allocation):
         yield f"supports answered {kind_of(allocation)}, and neither Allocation nor Refusal"
