@@ -104,6 +104,8 @@ def test_a_function_is_right_or_refused_by_name(name: str, own: ModuleType) -> N
 def test_the_check_finds_what_is_wrong(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ef.errors.ArgumentError, match="nobody"):
         check("nobody", "relu")
+    with pytest.raises(ef.errors.ArgumentError, match=r"one of .*FUNCTIONS"):
+        check("numpy", "nosuch")
     monkeypatch.setitem(own.FUNCTIONS, "relu", lambda x: x)
     with pytest.raises(AssertionError, match="not close"):
         check("numpy", "relu")

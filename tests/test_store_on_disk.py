@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from epifuse.base import store
+from epifuse.base import stock, store
 from epifuse.base.config import Config, from_environment, to_environment
 from epifuse.base.errors import ArgumentError
 from tests.store_faults import DAMAGES, content, damage, maker
@@ -202,7 +202,7 @@ def test_what_was_just_made_or_found_stays(tmp_path: Path, log: Path, monkeypatc
 
 def test_what_a_killed_process_left_goes(folder: Path, log: Path) -> None:
     shard = fetch("x", log).parent
-    left, young = shard / "left.part", shard / "young.part"
+    left, young = shard / f"{'0' * 16}.part", shard / f"{'1' * 16}.part"
     for path in (left, young):
         path.touch()
     age(left, 1e6)
@@ -426,3 +426,33 @@ def test_a_store_that_root_filled_serves_a_user_who_may_read_it(open_path: Path,
         said = run("unprivileged", EPIFUSE_CACHE_READONLY=image, EPIFUSE_CACHE_DIR=open_path / "not there")
         assert said.startswith("made 2, warned 2")
         assert "Permission denied" in said
+
+
+# --- folders that hold other people's files ---------------------------------------------------------------------------
+
+OTHERS = ("js/app.js", "ab/main.go", "ab/notes.json", "config/settings.json", "data/labels.json")
+
+
+def test_files_of_others_are_neither_counted_nor_removed(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = use(monkeypatch, cache_dir=tmp_path / "project", cache_bytes=1)
+    for name in OTHERS:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        os.utime(path, (0, 0))
+    folder.chmod(0o700)
+    stored = fetch("one", log)  # evicts
+    assert stock.held(folder).files == {".so": 1}
+    assert stock.clear(folder, and_notes=True).files == {".so": 1}
+    assert not stored.exists()
+    assert all((folder / name).read_text() == "mine" for name in OTHERS)
+    assert not (folder / "js" / "lock").exists()
+
+
+def test_a_home_that_nobody_has_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"EPIFUSE_CACHE_DIR must be a folder \(Could not determine home"):
+        from_environment({"EPIFUSE_CACHE_DIR": "~nobody_of_this_name/x"})
+    with pytest.raises(ArgumentError, match="EPIFUSE_CACHE_BYTES must be a whole number"):
+        from_environment({"EPIFUSE_CACHE_BYTES": "9" * 5000})

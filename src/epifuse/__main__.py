@@ -22,15 +22,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as a dash in ASCII
     try:
         status = _run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a daemon has closed it
+            sys.stdout.flush()
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `head` has read all that it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        _discard_output()
         return 141
+    except OSError as error:  # a full disk, or a file that may not be written
+        _discard_output()
+        parser.exit(1, f"epifuse: {error}\n")
     return status
+
+
+def _discard_output() -> None:
+    """Python flushes it once more at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from pathlib import Path
 from epifuse.base.errors import fail
 
 _PREFIX = "EPIFUSE_"
+_MOST_DIGITS = 19  # of a number of bytes
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,12 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             values[field.name] = text == "1"
         elif field.type == "Path | None":
             # Absolute at once: a program may change its folder later.
-            values[field.name] = Path(text).expanduser().absolute()
+            try:
+                values[field.name] = Path(text).expanduser().absolute()
+            except RuntimeError as error:  # of a ~ for whom there is no home
+                raise fail("option", None, name=name, want=f"a folder ({error})", value=text) from error
         else:
-            if not (text.isascii() and text.isdigit()):
+            if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
                 raise fail("option", None, name=name, want="a whole number", value=text)
             values[field.name] = int(text)
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from epifuse.base.store import lock
+from epifuse.base.store import files_in, lock, notes_in
 
 
 class Held(NamedTuple):
@@ -21,21 +22,17 @@ class Held(NamedTuple):
 
 def held(folder: Path) -> Held:
     """What stands in `folder` now."""
-    return _counted([*folder.glob("??/*.*"), *_notes(folder)], lambda path: None)
+    return _counted([*files_in(folder), *notes_in(folder)], lambda path: None)
 
 
 def clear(folder: Path, *, and_notes: bool = False) -> Held:
     """Remove what stands in `folder`, but for the files beside which another process makes one; what was removed."""
-    removed = _counted(_notes(folder) if and_notes else [], Path.unlink)
-    for shard in folder.glob("??"):
-        with suppress(OSError), lock(folder, shard.name, patience=0):
-            more = _counted(shard.glob("*.*"), Path.unlink)
+    removed = _counted(notes_in(folder) if and_notes else [], Path.unlink)
+    for shard, files in groupby(sorted(files_in(folder)), lambda path: path.parent.name):
+        with suppress(OSError), lock(folder, shard, patience=0):
+            more = _counted(files, Path.unlink)
             removed = Held(removed.files + more.files, removed.bytes + more.bytes, removed.notes)
     return removed
-
-
-def _notes(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*/*.json") if len(path.parent.name) > 2]  # two digits are a shard
 
 
 def _counted(paths: Iterable[Path], act: Callable[[Path], None]) -> Held:

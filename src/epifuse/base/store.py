@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -149,6 +150,20 @@ def folders() -> tuple[Path | None, Path | None]:
     return _user_folder(), _read_only_folder()
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What `fetch` has stored in a folder. The folder may hold other people's files, which are nobody's to remove."""
+    return [path for path in folder.glob("[0-9a-f][0-9a-f]/*.*") if _FILE.fullmatch(path.name)]
+
+
+def notes_in(folder: Path) -> list[Path]:
+    """What `rewrite` has stored there."""
+    return [path for path in folder.glob("*/*.json") if _NOTE.fullmatch(path.name)]
+
+
+_FILE = re.compile(r"([0-9a-f]{64}\.){2}\w+|[0-9a-f]{16}\.part")
+_NOTE = re.compile(r"[0-9a-f]{64}\.json")
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -178,8 +193,9 @@ def _is_sound(path: Path) -> bool:
 
 def _find_in(folder: Path | None, key: str, suffix: str) -> Path | None:
     for path in _files(folder, key, suffix) if folder else ():
-        with suppress(OSError):  # a folder that is only read keeps its times
-            os.utime(path)  # before it is checked, so that it is not evicted afterwards
+        if folder != CONFIG.cache_readonly:  # which nothing is evicted from, and nobody writes
+            with suppress(OSError):
+                os.utime(path)  # before it is checked, so that it is not evicted afterwards
         if _is_sound(path):
             return path
     return None
@@ -230,7 +246,7 @@ def _write(path: Path, content: bytes) -> None:
 def _evict(folder: Path) -> None:
     """Remove the least recently used files until the rest is within the bound, and what killed processes left."""
     now, files = time.time(), []
-    for path in folder.glob("??/*.*"):
+    for path in files_in(folder):
         with suppress(OSError):  # another process evicts too
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))

@@ -7,8 +7,10 @@ another GPU or by another version is never used. Where an image brings a result 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -83,9 +85,12 @@ def _other(result: Result, mine: Result) -> str:
     return f"for {result.kernel}, which cannot run this,"
 
 
-def keep(plan: Plan, result: Result) -> Path:
-    """Store a result, in place of an earlier one. Returns the file."""
-    return _add(plan.digest, [result])
+def keep(plan: Plan, result: Result) -> None:
+    """Store a result, in place of an earlier one. Warns where no folder takes it."""
+    try:
+        _add(plan.digest, [result])
+    except OSError as error:  # not even a temporary folder
+        warnings.warn(f"what was measured is not kept: {error}", stacklevel=2)
 
 
 def merge(path: Path) -> int:
@@ -94,19 +99,31 @@ def merge(path: Path) -> int:
     Raises `ArgumentError` for a file that holds no results, or has not the name of its structure, and for a folder
     without a file.
     """
-    count, folder = 0, path / _KIND if (path / _KIND).is_dir() else path
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else [path]
-    if not files:
-        raise fail("tuned_file", None, path=path, why="it has no file *.json")
-    for file in files:
+    found = {}
+    for file in _files(path):
         results = _read(file)
         if not isinstance(results, str) and not _STRUCTURE.fullmatch(file.stem):
             results = "its name is not that of a structure: merge it under the name that ef.tune gave it"
         if isinstance(results, str):
             raise fail("tuned_file", None, path=file, why=results)
-        _add(file.stem, results)
-        count += len(results)
-    return count
+        found[file.stem] = results
+    for structure, results in found.items():
+        _add(structure, results)
+    return sum(map(len, found.values()))
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder or its `tuned`."""
+    try:
+        folder = path / _KIND if os.path.isdir(path / _KIND) else path
+        if not os.path.isdir(folder):
+            return [path]
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+    except OSError as error:
+        raise fail("tuned_file", None, path=path, why=f"it cannot be read ({type(error).__name__}: {error})") from error
+    if not names:
+        raise fail("tuned_file", None, path=path, why="it has no file *.json")
+    return [folder / name for name in names]
 
 
 def result_of(plan: Plan, microseconds: Mapping[str, float]) -> Result:

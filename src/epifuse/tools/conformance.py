@@ -16,7 +16,7 @@ import torch
 
 from epifuse import providers
 from epifuse.api import explain, get_kernels
-from epifuse.base.errors import EpifuseError
+from epifuse.base.errors import EpifuseError, fail
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 
@@ -29,8 +29,10 @@ def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: 
 
     None where the result of each kernel that can is close to PyTorch's, else why none can, a line each, or why the
     function takes no such values. Raises `AssertionError` where a result is wrong or a kernel refuses without a reason,
-    and `ArgumentError` where there is no such provider.
+    and `ArgumentError` where there is no such provider or function.
     """
+    if name not in FUNCTIONS:
+        raise fail("option", None, name="the function", want="one of epifuse.tools.conformance.FUNCTIONS", value=name)
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-16, 17, shape, generator=drawn) / 8 for shape in ((6, 4), (4, 5)))
     a, b, c = (x.to(device, dtype) for x in (a, b, torch.randn(6, 5, generator=drawn)))

@@ -157,7 +157,7 @@ def _look(problem: Problem, svg: Path) -> None:
     _say("")
     try:
         _say(f"The graph as a picture: {to_svg(args.graph, svg)}")
-    except UnsupportedError as error:
+    except (UnsupportedError, OSError) as error:
         _left_out(error)
     _say("")
     _beside(problem)

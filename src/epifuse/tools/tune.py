@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from epifuse.api import tune
+from epifuse.base import store
 from epifuse.base.errors import fail
 from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
@@ -54,6 +57,10 @@ def run(options: argparse.Namespace) -> int:
     done = tune([_arguments(shape, options) for shape in options.shapes], anew=options.anew)
     if options.shapes:
         print(done)
+    folder, _ = store.folders()
+    if folder is None or not os.access(folder, os.W_OK):
+        print("nothing was kept: set EPIFUSE_CACHE_DIR to a folder that you own, and may write", file=sys.stderr)
+        return 1
     return 0 if done else 1
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,10 @@ def is_loaded(source: str) -> bool:
 
 
 def is_stored(source: str) -> bool:
-    """Whether `build` would find the library of `source` in the store."""
-    return store.find(_key(_compiler(), source), _LIBRARY) is not None
+    """Whether `build` would find the library of `source` in the store; it does not where the compiler does not run."""
+    with suppress(BuildError):
+        return store.find(_key(_compiler(), source), _LIBRARY) is not None
+    return False
 
 
 def stored(source: str) -> Path:
@@ -129,6 +132,8 @@ def _run(command: list[str], text: str) -> str:
         done = subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", input=text)
     except subprocess.CalledProcessError as error:
         raise BuildError(error.stderr.strip()[:400] or str(error)) from error
+    except OSError as error:
+        raise BuildError(str(error)) from error
     return done.stdout
 
 
