@@ -232,7 +232,7 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _left_out(error: EpifuseError, instead: str = "") -> None:
+def _left_out(error: EpifuseError | OSError, instead: str = "") -> None:
     """What is missing and how to install it, on one line."""
     _say(" ".join(["Left out:", "; ".join(line.strip() for line in str(error).splitlines()) + ".", instead]).strip())
 
