@@ -200,3 +200,10 @@ def test_a_name_that_is_not_there_says_what_to_write(module: types.ModuleType, n
 def test_documented_modules_need_no_import_of_their_own() -> None:
     """README calls `epifuse.debug.to_svg`; what another test imported would be an attribute anyway."""
     assert ef.__getattr__("debug").to_svg.__module__ == "epifuse.tools.debug"
+
+
+@pytest.mark.parametrize("alias", ef._ALIASES)
+def test_type_checkers_find_the_names_of_modules(alias: str) -> None:
+    """They run no finder: a stub beside the package says what is found there."""
+    stub = INIT.parent / f"{alias.split('.')[1]}.pyi"
+    assert stub.read_text(encoding="utf-8") == f"from {ef._ALIASES[alias]} import *\n"

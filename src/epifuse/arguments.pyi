@@ -1,0 +1,1 @@
+from epifuse.runtime.arguments import *

@@ -1,0 +1,1 @@
+from epifuse.tools.debug import *

@@ -1,0 +1,1 @@
+from epifuse.forms.dense_gemm import *

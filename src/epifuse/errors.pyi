@@ -1,0 +1,1 @@
+from epifuse.base.errors import *

@@ -1,0 +1,1 @@
+from epifuse.forms.thread import *

@@ -1,0 +1,1 @@
+from epifuse.tools.utils import *
