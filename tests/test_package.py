@@ -64,7 +64,8 @@ def test_the_sdist_builds_a_wheel_that_works_alone(tmp_path: Path) -> None:
     wheel = build("build_wheel", tmp_path / f"epifuse-{ef.__version__}", tmp_path / "dist")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if not name.startswith("epifuse-")}
-    files = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "epifuse").rglob("*.py")}
+    sources = (path for suffix in ("py", "pyi") for path in (ROOT / "src" / "epifuse").rglob(f"*.{suffix}"))
+    files = {path.relative_to(ROOT / "src").as_posix() for path in sources}
     assert packed == files | {"epifuse/py.typed"}
     assert [path.suffix for path in into.iterdir()] == [".gz"]
 
