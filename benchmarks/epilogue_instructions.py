@@ -110,10 +110,15 @@ def count(name: str, full: bool) -> int:
 
 def counted(cubin: Path) -> int:
     """Of the largest kernel of a file."""
-    (nvdisasm,) = (file.locate() for file in files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
-    text = subprocess.run([nvdisasm, cubin], check=True, capture_output=True, text=True).stdout
+    text = disassembled(cubin)
     line = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?(?!NOP)[A-Z]", re.MULTILINE)
     return max(len(line.findall(kernel)) for kernel in text.split(".section\t.text.")[1:])
+
+
+def disassembled(cubin: Path) -> str:
+    """The machine code of a file."""
+    (nvdisasm,) = (file.locate() for file in files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
+    return subprocess.run([nvdisasm, cubin], check=True, capture_output=True, text=True).stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,10 @@
 """A kernel compiled for a GPU that is not there, and what its machine code must not have: faults, each by name."""
 
 import re
-import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import epilogue_instructions
 import pytest
 
 from epifuse.providers.cutedsl import load
@@ -48,9 +47,8 @@ def disassembled(text: str, folder: Path) -> str:
     with pytest.MonkeyPatch.context() as monkeypatch:
         no_entry(monkeypatch)
         compile_text(text, f"{load.OPTIONS} --keep-cubin --dump-dir={folder}")
-    (nvdisasm,) = (file for file in metadata.files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
     (cubin,) = folder.glob("*.cubin")
-    return subprocess.run([nvdisasm.locate(), cubin], check=True, capture_output=True, text=True).stdout
+    return epilogue_instructions.disassembled(cubin)
 
 
 def reported(text: str, folder: Path) -> Any:

@@ -14,6 +14,7 @@ import torch
 import epifuse as ef
 from epifuse.__main__ import main
 from epifuse.base import store
+from epifuse.base.config import Config, from_environment
 from epifuse.providers.cpu import toolchain
 from epifuse.providers.cutedsl import load
 from epifuse.tools import described, doctor, tune
@@ -351,3 +352,60 @@ def test_tuning_knows_operands_by_their_names(capsys: pytest.CaptureFixture[str]
     assert "cpu" in capsys.readouterr().out
     assert "nothing says what that is" in error(capsys, *words, "lambda accum, zz: accum + zz")
     assert "must be an operand of an --epilogue" in error(capsys, *words[:-1], "--arg", "zz=N")
+
+
+# --- outputs, compilers and folders that fail ------------------------------------------------------------------------
+
+
+def command(shell: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of a shell in which $EPIFUSE is the command line."""
+    variables = {**os.environ, "EPIFUSE": f"{sys.executable} -W ignore -m epifuse", "EPIFUSE_CACHE_DIR": str(folder)}
+    return subprocess.run(
+        ["sh", "-c", shell], env={**variables, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_closed_output_is_nobody_who_reads(tmp_path: Path) -> None:
+    done = command("$EPIFUSE version >&-", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    done = command("$EPIFUSE docs >/dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["epifuse: [Errno 28] No space left on device"]
+
+
+TUNE = "$EPIFUSE tune 64x64x64 --dtype float32 --epilogue 'lambda accum: tanh(accum - 0.5)'"
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "garbage"])
+def test_tuning_goes_on_beside_a_compiler_that_does_not_run(compiler: str, tmp_path: Path) -> None:
+    (garbage := tmp_path / "garbage").write_text("garbage")
+    garbage.chmod(0o755)
+    chosen = str(garbage) if compiler == "garbage" else compiler
+    done = command(TUNE, tmp_path / "cache", CXX=chosen, EPIFUSE_NATIVE_ELEMENTS="1")
+    assert "Traceback" not in done.stderr
+    assert "the fastest of" in done.stdout
+
+
+def test_tuning_says_where_nothing_is_kept(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    done = command("$EPIFUSE tune 8x8x8 --dtype float32", shared)
+    assert done.returncode == 1
+    assert "nothing was kept: set EPIFUSE_CACHE_DIR" in done.stderr
+
+
+def test_merging_reads_all_before_it_writes(tmp_path: Path) -> None:
+    assert command("$EPIFUSE tune 8x8x8 --dtype float32", tmp_path / "one").returncode == 0
+    (tmp_path / "one" / "tuned" / f"{'f' * 64}.json").write_text("{broken")
+    done = command(f"$EPIFUSE tune --merge {tmp_path / 'one'}", tmp_path / "two")
+    assert done.returncode == 1
+    assert "holds no results of ef.tune" in done.stderr
+    assert not list((tmp_path / "two").rglob("*.json"))
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert from_environment({"EPIFUSE_UNTESTED": "", "EPIFUSE_CACHE_BYTES": "", "EPIFUSE_CACHE_DIR": ""}) == Config()

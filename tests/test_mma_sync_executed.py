@@ -135,6 +135,19 @@ def test_slopes_stored_in_16_bits(body: str, dtype: torch.dtype, tmp_path: Path,
     assert ((error <= NEIGHBOUR_ULP) | (error <= other) | both_nan).all()
 
 
+def test_the_error_of_sigmoid_beside_one(tmp_path: Path, never_run: None) -> None:
+    """The narrow form's: what is left of sigmoid(x) - 1 beside the exact value, 2^18 times, so that 16 bits show it."""
+    ones = torch.zeros(256, 8, dtype=BF16)
+    ones[:, 0] = 1
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(BF16).view(256, 256)
+    exact = torch.sigmoid(-x.double()).float()
+    source = "def f(accum, C, E): D = ((sigmoid(C) - 1) + E) * 262144.0; return D"
+    (kernel,) = ef.get_kernels(_arguments(ones, ones, source, C=x, E=exact), cc=80, limit=1)
+    (found,) = _executed(*_compiled(kernel, tmp_path), ones, ones, [x, exact], [BF16])
+    largest = found.double()[~x.isnan()].abs().max() / 2**18
+    assert 2.0**-24 < largest <= 2.0**-21, "none at all would be another value's"
+
+
 def _matrices(*layouts: str) -> list[torch.Tensor]:
     """(M, K) and (N, K) of small whole numbers, each along K or along its rows in memory."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")

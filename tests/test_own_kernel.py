@@ -380,7 +380,8 @@ class Half(Listed):
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("gone", "no_such_module:Provider", "ModuleNotFoundError"),
+        ("gone", "no_such_module:Provider", "ModuleNotFoundError: No module named 'no_such_module'$"),
+        ("torn", "torn_provider:Provider", r"KeyError: 'torn' \(.*torn_provider.py:1\)"),
         ("mine", "bad_provider:Other", "it calls itself 'other'"),
         ("foreign", "bad_provider:Foreign", "is of the provider 'another'"),
         ("none", "bad_provider:No", "it is no whole epifuse.providers.base.Provider: it has no 'name'"),
@@ -395,6 +396,7 @@ class Half(Listed):
 )
 def test_one_that_cannot_be_used_is_left_out(name: str, value: str, why: str, install: Install, tmp_path: Path) -> None:
     (tmp_path / "bad_provider.py").write_text(BAD)
+    (tmp_path / "torn_provider.py").write_text("raise KeyError('torn')")
     install(name, value)
     with pytest.warns(UserWarning, match=f"'{name}' .* is left out: .*{why}"):
         assert providers.names() == providers.NAMES

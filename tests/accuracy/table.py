@@ -90,9 +90,9 @@ the float32 value that the kernel itself has. Generated from [accuracy.json](acc
 - What is stored in 16 bits, or in fp8, alone is computed with cheaper instructions where that keeps this promise:
   `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. The
   arguments of a sum, a comparison, a rounding, a cast, an exponential or a reduction are computed as for float32.
-  Except `sigmoid` in a sum with a number of 1 or more, as in `1 - sigmoid(x)`: there it is off by 2^-21 at most. The
-  slopes of gelu have had forms of their own for 16 bits since the measurement. A test executes them for every operand,
-  with instructions that err as far as PTX allows, and holds them to the same.
+  One exception is `sigmoid` in a sum with a number of 1 or more, as in `1 - sigmoid(x)`: its error there is 2^-21 at
+  most. The derivatives of gelu got forms of their own for 16 bits after the measurement. A test executes their code for
+  every operand, with instructions that err as far as PTX allows, and holds them to the same promise.
   [docs/reductions.md](reductions.md) has the error of a sum of logarithms.
 - Comparisons, logic, `where` and integer functions are exact. A quotient or root that is a float comes out exact.
 """

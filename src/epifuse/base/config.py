@@ -9,7 +9,6 @@ from pathlib import Path
 from epifuse.base.errors import fail
 
 _PREFIX = "EPIFUSE_"
-_MOST_DIGITS = 19  # of a number of bytes
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,10 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             except RuntimeError as error:  # of a ~ for whom there is no home
                 raise fail("option", None, name=name, want=f"a folder ({error})", value=text) from error
         else:
-            if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
-                raise fail("option", None, name=name, want="a whole number", value=text)
-            values[field.name] = int(text)
+            try:
+                values[field.name] = int(text if text.isascii() and text.isdigit() else "")
+            except ValueError as error:  # also of more digits than Python reads
+                raise fail("option", None, name=name, want="a whole number", value=text) from error
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above
 
 

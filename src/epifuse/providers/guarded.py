@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from epifuse.base.errors import EpifuseError, fail, kind_of
@@ -16,6 +18,8 @@ from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Refusal
 from epifuse.providers.base import Provider, Runner
 from epifuse.providers.cutedsl import untested
 from epifuse.request.problem import Problem
+
+_NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<frozen ")
 
 
 class _Failure(str):
@@ -136,7 +140,8 @@ def _unplannable(allocation: Any) -> Iterator[str]:
 
 
 def told(error: Exception) -> str:
-    """An error of another package's code, with its place there."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    """An error of another package's code, with its place there: not in epifuse, nor in what Python imports by."""
+    walked = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in walked if not frame.filename.startswith(_NOT_THEIRS)]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"

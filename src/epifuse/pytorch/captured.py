@@ -7,7 +7,6 @@ once and must lead to the very object that the parse read. What no path leads to
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import sys
 from collections.abc import Collection, Hashable, Iterator
@@ -150,8 +149,6 @@ class _Finder:
     def path(self, reader: Reader) -> Path | None:
         """The path to what `reader` reads; None for what a library has, which nobody changes."""
         value = reader.read(self.root)
-        if value is not None and getattr(builtins, getattr(value, "__name__", ""), None) is value:
-            return None
         for path in self._paths(reader.place):
             if path == _OURS or self._leads_to(path, value):
                 if isinstance(value, FunctionType):
@@ -204,7 +201,7 @@ class _Finder:
             yield _OURS
         for function, path in self.functions.items():
             if id(function.__globals__) == identity:
-                yield (*path, ("global", name))
+                yield (*path, ("global", name)) if name in function.__globals__ else _OURS  # one of Python's builtins
 
 
 _CALLED: Path = (("receiver", None), ("class", None), ("attribute", "__call__"))
