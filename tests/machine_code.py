@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import epilogue_instructions
 import pytest
 
 from epifuse.providers.cutedsl import load
@@ -42,13 +41,15 @@ def no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def disassembled(text: str, folder: Path) -> str:
     """The machine code of a kernel's text, which ptxas orders anew."""
+    from epilogue_instructions import disassembled as of_file
+
     from epifuse.providers.cutedsl.compile import compile_text
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         no_entry(monkeypatch)
         compile_text(text, f"{load.OPTIONS} --keep-cubin --dump-dir={folder}")
     (cubin,) = folder.glob("*.cubin")
-    return epilogue_instructions.disassembled(cubin)
+    return of_file(cubin)
 
 
 def reported(text: str, folder: Path) -> Any:
