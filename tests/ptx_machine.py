@@ -2,8 +2,9 @@
 
 It knows what kernels that copy and those that multiply by mma.sync are made of: integers, float32 arithmetic,
 conversions of 8 bits, branches, barriers, loads and stores of global and shared memory, cp.async, ldmatrix, and
-products of mma.sync. A load or store outside of memory, or at an address that is no multiple of its size, fails; so
-does an instruction that is not known. What cp.async brings arrives when it is waited for; before, its place holds NaN.
+products of mma.sync. A load or store outside of memory, or of what nobody holds in it, or at an address that is no
+multiple of its size, fails; so does an instruction that is not known. What cp.async brings arrives when it is waited
+for; before, its place holds NaN.
 """
 
 import itertools
@@ -78,15 +79,19 @@ def execute(
     threads: int,
     *,
     together: int | None = None,
+    held: np.ndarray | None = None,
 ) -> int:
     """Execute these blocks; bytes of `memory` are at their own addresses. How many elements were stored in it.
+
+    `held` says which bytes of `memory` may be read and written: all unless said otherwise.
 
     So many threads run `together`, up to a barrier or their end, before others do: all unless said otherwise. Where
     they are fewer than all, what some leave for others without a barrier is found missing.
     """
     blocks = list(blocks)
+    held = np.ones(len(memory), bool) if held is None else held
     return sum(
-        Block(kernel, parameters, memory, (block, len(blocks)), threads).execute(together or threads)
+        Block(kernel, parameters, memory, held, (block, len(blocks)), threads).execute(together or threads)
         for block in blocks
     )
 
@@ -106,9 +111,15 @@ class Block:
     """The state of one block: registers hold bits as int64, an element a thread."""
 
     def __init__(
-        self, kernel: Kernel, parameters: Sequence[bytes], memory: np.ndarray, block: tuple[int, int], threads: int
+        self,
+        kernel: Kernel,
+        parameters: Sequence[bytes],
+        memory: np.ndarray,
+        held: np.ndarray,
+        block: tuple[int, int],
+        threads: int,
     ) -> None:
-        self.kernel, self.parameters, self.memory, self.stored = kernel, parameters, memory, 0
+        self.kernel, self.parameters, self.memory, self.held, self.stored = kernel, parameters, memory, held, 0
         self.shared, self.under_way = np.zeros(_SHARED, np.uint8), np.zeros(_SHARED, bool)
         self.registers = {"%tid.x": np.arange(threads), "%laneid": np.arange(threads) % _WARP}
         for axis in "xz":  # along one of which blocks lie
@@ -176,7 +187,7 @@ class Block:
             assert operand in self.registers or operand[-1].isdigit(), f"{operand} is not known"
             found = self.registers.setdefault(operand, np.zeros(count, np.int64))
         else:  # the start of shared memory is 0
-            found = np.full(count, 0 if operand.startswith("__") else int(operand.replace("0f", "0x"), 0))
+            found = np.full(count, 0 if operand.startswith("__") else int(operand.replace("0f", "0x").rstrip("U"), 0))
         return _number(found, kind)
 
     def put(self, target: str, values: np.ndarray, those: np.ndarray) -> None:
@@ -204,25 +215,27 @@ class Block:
         is_load = one.name.startswith("ld")
         target, source = one.operands
         names = _names(target if is_load else source)
-        held = self.memory if is_global else self.shared
-        where = self.address(source if is_load else target, those, size * len(names), len(held))
+        memory = self.memory if is_global else self.shared
+        where = self.address(source if is_load else target, those, size * len(names), is_global)
         self.stored += len(names) * len(where) if is_global and not is_load else 0
         for place, name in enumerate(names):
             first = where + place * size
             if is_load:
                 found = np.zeros(len(self.at), np.int64)
-                found[those] = sum(held[first + i].astype(np.int64) << 8 * i for i in range(size))
+                found[those] = sum(memory[first + i].astype(np.int64) << 8 * i for i in range(size))
                 self.put(name, found, those)
             else:
                 for i in range(size):
-                    held[first + i] = self.value(name, kind)[those] >> 8 * i & 255
+                    memory[first + i] = self.value(name, kind)[those] >> 8 * i & 255
 
-    def address(self, operand: str, those: np.ndarray, size: int, limit: int) -> np.ndarray:
-        """Of each of those threads."""
+    def address(self, operand: str, those: np.ndarray, size: int, is_global: bool) -> np.ndarray:
+        """Of each of those threads, in global or in shared memory."""
         register, offset = _ADDRESS.fullmatch(operand).groups()
         where = self.value(register, "s64")[those] + int(offset or 0)
         assert (where % size == 0).all(), "an address that is no multiple of the size"
+        limit = len(self.memory) if is_global else len(self.shared)
         assert ((where >= 0) & (where + size <= limit)).all(), "an address outside of memory"
+        assert not is_global or self.held[where[:, None] + np.arange(size)].all(), "an address that nobody holds"
         return where
 
     def copy(self, one: Instruction, those: np.ndarray, number: int) -> None:
@@ -239,16 +252,14 @@ class Block:
         else:
             to, source, size, *limited = one.operands
             size = int(size)
-            bytes_ = self.address(to, those, size, len(self.shared))[:, None] + np.arange(size)
+            bytes_ = self.address(to, those, size, False)[:, None] + np.arange(size)
             count = self.value(limited[0], "s32")[those] if limited else np.full(len(bytes_), size)
             values = np.zeros(bytes_.shape, np.uint8)
             is_read = count > 0
             assert (count[is_read] == size).all(), "a part of a copy"
             reading = those.copy()
             reading[those] = is_read
-            values[is_read] = self.memory[
-                self.address(source, reading, size, len(self.memory))[:, None] + np.arange(size)
-            ]
+            values[is_read] = self.memory[self.address(source, reading, size, True)[:, None] + np.arange(size)]
             if self.under_way[bytes_].any():
                 raise TwoCopiesError
             self.shared[bytes_], self.under_way[bytes_] = _LATE, True
@@ -257,7 +268,7 @@ class Block:
     def matrices(self, one: Instruction, those: np.ndarray) -> None:
         """ldmatrix of four matrices of 8 x 8 elements of 16 bits, whose rows lie where the lanes say."""
         target, source = one.operands
-        rows = self.address(source, those, 16, len(self.shared)).reshape(-1, 4, 8)  # a warp, a matrix
+        rows = self.address(source, those, 16, False).reshape(-1, 4, 8)  # a warp, a matrix
         found = self.shared[rows[..., None] + np.arange(16)].view(np.uint16).astype(np.int64)
         if ".trans" in one.name:
             found = found.swapaxes(-1, -2)
@@ -340,12 +351,13 @@ _FLOATS: Mapping[str, Callable[..., np.ndarray]] = {
     "mul": np.multiply,
     "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32),
     "max": np.maximum,
+    "min": np.minimum,
     "abs": np.abs,
     "neg": np.negative,
     "ex2": lambda x: _about(np.exp2(x.astype(np.float64)), 2),
     "rcp": lambda x: _about(1 / x.astype(np.float64), 1),
 }
-"""max is that of NaN alone. ex2 and rcp are the approximate ones, which flush."""
+"""max and min are those of NaN alone. ex2 and rcp are the approximate ones, which flush."""
 _COMPARED = {
     "gt": np.greater,
     "ge": np.greater_equal,
@@ -411,12 +423,15 @@ def _narrowed(dtype: torch.dtype) -> Callable[..., np.ndarray]:
     return lambda high, low: _bits_of(torch.stack([_floats(x, torch.float32, 1)[0] for x in (low, high)]).to(dtype))
 
 
+_INT32 = -(1 << 31), (1 << 31) - 1
 _CONVERSIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "prmt.b32": _apart,
     "sub.rn.bf16x2": _less(torch.bfloat16),
     "sub.rn.f16x2": _less(torch.float16),
     "cvt.rn.f16x2.e4m3x2": _between(torch.float8_e4m3fn, 2, torch.float16),
     "cvt.rn.f16x2.e5m2x2": _between(torch.float8_e5m2, 2, torch.float16),
+    "cvt.rn.f32.s32": lambda x: _bits_of(torch.from_numpy(x).float()[None]),
+    "cvt.rzi.s32.f32": lambda x: _floats(x, torch.float32, 1)[0].double().trunc().clamp(*_INT32).long().numpy(),
     "cvt.f32.f16": _between(torch.float16, 1, torch.float32),
     "cvt.f32.bf16": _between(torch.bfloat16, 1, torch.float32),
     "cvt.rna.tf32.f32": lambda x: (x & 0xFFFFFFFF) + 0x1000 & ~0x1FFF,
@@ -438,7 +453,7 @@ def _result(name: str, kind: str, sources: Sequence[np.ndarray], chosen: np.ndar
     if operation == "setp":
         return _COMPARED[further[0]](*floats).astype(np.int64)
     if kind == "f32" and operation in _FLOATS:
-        assert operation != "max" or "NaN" in further, name
+        assert operation not in ("max", "min") or "NaN" in further, name
         assert operation not in ("ex2", "rcp") or further == ["approx", "ftz", "f32"], name
         with np.errstate(all="ignore"):
             found = _FLOATS[operation](*floats).astype(np.float32)

@@ -1,5 +1,6 @@
 """The kernel for mma.sync, executed on the CPU from its PTX: its copies, its main loop, and what it stores."""
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -8,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gpu.test_mma_sync import BF16, EPILOGUES, PLAIN
+from gpu.harness import Machine
+from gpu.test_mma_sync import BF16, EPILOGUES, LAYOUT_PAIRS, NARROW_EPILOGUES, PLAIN
 from gpu.test_mma_sync import never_run as never_run  # a fixture
 from machine_code import reported
 from ptx_machine import Kernel, TwoCopiesError, execute
@@ -98,6 +100,37 @@ def test_operands(layout: str, tmp_path: Path, never_run: None) -> None:
     assert torch.equal(found[1], (accum - matrix).to(BF16))
 
 
+def test_int8_from_int8(tmp_path: Path, never_run: None) -> None:
+    """Scaled, moved by a vector along N, and rounded again."""
+    cpu, (m, n, k) = Machine("cpu"), (131, 253, 78)
+    a, b = cpu.whole(m, k, dtype=torch.int8), cpu.whole(n, k, dtype=torch.int8)
+    bias = cpu.whole(n, dtype=torch.float32)
+    (kernel,) = ef.get_kernels(_arguments(a, b, NARROW_EPILOGUES["to int8"], bias=bias), cc=80, limit=1)
+    (found,) = _executed(*_compiled(kernel, tmp_path), a, b, [bias], [torch.int8])
+    moved = (a.double() @ b.double().t()).float() * 0.5 + bias + 0.3
+    assert torch.equal(found, moved.clamp(-128, 127).to(torch.int8))
+
+
+@pytest.mark.sweep("shape", "layouts", "dtype")
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("layouts", LAYOUT_PAIRS, ids=str)
+@pytest.mark.parametrize("shape", [(17, 13, 7), (64, 8, 16), (129, 263, 81)], ids=str)
+def test_nothing_around_matrices_is_touched(
+    shape: tuple[int, int, int], layouts: tuple[str, str], dtype: torch.dtype, tmp_path: Path, never_run: None
+) -> None:
+    """Neither read nor written: not between rows that lie further apart than they are long, either."""
+    m, n, k = shape
+    if dtype == torch.int8:
+        k, layouts = k + k % 2, ("rows", "columns")  # all that it takes
+    cpu = Machine("cpu")
+    a = cpu.laid_out(cpu.whole(m, k, dtype=dtype), layouts[0])
+    b = cpu.laid_out(cpu.whole(k, n, dtype=dtype), layouts[1]).t()
+    (kernel,) = ef.get_kernels(_arguments(a, b), cc=80, limit=1)
+    out = DTYPES.get(dtype, BF16)
+    (found,) = _executed(*_compiled(kernel, tmp_path), a, b, [], [out])
+    assert torch.equal(found, (a.double() @ b.double().t()).to(out))
+
+
 def _slope_of_silu(x: torch.Tensor) -> torch.Tensor:
     s = torch.sigmoid(x)
     return s * (1 + x * (1 - s))
@@ -180,21 +213,33 @@ def _executed(
     operands: Sequence[torch.Tensor] = (),
     outputs: Sequence[torch.dtype] = (BF16,),
 ) -> list[torch.Tensor]:
-    """(M, N) of each dtype, by one CTA."""
-    shape = len(a), len(b)
-    held = [a, b, *operands, *(torch.empty(shape, dtype=dtype) for dtype in outputs)]
-    starts = np.cumsum([0, *(-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in held)])
-    memory = np.full(starts[-1], NAN, np.uint8)
-    for start, x in zip(starts, held[: 2 + len(operands)], strict=False):
-        memory[start : start + x.nbytes] = x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
+    """(M, N) of each dtype, by one CTA. Nothing but elements of these tensors is read or written."""
+    shape, given = (len(a), len(b)), 2 + len(operands)
+    tensors = [a, b, *operands, *(torch.empty(shape, dtype=dtype) for dtype in outputs)]
+    bytes_ = [_bytes(x) for x in tensors]
+    ends = np.cumsum([(places.max() // ALIGNMENT + 2) * ALIGNMENT for places in bytes_])
+    # As far from a multiple of `ALIGNMENT` as on this machine.
+    starts = [before + x.data_ptr() % ALIGNMENT for before, x in zip((0, *ends[:-1]), tensors, strict=True)]
+    memory, held = np.full(ends[-1], NAN, np.uint8), np.zeros(ends[-1], bool)
+    for number, (start, x, places) in enumerate(zip(starts, tensors, bytes_, strict=True)):
+        held[start + places] = True
+        if number < given:
+            memory[start + places] = x.contiguous().view(-1).view(torch.uint8).numpy()
     parameters = [
-        *(_factor(start, x) for start, x in zip(starts, (a, b), strict=False)),
-        *(_of_epilogue(start, x.expand(shape)) for start, x in zip(starts[2:], held[2:], strict=False)),
+        *(_factor(start, x) for start, x in zip(starts[:2], (a, b), strict=True)),
+        *(_of_epilogue(start, x.expand(shape)) for start, x in zip(starts[2:], tensors[2:], strict=True)),
         *_raster(shape, step),
     ]
-    execute(Kernel.of(ptx, "Sm80Gemm"), parameters, memory, [0], THREADS, together=THREADS // 2)
-    places = zip(starts[2 + len(operands) :], held[2 + len(operands) :], strict=False)
-    return [torch.from_numpy(memory[at : at + x.nbytes]).view(x.dtype).view(shape) for at, x in places]
+    execute(Kernel.of(ptx, "Sm80Gemm"), parameters, memory, [0], THREADS, together=THREADS // 2, held=held)
+    results = zip(starts[given:], tensors[given:], strict=True)
+    return [torch.from_numpy(memory[at : at + x.nbytes]).view(x.dtype).view(shape) for at, x in results]
+
+
+def _bytes(x: torch.Tensor) -> np.ndarray:
+    """Where they lie beside the first one, in the order of elements."""
+    along = [np.arange(extent) * stride for extent, stride in zip(x.shape, x.stride(), strict=True)]
+    elements = functools.reduce(np.add.outer, along).reshape(-1, 1)
+    return (elements * x.itemsize + np.arange(x.itemsize)).reshape(-1)
 
 
 def _factor(start: int, x: torch.Tensor) -> bytes:
