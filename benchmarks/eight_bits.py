@@ -11,17 +11,14 @@ run. The mean error of the fp8 products beside the mean value is measured as wel
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gemm_cases import shapes
-from gpu_timing import Backlog, interleave
-from timing import command, machine, paired_ratio, save
+from gpu_timing import Backlog, interleave, measured, parser_of, timed
+from timing import paired_ratio
 
 import epifuse as ef
 
@@ -190,24 +187,13 @@ def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
-    options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
-    for shape in options.shapes:
-        row = measure(shape, options.rounds, backlog)
-        rows.append(row)
-        print("x".join(map(str, shape)), flush=True)
-        for name, time in row["microseconds"].items():
-            print(f"  {name}: {time} us, {row['kernels'].get(name, 'PyTorch')}", flush=True)
-        print("  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items()), flush=True)
-        print(f"  mean errors {row['mean_errors']}, skipped {row['skipped']}", flush=True)
-        if options.save:
-            save(options.save, results)
-    return 0
+    options = parser_of(__doc__, SHAPES).parse_args(argv)
+    return measured(
+        options,
+        zip(options.shapes),
+        measure,
+        lambda row: f"{timed(row)}\n  mean errors {row['mean_errors']}, skipped {row['skipped']}",
+    )
 
 
 if __name__ == "__main__":

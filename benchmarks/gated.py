@@ -8,16 +8,12 @@ of the pair, and orders, that nothing was tuned to. All of a shape are interleav
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from gemm_cases import shapes
-from gpu_timing import Backlog, beside, that_run, told
-from timing import command, machine, save
+from gpu_timing import Backlog, beside, measured, parser_of, that_run, told
 from torch.nn import functional as F
 
 import epifuse as ef
@@ -116,20 +112,10 @@ def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
-    options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
-    for shape in options.shapes:
-        row = measure(shape, options.rounds, backlog)
-        rows.append(row)
-        print(f"{'x'.join(map(str, shape))}: {told(row)}", flush=True)
-        if options.save:
-            save(options.save, results)
-    return 0
+    options = parser_of(__doc__, SHAPES).parse_args(argv)
+    return measured(
+        options, zip(options.shapes), measure, lambda row: f"{'x'.join(map(str, row['shape']))}: {told(row)}"
+    )
 
 
 if __name__ == "__main__":

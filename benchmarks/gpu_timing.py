@@ -7,15 +7,19 @@ follows torch.compile's, 1.0286 where the order is reversed, and 1.0291 where it
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from timing import paired_ratio
+from gemm_cases import shapes
+from timing import command, machine, paired_ratio, save
 
 Calls = Sequence[Callable[[], Any]]
 """One variant: a function for each set of inputs. Several sets, so that no call finds its inputs in the L2 cache."""
@@ -92,6 +96,44 @@ def told(row: Mapping[str, Any]) -> str:
     """What `beside` found, in two lines."""
     times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
     return f"{times}\n  beside the first: " + ", ".join(f"{name} {x[0]}" for name, x in row["ratios"].items())
+
+
+def timed(row: Mapping[str, Any], kernel: Callable[[Any], str] = str) -> str:
+    """The times of a row with its `kernels`, and its ratios, in lines. `kernel` makes text of one of `kernels`."""
+    kernels = {name: kernel(found) for name, found in row["kernels"].items()}
+    times = [f"  {name}: {time} us, {kernels.get(name, 'PyTorch')}" for name, time in row["microseconds"].items()]
+    ratios = "  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items())
+    return "\n".join(["x".join(map(str, row["shape"])), *times, ratios])
+
+
+def parser_of(about: str | None, default: str | None = None) -> argparse.ArgumentParser:
+    """Of a benchmark on a GPU. Where it has shapes, `default` are those it takes unless told."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if default is not None:
+        parser.add_argument("--shapes", type=shapes, default=shapes(default))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--save", type=Path)
+    return parser
+
+
+def measured(
+    options: argparse.Namespace,
+    places: Iterable[tuple[Any, ...]],
+    measure: Callable[..., dict[str, Any]],
+    told: Callable[[dict[str, Any]], str],
+    before: Callable[[int, Backlog], Mapping[str, Any]] = lambda rounds, backlog: {},
+) -> int:
+    """A row of each place, by `measure(*place, rounds, backlog)`: printed, and saved with all before it, so that what
+    ends early leaves what it has. `before` finds what belongs to all of them. An exit status."""
+    backlog, rows = Backlog(), []
+    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds}
+    results |= {**before(options.rounds, backlog), "rows": rows}
+    for place in places:
+        rows.append(measure(*place, options.rounds, backlog))
+        print(told(rows[-1]), flush=True)
+        if options.save:
+            save(options.save, results)
+    return 0
 
 
 def repeats_for(seconds: float) -> int:

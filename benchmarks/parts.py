@@ -10,16 +10,13 @@ product, and gelu stored in 16 bits. All of a shape are interleaved in one run.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from gemm_cases import shapes
-from gpu_timing import Backlog, beside, that_run, told
-from timing import command, machine, save
+from gpu_timing import Backlog, beside, measured, parser_of, that_run, told
 from torch.nn import functional as F
 
 import epifuse as ef
@@ -125,27 +122,26 @@ OF: Mapping[str, tuple[Callable[..., dict[str, Callable[[], Any]]], str]] = {
 }
 
 
+def measure(shape: Shape, name: str, rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """Microseconds, and ratios to the first with their 95 % intervals."""
+    m, n, k = shape
+    a = torch.randn(m, k, device="cuda").bfloat16()
+    b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+    made, base = OF[name]
+    return {"of": name, "shape": [*shape], **beside(made(a, b), base, rounds, backlog)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
+    parser = parser_of(__doc__, SHAPES)
     parser.add_argument("--of", nargs="+", choices=OF, default=[*OF])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
     options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
-    for m, n, k in options.shapes:
-        a = torch.randn(m, k, device="cuda").bfloat16()
-        b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
-        for name in options.of:
-            made, base = OF[name]
-            row = {"of": name, "shape": [m, n, k], **beside(made(a, b), base, options.rounds, backlog)}
-            rows.append(row)
-            print(f"{m}x{n}x{k}, {name}: {told(row)}", flush=True)
-            if options.save:
-                save(options.save, results)
-    return 0
+    return measured(
+        options,
+        itertools.product(options.shapes, options.of),
+        measure,
+        lambda row: f"{'x'.join(map(str, row['shape']))}, {row['of']}: {told(row)}",
+    )
 
 
 if __name__ == "__main__":

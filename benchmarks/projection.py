@@ -10,15 +10,13 @@ one run.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_timing import Backlog, beside, that_run, told
-from timing import command, machine, save
+from gpu_timing import Backlog, beside, measured, parser_of, that_run, told
 
 import epifuse as ef
 
@@ -154,22 +152,16 @@ def measure(name: str, tokens: int, rounds: int, backlog: Backlog) -> dict[str, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["Qwen3-8B", "Qwen3-4B"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[8192, 2048])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
     options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
-    for name in options.models:
-        for tokens in options.tokens:
-            row = measure(name, tokens, options.rounds, backlog)
-            rows.append(row)
-            print(f"{name}, {tokens} tokens: {told(row)}", flush=True)
-            if options.save:
-                save(options.save, results)
-    return 0
+    return measured(
+        options,
+        itertools.product(options.models, options.tokens),
+        measure,
+        lambda row: f"{row['model']}, {row['shape'][0]} tokens: {told(row)}",
+    )
 
 
 if __name__ == "__main__":

@@ -13,19 +13,17 @@ and bytes written, says what its memory can do.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from gemm_cases import CASES, Case, Operands, cublas, shapes
 from gemm_variants import compare
-from gpu_timing import Backlog, interleave
-from timing import command, machine, paired_ratio, save
+from gpu_timing import Backlog, interleave, measured, parser_of
+from timing import paired_ratio
 
 import epifuse as ef
 
@@ -172,32 +170,20 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def copied(rounds: int, backlog: Backlog) -> float:
-    """Gigabytes a second of a large copy, read and written."""
+def copied(rounds: int, backlog: Backlog) -> dict[str, float]:
+    """Gigabytes a second of a large copy, read and written: told above the table, and saved."""
     source = torch.empty_like(backlog.buffer).random_()
     target = torch.empty_like(source)
     (times,) = interleave({"copy": [lambda: target.copy_(source)]}, rounds, backlog).values()
-    return round(2 * source.nbytes / statistics.median(times) / 1e9, 1)
+    found = round(2 * source.nbytes / statistics.median(times) / 1e9, 1)
+    print(f"a copy within the GPU: {found} GB/s, read and written\n{HEAD}", flush=True)
+    return {"copy_gigabytes_a_second": found}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=shapes, default=shapes(SHAPES))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
-    options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds}
-    results |= {"copy_gigabytes_a_second": copied(options.rounds, backlog), "rows": rows}
-    print(f"a copy within the GPU: {results['copy_gigabytes_a_second']} GB/s, read and written\n{HEAD}", flush=True)
-    for shape in options.shapes:
-        row = measure(shape, options.rounds, backlog)
-        rows.append(row)
-        print("\n".join(lines(row)), flush=True)
-        if options.save:
-            save(options.save, results)
-    return 0
+    options = parser_of(__doc__, SHAPES).parse_args(argv)
+    return measured(options, zip(options.shapes), measure, lambda row: "\n".join(lines(row)), copied)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,14 @@ call reads its own from memory.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_timing import Backlog, Calls, interleave
-from timing import command, machine, paired_ratio, save
+from gpu_timing import Backlog, Calls, interleave, measured, parser_of, timed
+from timing import paired_ratio
 
 import epifuse as ef
 
@@ -152,25 +150,12 @@ def _layers(text: str) -> list[tuple[int, int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=lambda text: list(map(int, text.split(","))), default=TOKENS)
     parser.add_argument("--layers", type=_layers, default=LAYERS)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--save", type=Path)
     options = parser.parse_args(argv)
-    backlog, rows = Backlog(), []
-    results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds, "rows": rows}
-    for n, k in options.layers:
-        for m in options.tokens:
-            row = measure(m, n, k, options.rounds, backlog)
-            rows.append(row)
-            print(f"{m}x{n}x{k}", flush=True)
-            for name, time in row["microseconds"].items():
-                print(f"  {name}: {time} us, {row['kernels'].get(name, 'PyTorch')}", flush=True)
-            print("  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items()), flush=True)
-            if options.save:
-                save(options.save, results)
-    return 0
+    places = [(m, n, k) for n, k in options.layers for m in options.tokens]
+    return measured(options, places, measure, timed)
 
 
 if __name__ == "__main__":

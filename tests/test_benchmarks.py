@@ -402,6 +402,29 @@ def test_the_front_ends_are_one_kernel(device: str) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_a_run_that_ends_early_leaves_its_rows(tmp_path, monkeypatch, capsys):
+    gpu_timing = importlib.import_module("gpu_timing")
+    monkeypatch.setattr(gpu_timing, "Backlog", lambda: None)
+    monkeypatch.setattr(gpu_timing, "machine", lambda device: {})
+    path = tmp_path / "rows.json"
+    options = gpu_timing.parser_of("about", "1x2x3,4x5x6").parse_args(["--save", str(path)])
+    times, ratios = {"ours": 1.0, "theirs": 2.0}, {"both": [0, 1, 2]}
+    row = {"kernels": {"ours": "its kernel"}, "microseconds": times, "ratios": ratios}
+
+    def measure(shape, rounds, backlog):
+        if shape != (1, 2, 3):
+            raise KeyboardInterrupt
+        return {"shape": [*shape], **row}
+
+    with pytest.raises(KeyboardInterrupt):
+        gpu_timing.measured(options, zip(options.shapes, strict=True), measure, gpu_timing.timed)
+    assert [found["shape"] for found in json.loads(path.read_text())["rows"]] == [[1, 2, 3]]
+    printed = capsys.readouterr().out
+    assert "1x2x3" in printed
+    assert "ours: 1.0 us, its kernel" in printed
+    assert "theirs: 2.0 us, PyTorch" in printed
+
+
 @pytest.mark.gpu
 def test_passes_and_front_ends_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     passes.main(["--device", "cuda", "--rounds", "3", "--size", "512"])
