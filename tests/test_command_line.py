@@ -114,7 +114,7 @@ def test_another_gpu_and_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(toolchain, "missing", lambda: "it needs g++ or clang++ on the PATH")
     unable = " ".join(said(capsys, "doctor", status=1).split("Kernels that cannot")[1].split())
     assert "and this machine has 8.0" in unable
-    assert "it has never run on a GPU of sm_80: EPIFUSE_UNTESTED=1 takes it" in unable
+    assert "it has never run on a GPU of sm_80: EPIFUSE_UNTESTED=1, set before Python starts, takes it" in unable
     assert "it needs g++ or clang++" in unable
 
 

@@ -116,6 +116,40 @@ def test_the_check_finds_what_is_wrong(own: ModuleType, monkeypatch: pytest.Monk
         check("numpy", "tanh")
 
 
+@pytest.mark.filterwarnings("ignore:the provider")
+@pytest.mark.parametrize("method", ["lower", "supports"])
+def test_the_check_finds_what_fails(method: str, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        raise ValueError("not today")
+
+    monkeypatch.setattr(own.NumpyProvider, method, fails, raising=False)
+    with pytest.raises(AssertionError, match="the provider 'numpy' failed: ValueError: not today"):
+        check("numpy", "relu")
+
+
+def test_the_check_finds_what_computes_nothing(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers.load("numpy"), "_specs", ())
+    with pytest.raises(AssertionError, match="no kernel of 'numpy' is for cpu"):
+        check("numpy", "relu")
+
+
+def test_the_check_finds_who_writes_its_inputs(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(x: Any, y: Any) -> Any:
+        found = x + y
+        y[...] = 0
+        return found
+
+    monkeypatch.setitem(own.FUNCTIONS, "add", add)
+    with pytest.raises(AssertionError, match="numpy_gemm wrote to C, which is an input of add"):
+        check("numpy", "add")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("name", ["relu", "gelu", "add"])
+def test_the_check_takes_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
+    check("cpu", name, dtype)
+
+
 @pytest.mark.parametrize("body", ["accum.t()", "accum.permute(1, 0)", "(accum + 1).transpose(0, 1)"])
 def test_a_permuted_result_is_refused(body: str, own: ModuleType) -> None:
     """A square one too, whose shape does not tell."""
@@ -372,6 +406,15 @@ class Ours(Listed):
 class Elsewhere(Listed):
     def specs(self):
         return (KernelSpec("its", "mine", "tpu", (0,)),)
+class Negative(Listed):
+    def specs(self):
+        return (KernelSpec("its", "mine", "cuda", (-5,), ""),)
+class Hopper(Listed):
+    def specs(self):
+        return (KernelSpec("its", "mine", "cpu", (90,), ""),)
+class Wordless(Listed):
+    def specs(self):
+        return (KernelSpec("its", "mine", "cpu", (0,), None),)
 class Half(Listed):
     build = Provider.build
 """
@@ -391,6 +434,9 @@ class Half(Listed):
         ("mine", "bad_provider:Twice", "there is another kernel of the name 'its'"),
         ("mine", "bad_provider:Ours", "there is another kernel of the name 'cpu_panel'"),
         ("mine", "bad_provider:Elsewhere", "is for the device 'tpu', and there are 'cpu' and 'cuda'"),
+        ("mine", "bad_provider:Negative", r"the ccs of its kernel 'its' are \(-5,\): those of the CPU are \(0,\)"),
+        ("mine", "bad_provider:Hopper", r"the ccs of its kernel 'its' are \(90,\)"),
+        ("mine", "bad_provider:Wordless", "the summary of its kernel 'its' is None, and no text"),
         ("cpu", "epifuse.providers.cpu:CpuProvider", "there is another one of this name"),
     ],
 )

@@ -153,6 +153,17 @@ def test_nothing_is_no_work() -> None:
     assert str(ef.precompile([])) == "compiled 0 kernels, found 0 in the store"
 
 
+def test_a_driver_that_is_too_old_is_named(empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from epifuse.providers.cutedsl import load
+
+    pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+    monkeypatch.setattr(load, "cuda_of_the_driver", lambda: 11)
+    for kept in (load.runtime_library, load.compiler):
+        kept.cache_clear()
+    with pytest.raises(ef.errors.UnsupportedError, match="the driver knows CUDA up to 11, and the package"):
+        ef.precompile(arguments(), cc=90)
+
+
 def test_without_the_compiler_the_package_is_named(empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from epifuse.providers.cutedsl import load
 

@@ -63,7 +63,37 @@ def product_of(design, kind="f16"):
 @pytest.mark.parametrize("cc", ARCHITECTURES)
 def test_without_being_asked_for_it_is_refused(cc):
     (reason,) = refusals(arguments(*matrices()), cc)
-    assert reason == f"it has never run on a GPU of sm_{cc}a: EPIFUSE_UNTESTED=1 takes it"
+    assert reason == f"it has never run on a GPU of sm_{cc}a: EPIFUSE_UNTESTED=1, set before Python starts, takes it"
+
+
+@pytest.mark.parametrize(
+    ("cc", "given", "why"),
+    [
+        (80, {"out": E4M3}, "sm_80 has no conversions of e4m3"),
+        (100, {"k": 255}, "has a stride of 510 bytes"),
+        (100, {"source": PARTS["halves"]}, "it does not combine parts of a row"),
+    ],
+    ids=str,
+)
+def test_what_it_would_refuse_anyway_is_told_instead(cc, given, why):
+    """Who set the variable would not get the kernel."""
+    args = arguments(*matrices(k=given.get("k", 256)), given.get("source", PLAIN), given.get("out", BF16))
+    assert ef.get_kernels(args, cc=cc) == []
+    (reason,) = {one.reason for one in ef.explain(args, cc=cc).refusals if one.kernel.startswith(f"sm{cc}_")}
+    assert why in reason
+    assert "EPIFUSE_UNTESTED" not in reason
+
+
+@pytest.mark.parametrize("cc", [80, 90, 100])
+@pytest.mark.parametrize("extents", [(1, 4096), (4096, 1)], ids=str)
+def test_one_row_or_column_costs_no_more_than_two(extents, cc, never_run):
+    """It has no stride, by which rows could begin within a line."""
+    more = [2 * x if x == 1 else x for x in extents]
+    one, two = (
+        ef.get_kernels(arguments(*matrices(*of, k=4096)), cc=cc, limit=1)[0].plan.allocation.cost
+        for of in (extents, more)
+    )
+    assert one <= 1.01 * two
 
 
 @pytest.mark.parametrize("cc", ARCHITECTURES)

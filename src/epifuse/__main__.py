@@ -76,9 +76,12 @@ def _run(options: argparse.Namespace) -> int:
 
         print(page(), end="")
     elif options.command == "gpus":
+        from epifuse.providers.cutedsl.untested import are_taken
         from epifuse.tools.gpus import table
 
         print(table(), end="")
+        if not are_taken():
+            print("EPIFUSE_UNTESTED=1 has the kernels of GPUs on which none ever ran", file=sys.stderr)
     elif options.command == "version":
         print(__version__)
     else:

@@ -23,7 +23,7 @@ from epifuse.passes.verify import verify
 from epifuse.plan.settle import Settled
 from epifuse.providers.cutedsl.clusters import _call
 from epifuse.providers.cutedsl.kernel_text import _plain
-from epifuse.providers.cutedsl.load import _version
+from epifuse.providers.cutedsl.load import _version, too_old
 from epifuse.providers.guarded import Guarded
 from epifuse.runtime.run import launch
 from epifuse.runtime.tuned import merge
@@ -364,6 +364,10 @@ def _without_source() -> Any:
         return store._own_source.__wrapped__()
 
 
+def _old_driver() -> None:
+    raise too_old(11, (13, 12))
+
+
 def _picture_without_the_package() -> Any:
     with mock.patch.dict(sys.modules, {"pygraphviz": None}):
         return debug.to_svg(_arguments().graph, "nowhere.svg")
@@ -485,6 +489,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "not_built": _not_built,
     "kernel_device": _without_a_gpu(_kernel_device),
     "missing_package": _picture_without_the_package,
+    "old_driver": _old_driver,
     "no_compile": _compiling_forbidden,
     "no_fingerprint": _without_source,
     "device_cc": _without_a_gpu(lambda: _unwrap(ef.utils.is_device_cc_supported({100}))),

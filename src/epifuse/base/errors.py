@@ -313,6 +313,11 @@ CATALOGUE: dict[str, Sentence] = {
         "{what} needs the package {package}",
         "in a checkout of epifuse: pip install '.[{extra}]'; from a wheel: pip install 'FILE.whl[{extra}]'",
     ),
+    "old_driver": Sentence(
+        _U,
+        "the driver knows CUDA up to {newest}, and the package nvidia-cutlass-dsl has libraries for CUDA {known}",
+        "update the driver of the GPU",
+    ),
     "no_compile": Sentence(
         _U,
         "{kernel} is not compiled for these arguments, and EPIFUSE_NO_COMPILE=1 forbids compiling",

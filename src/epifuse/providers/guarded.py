@@ -26,6 +26,11 @@ class _Failure(str):
     """Why `lower` made nothing: a text, as an error would keep what its frames hold."""
 
 
+def failure(provider: str) -> str:
+    """What the reason of a refusal begins with where the provider's code failed."""
+    return f"the provider '{provider}' failed: "
+
+
 class Guarded:
     """What planning and building ask of `own`, whose kernels are `specs`. All else is its own."""
 
@@ -100,15 +105,15 @@ class Guarded:
         except Exception as error:
             return Details(notes=(self._failed(told(error)),))
 
-    def _refused(self, specs: Sequence[KernelSpec], failure: str) -> Answers:
-        self._warn(failure)
-        return Answers.of([(spec, Refusal(spec.name, self._failed(failure))) for spec in specs])
+    def _refused(self, specs: Sequence[KernelSpec], how: str) -> Answers:
+        self._warn(how)
+        return Answers.of([(spec, Refusal(spec.name, self._failed(how))) for spec in specs])
 
-    def _failed(self, failure: str) -> str:
-        return f"the provider '{self._own.name}' failed: {failure}"
+    def _failed(self, how: str) -> str:
+        return failure(self._own.name) + how
 
-    def _warn(self, failure: str) -> None:
-        warnings.warn(self._failed(failure), stacklevel=4)
+    def _warn(self, how: str) -> None:
+        warnings.warn(self._failed(how), stacklevel=4)
 
     def build(self, plan: Plan) -> Runner:
         """What it builds. Raises `UnsupportedError` where that fails."""

@@ -18,6 +18,7 @@ from epifuse import providers
 from epifuse.api import explain, get_kernels
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
+from epifuse.providers.guarded import failure
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 
 FUNCTIONS: tuple[str, ...] = tuple(VOCABULARY)
@@ -28,34 +29,56 @@ def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: 
     """Call a function on `accum` and a matrix C: (6, 4) by (4, 5) of eighths, whose products are exact.
 
     None where the result of each kernel that can is close to PyTorch's, else why none can, a line each, or why the
-    function takes no such values. Raises `AssertionError` where a result is wrong or a kernel refuses without a reason,
-    and `ArgumentError` where there is no such provider or function.
+    function takes no such values. Raises `AssertionError` where a result is wrong, an input was written, a kernel
+    refuses without a reason, the provider failed, or none of its kernels is for the device; and `ArgumentError` where
+    there is no such provider or function.
     """
     if name not in FUNCTIONS:
         raise fail("option", None, name="the function", want="one of epifuse.tools.conformance.FUNCTIONS", value=name)
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-16, 17, shape, generator=drawn) / 8 for shape in ((6, 4), (4, 5)))
     a, b, c = (x.to(device, dtype) for x in (a, b, torch.randn(6, 5, generator=drawn)))
-    get_kernels(GemmArguments(a, b), providers=[provider])  # not one that was left out
+    _not_left_out(provider, GemmArguments(a, b))
     values = _values(name)
     source = f"def epilogue(accum, C):\n    D = {name}({', '.join(values)})\n    return D\n"
     try:
         args = GemmArguments(a, b, epilogue=EpilogueArguments.partial(source, {"C": c}))
     except EpifuseError as error:
         return str(error)
+    own = {spec.name for spec in providers.load(provider).specs()}
+    told = [refusal for refusal in explain(args).refusals if refusal.kernel in own]
+    if failed := [refusal for refusal in told if refusal.reason.startswith(failure(provider))]:
+        raise AssertionError("\n".join(map(str, failed)))
     kernels = get_kernels(args, providers=[provider])
     if not kernels:
-        own = {spec.name for spec in providers.load(provider).specs()}
-        told = [refusal for refusal in explain(args).refusals if refusal.kernel in own]
         if {refusal.kernel for refusal in told if refusal.reason} != own:
             raise AssertionError(f"not every kernel of '{provider}' says why it refuses {name}: {told}")
         return "\n".join(map(str, told))
-    accum = (a @ b).float()
+    accum = (a.float() @ b.float()).to(dtype).float()
     given = {"accum": accum, "C": c.float(), "accum > C": accum > c.float()}
     want = VOCABULARY[name].function(*(given[value] for value in values)).to(dtype)
+    before = [x.clone() for x in (a, b, c)]
     for kernel in kernels:
-        torch.testing.assert_close(kernel.run(args)["D"], want, equal_nan=True, check_dtype=False)
+        _assert_close(kernel.run(args)["D"], want, dtype)
+        for which, x, then in zip("ABC", (a, b, c), before, strict=True):
+            if not torch.equal(x, then):
+                raise AssertionError(f"{kernel.metadata.kernel_name} wrote to {which}, which is an input of {name}")
     return None
+
+
+def _not_left_out(provider: str, args: GemmArguments) -> None:
+    get_kernels(args, providers=[provider])
+    target = args.problem.target
+    if not any(spec.device == target.device and target.cc in spec.ccs for spec in providers.load(provider).specs()):
+        raise AssertionError(f"no kernel of '{provider}' is for {target.name}: pass another device")
+
+
+def _assert_close(found: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point or dtype.itemsize > 1:
+        torch.testing.assert_close(found, want, equal_nan=True, check_dtype=False)
+    else:  # the neighbour of what is exact
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(found.float(), want.float(), equal_nan=True, rtol=step, atol=step)
 
 
 def _values(name: str) -> list[str]:

@@ -23,8 +23,10 @@ from epifuse.providers.cutedsl import (
     other_rows,
     partials,
     recompute,
+    refusals,
     swap,
     tensor_memory,
+    untested,
     weave,
 )
 from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, Design, round_up
@@ -48,7 +50,6 @@ from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
-from epifuse.providers.cutedsl.refusals import not_asked_for
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, is_uneven, one_after_another
@@ -154,7 +155,9 @@ def _workspace_bytes(
 
 def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
     """What a plan tells people."""
-    return found.details(work, inputs.multiplied(problem, found.design.rewritten))
+    told = found.details(work, inputs.multiplied(problem, found.design.rewritten))
+    given = swap.problem_of(problem) if work.is_swapped else problem
+    return told._replace(notes=(*told.notes, *refusals.rewritten(found.design, given)))
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
@@ -205,14 +208,25 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
     """What each design takes that multiplies by an instruction other than Hopper's."""
     rules = _RULES[instruction]
     if not rules.is_considered(problem):
-        other = partial(not_asked_for, specs[0].design, problem, ["schedule"])
-        return _none(specs, lambda: other() or rules.refused(inputs.filled(problem)) or "")
+        other = partial(refusals.not_asked_for, specs[0].design, problem, ["schedule"])
+        return _none(specs, lambda: other() or _untaken(specs, instruction, work, problem))
     if (reason := rules.refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
     found = sized(work, problem, instruction=instruction)
     if found.family.refused is not None:
         return _none(specs, found.family.refused)
     return _answers(specs, found, problem, lambda _: ())
+
+
+def _untaken(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> str:
+    """Why none of these kernels may be taken: what each would refuse anyway, else that none ever ran there."""
+    if (reason := _RULES[instruction].refused(inputs.filled(problem))) is not None:
+        return str(reason)
+    family = sized(work, problem, instruction=instruction).family
+    reason = family.refused
+    if reason is None and len(refused := family.answers(specs).refusals) == len(specs):
+        reason = refused[0].reason
+    return str(reason or untested.refused(problem.target))
 
 
 def _swapped(
@@ -242,7 +256,7 @@ def _answers(
     work, rewritten = size.family.work, inputs.rewritten_bytes(problem, size.family.key.rewritten)
     problem = weave.problem_of(work.order, problem, work.typed)
     carried = size.family.answers(specs)
-    able, arranged, rates, refusals = carried
+    able, arranged, rates, refused = carried
     costs = size.costs(carried, rows_of(problem, swapped=work.is_swapped))
 
     def allocation(index: int) -> Allocation:
@@ -262,4 +276,4 @@ def _answers(
             with_other_rows=tuple if bits is None else partial(others, None if found.design.swapped else bits),
         )
 
-    return Answers(able, costs, allocation, lambda: refusals, partial(size.of_rows, carried))
+    return Answers(able, costs, allocation, lambda: refused, partial(size.of_rows, carried))

@@ -248,7 +248,10 @@ class Family:
             return reason
         found = self.fitted(design.exchanged_sides if design.swapped else design)
         if found is None:
-            return f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B"
+            return (
+                f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B beside what "
+                "the epilogue holds there: combine vectors before the call, or ask for a smaller tile"
+            )
         program, design = found
         refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))
         crowded = budget.crowded(program, design, short=is_short(problem), long=is_long(problem))

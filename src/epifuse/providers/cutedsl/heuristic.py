@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.inputs import LINE, itemsize
+from epifuse.providers.cutedsl.inputs import LINE, is_shared, itemsize
 from epifuse.providers.cutedsl.length import wide_k
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -379,13 +378,14 @@ def _shares(problem: Problem) -> tuple[float, float]:
 
 def _lines(info: TensorInfo) -> float:
     """What a row of a stage takes L2, beside one line of it."""
-    # A stage takes 128 bytes of a row, which are one line, or parts of two where rows begin within one.
+    # A stage takes 128 bytes of a row, which are one line, or parts of two where rows begin within one. A single row
+    # has no stride but that of its elements.
     pairs = zip(info.strides[-2:], info.shape[-2:], strict=True)
-    row = max(stride if extent > 1 else 0 for stride, extent in pairs) * info.dtype.itemsize
+    row = max(stride if extent > 1 < stride else 0 for stride, extent in pairs) * info.dtype.itemsize
     return tuned.TWO_LINES.value if row % LINE else 1.0
 
 
 def _copies(problem: Problem) -> tuple[int, int]:
     """How many batches of A and of B there are in memory."""
-    a, b = (math.prod(info.shape[:-2]) for info in (problem.a, problem.b))
+    a, b = (1 if is_shared(info) else info.shape[0] for info in (problem.a, problem.b))
     return a, b

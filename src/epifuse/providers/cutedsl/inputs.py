@@ -103,13 +103,18 @@ def rewritten(problem: Problem) -> Rewriting | None:
         return Rewriting(PARTS)
     if converts(problem) or problem.a.dtype.itemsize == 1 or problem.is_empty:
         return None
-    a, b = filled(problem).a, filled(problem).b
-    is_tf32 = _needs_k(a.dtype)
-    of_a = (is_tf32 and a.strides[-1] != 1) or _unaddressable("A", "MK", a) is not None
+    of_a, of_b = (why is not None for why in why_copied(problem))
     if is_weight_only(problem):
-        return Rewriting(1, of_a, narrow=b.dtype)
-    of_b = (is_tf32 and b.strides[-2] != 1) or _unaddressable("B", "KN", b) is not None
+        return Rewriting(1, of_a, narrow=problem.b.dtype)
     return Rewriting(1, of_a, of_b) if of_a or of_b else None
+
+
+def why_copied(problem: Problem) -> tuple[str | None, str | None]:
+    """Why A and why B of 16 bits or of tf32 are copied, or None."""
+    held = filled(problem)
+    of_k = _needs_k(held.a.dtype)
+    of_a, of_b = of_k and _a_not_along_k(held), of_k and _b_not_along_k(held)
+    return of_a or _unaddressable("A", "MK", held.a), of_b or _unaddressable("B", "KN", held.b)
 
 
 def time_of_one(problem: Problem) -> float:
@@ -207,13 +212,24 @@ def _needs_k(dtype: torch.dtype) -> bool:
 
 def not_along_k(problem: Problem) -> str | None:
     """Why A and B are not multiplied along K, or None."""
-    name = "tf32" if problem.a.dtype == torch.float32 else "a product of 8-bit numbers"
-    if problem.a.strides[-1] != 1:
-        return f"{name} needs A by rows (K contiguous): pass A.contiguous()"
-    if problem.b.strides[-2] != 1:
-        way_out = "store the weight as (N, K) and pass weight.T, or B.mT.contiguous().mT"
-        return f"{name} needs B by columns (K contiguous): {way_out}"
-    return None
+    return _a_not_along_k(problem) or _b_not_along_k(problem)
+
+
+def _a_not_along_k(problem: Problem) -> str | None:
+    if problem.a.strides[-1] == 1:
+        return None
+    return f"{_of_k_alone(problem)} needs A by rows (K contiguous): pass A.contiguous()"
+
+
+def _b_not_along_k(problem: Problem) -> str | None:
+    if problem.b.strides[-2] == 1:
+        return None
+    way_out = "store the weight as (N, K) and pass weight.T, or B.mT.contiguous().mT"
+    return f"{_of_k_alone(problem)} needs B by columns (K contiguous): {way_out}"
+
+
+def _of_k_alone(problem: Problem) -> str:
+    return "tf32" if problem.a.dtype == torch.float32 else "a product of 8-bit numbers"
 
 
 def promoted(problem: Problem) -> int:
@@ -239,19 +255,21 @@ def largest_sum(problem: Problem) -> int:
 
 
 def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
-    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes. `dims` are the
-    names of the last two."""
+    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes; that of batches
+    may be 0. `dims` are the names of the last two."""
     if not info.aligned:
-        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: pass a copy, {name}.clone()"
+        cure = f"pass a copy, {name}.clone()"
+        cure += "; for a region of columns of D, store the weight as (N, K), and pass weight.T" if name == "B" else ""
+        return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: {cure}"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
         return (
             f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: pass {name}.contiguous()"
         )
-    if len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0:
-        return f"{name} is the same matrix for every batch: pass it without the batches, as a 2-D tensor"
     for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
         size = stride * info.dtype.itemsize
+        if i - len(info.shape) == -3 and size == 0:
+            continue  # one matrix for all batches, which it reads as a 2-D one
         if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
             found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
             found = found if size else f"{name} is expanded, and TMA takes no stride of 0"

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -152,7 +152,7 @@ def runtime_library() -> Path:
     newest = cuda_of_the_driver()
     if fitting := [number for number in of_cuda if newest is None or number <= newest]:
         return of_cuda[max(fitting)]
-    raise _not_installed()
+    raise too_old(newest, of_cuda) if of_cuda else _not_installed()
 
 
 def lacking() -> str | None:
@@ -162,6 +162,11 @@ def lacking() -> str | None:
     except EpifuseError as error:
         return str(error)
     return None
+
+
+def too_old(newest: int | None, known: Iterable[int]) -> EpifuseError:
+    """The driver, for the runtime libraries that there are."""
+    return fail("old_driver", None, newest=newest, known=" and ".join(map(str, sorted(known))))
 
 
 def _not_installed() -> EpifuseError:

@@ -79,7 +79,7 @@ def refused(problem: Problem) -> str | None:
     if target.has_wgmma:
         asked = problem.constraints.schedule == MULTISTAGE
         return None if asked else f"{target.name} has a kernel of its own: schedule='{MULTISTAGE}' asks for this one"
-    return untested.refused(target)
+    return None
 
 
 def _not_in_pairs(problem: Problem) -> str | None:
@@ -199,5 +199,7 @@ def notes(design: Design, problem: Problem) -> list[str]:
         + ("" if _is_asynchronous(count, size) else ", through registers")
         for name, count in zip("AB", design.copied, strict=True)
     ]
+    slow = [name for name, count in zip("AB", design.copied, strict=True) if max(count, 1) * size < _WIDEST]
+    wide = f"{' and '.join(slow)} would go {_WIDEST} bytes at a time from a start, and with strides, of multiples of it"
     never = [] if problem.target.has_wgmma else [untested.note(problem.target)]
-    return [f"mma.sync; {'; '.join(each)}", *never]
+    return [f"mma.sync; {'; '.join(each)}", *([wide] if slow else []), *never]

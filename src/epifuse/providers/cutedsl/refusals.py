@@ -133,7 +133,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
             else []
         ),
         *([f"each tile holds both parts of a row, {design.columns} columns of each"] if design.parts > 1 else []),
-        *_rewritten(design, problem),
+        *([_CONVERTED.format(short(problem.a.dtype), short(problem.b.dtype))] if design.converts else []),
         *([f"{_EARLY}, into {design.spare} of the stages of A and B"] if design.spare else []),
         *([_SPILLS[design.instruction]] if spills else []),
         *_summed(design, problem),
@@ -141,6 +141,7 @@ def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     )
 
 
+_CONVERTED = "registers convert B from {} to {} as it is multiplied"
 _EARLY = "operands of each CTA's last tile are loaded ahead of their use"
 _SPILLS = {
     WGMMA: "registers spill: this tile's accumulator leaves too few for so many operands and outputs",
@@ -149,19 +150,20 @@ _SPILLS = {
 }
 
 
-def _rewritten(design: Design, problem: Problem) -> list[str]:
-    """What a first kernel of the launch writes, but parts of float32, and what registers convert."""
-    if design.converts:
-        return [f"registers convert B from {short(problem.a.dtype)} to {short(problem.b.dtype)} as it is multiplied"]
+def rewritten(design: Design, given: Problem) -> tuple[str, ...]:
+    """What a first kernel of the launch writes, but parts of float32, and why; `given` has A and B as they lie."""
     how = design.rewritten_as_given
     if how is None or how.parts > 1:
-        return []
-    if how.narrow is None:
-        names = [name for name, is_copied in zip("AB", (how.of_a, how.of_b), strict=True) if is_copied]
-        are, them = ("are", "them") if len(names) > 1 else ("is", "it")
-        return [f"{' and '.join(names)} {are} copied first, to where TMA can address {them}"]
-    copied = ", and A is copied to where TMA can address it" if how.of_a else ""
-    return [f"B is converted first, from {short(how.narrow)} to {short(problem.a.dtype)}{copied}"]
+        return ()
+    held = f"{inputs.rewritten_bytes(given, how) / 1e6:.1f} MB of workspace"
+    copied = [name for name, is_copied in zip("AB", (how.of_a, how.of_b), strict=True) if is_copied]
+    are, them = ("are", "them") if len(copied) > 1 else ("is", "it")
+    head = f"{' and '.join(copied)} {are} copied first, to where TMA can address {them}: {held}"
+    if how.narrow is not None:
+        also = ", and A is copied to where TMA can address it" if copied else ""
+        head = f"B is converted first, from {short(how.narrow)} to {short(given.a.dtype)}{also}: {held}"
+    reasons = inputs.why_copied(given)[: 1 if how.narrow is not None else 2]
+    return head, *(why for why in reasons if why)
 
 
 def _is_full(design: Design) -> bool:

@@ -11,7 +11,9 @@ def are_taken() -> bool:
 
 def refused(target: Target) -> str | None:
     """Why a kernel that never ran on such a GPU is not taken, or None."""
-    return None if are_taken() else f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1 takes it"
+    if are_taken():
+        return None
+    return f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1, set before Python starts, takes it"
 
 
 def note(target: Target) -> str:
