@@ -316,6 +316,32 @@ def test_bind_decides_everything_once(builds: list[Any], monkeypatch: pytest.Mon
     assert len(builds) == 1
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", ["A", "C", "D"])
+@pytest.mark.parametrize("change", [lambda x: x.resize_(2, x.shape[1]), lambda x: x.t_(), lambda x: x.resize_(9, 9)])
+def test_what_lies_in_another_way_by_now_is_refused(name: str, change: Callable[[Any], Any]) -> None:
+    tensors = {"A": A.clone(), "C": C.clone(), "D": torch.zeros(4, 5)}
+    epilogue = ef.EpilogueArguments(SOURCE, C=tensors["C"], alpha=2.0, D=tensors["D"])
+    args = ef.GemmArguments(tensors["A"], B, epilogue=epilogue)
+    kernel = ef.get_kernels(args)[0]
+    kernel.run(args)
+    tensors["D"].zero_()
+    change(tensors[name])
+    before = tensors["D"].contiguous().view(torch.int32).clone()
+    for launch in (lambda: kernel.run(args), lambda: kernel.bind(args)):
+        with pytest.raises(ef.errors.ArgumentError, match=f"{name} was .* when it was described, and is"):
+            launch()
+    assert torch.equal(tensors["D"].contiguous().view(torch.int32), before)
+
+
+def test_what_is_bound_in_inference_mode_runs_outside_of_it() -> None:
+    args = arguments()
+    with torch.inference_mode():
+        step = ef.get_kernels(args)[0].bind(args)
+        step()
+    assert torch.equal(step()["D"], expected())
+
+
 # --- numbers never replan -----------------------------------------------------------------------------------------
 
 

@@ -225,6 +225,46 @@ def test_export_keeps_one_node_and_decomposes_to_aten(strict: bool) -> None:
     assert targets(program.run_decompositions().graph_module) == ATEN
 
 
+PERMUTED = {
+    "elementwise behind": "def epi(accum): y = accum.unflatten(-1, (-1, 4)).transpose(0, 1) * 2; return y",
+    "permuted last": "def epi(accum): y = (accum * 2).unflatten(-1, (-1, 4)).transpose(0, 1); return y",
+    "not permuted": "def epi(accum): y = accum * 2; return y",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PERMUTED)
+def test_a_result_lies_in_one_way_on_every_road(name: str) -> None:
+    """What is made in a graph goes by the strides that were traced."""
+    weight, x = torch.randn(24, 8), torch.randn(5, 8)
+
+    class As(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = ef.linear(x, weight, epilogue=PERMUTED[name])
+            return torch.as_strided(y, y.shape, y.stride()).view(-1) + y.reshape(-1)
+
+    want = As()(x)
+    program = torch.export.export(As(), (x,))
+    for made in (torch.compile(As(), backend="eager", fullgraph=True), program.module()):
+        torch.testing.assert_close(made(x), want)
+    torch.testing.assert_close(program.run_decompositions().module()(x), want)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_behind_attention_can_be_decomposed() -> None:
+    """Whose strides another decomposition changes."""
+    weight = torch.randn(16, 32)
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+            return ef.linear(y, weight, epilogue=ef.silu)
+
+    q = torch.randn(2, 4, 5, 8)
+    program = torch.export.export(Attention(), (q,))
+    torch.testing.assert_close(program.run_decompositions().module()(q), Attention()(q))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_layer_is_one_node_that_can_be_saved() -> None:
     class Layer(torch.nn.Linear):

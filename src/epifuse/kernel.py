@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -157,7 +157,8 @@ class Kernel:
         prepared = self._artifact(args, None).prepared
         _require_memory(args.call)
         require_unrecorded(args.call)
-        outputs = args.allocate()
+        with torch.inference_mode(False):  # what is allocated here is written outside of it, too
+            outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
 
         @outside_graph
@@ -172,8 +173,7 @@ class Kernel:
         _require_memory(args.call)
         require_unrecorded(args.call)
         tensors = (args.A, args.B, *args.call.tensors.values())
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        bound = _Bound(self, given, artifact.plan, tensors, addresses, _launcher(artifact.prepared, args))
+        bound = _Bound(self, given, artifact.plan, tensors, _lying(tensors), _launcher(artifact.prepared, args))
         args.bound = bound
         return bound
 
@@ -211,22 +211,32 @@ class _Bound(NamedTuple):
     given: CompiledArtifact | None
     plan: Plan
     tensors: tuple[torch.Tensor, ...]
-    addresses: list[int]
+    lying: list[tuple[int, torch.Size, tuple[int, ...]]]
     launch: Callable[[], dict[str, torch.Tensor]]
 
     def serves(self, kernel: Kernel, given: CompiledArtifact | None) -> bool:
         """Whether nothing has changed since."""
         same = self.kernel is kernel and self.given is given
-        return same and self.addresses == [tensor.data_ptr() for tensor in self.tensors]
+        return same and self.lying == _lying(self.tensors)
+
+
+def _lying(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Size, tuple[int, ...]]]:
+    """Where and how they lie in memory."""
+    return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _require_memory(call: Call) -> None:
-    """Raise `ArgumentError` for a tensor without data, or whose memory was given back since it was described."""
+    """Raise `ArgumentError` for a tensor without data, or that lies in another way than when it was described."""
     require_data(call)
     tensors = (call.request.a, call.request.b, *call.tensors.values())
     for name, tensor in zip((*call.request.names, *call.tensors), tensors, strict=True):
         if not tensor.data_ptr() and tensor.numel():
             raise fail("no_data", None, name=name)
+    for name, tensor, info in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=False):
+        lies, lay = (tuple(tensor.shape), tensor.stride()), (info.shape, info.strides)
+        if lies != lay:
+            now, was = (f"{shape} with strides {strides}" for shape, strides in (lies, lay))
+            raise fail("changed", None, name=name, was=was, now=now)
 
 
 def _launcher(

@@ -60,6 +60,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "tree_argument_twice": lambda: EVT(Compute(ef.mul), ScalarBroadcast("alpha"), scaled()).arguments(
         (((1.0,),), (((2.0,),), (), ()), ())
     ),
+    "tree_batches": lambda: EVT(ScalarReduction("s"), AccFetch()).arguments(((), (torch.zeros(2), 0, (0, 0, 1)))),
     "tree_null": lambda: run(scaled(), alpha_ptr=None),
     "tree_access": lambda: run(EVT(Compute(ef.add), RowBroadcast("bias"), AccFetch()), bias=torch.ones(M, 1)),
     "tree_reduced_dims": lambda: run(reduced_permuted()),

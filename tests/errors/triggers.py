@@ -364,6 +364,13 @@ def _without_source() -> Any:
         return store._own_source.__wrapped__()
 
 
+def _resized() -> None:
+    a = torch.ones(M, K)
+    args = ef.GemmArguments(a, torch.ones(K, N))
+    a.resize_(M - 1, K)
+    ef.get_kernels(args)[0].run(args)
+
+
 def _old_driver() -> None:
     raise too_old(11, (13, 12))
 
@@ -480,6 +487,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "launch": _failed_launch,
     "fake_beside_real": lambda: gemm("lambda accum: accum", _fake(M, K)),
     "no_data": lambda: gemm("lambda accum: accum", torch.ones(M, K, device="meta"), torch.ones(K, N, device="meta")),
+    "changed": _resized,
     "wrong_arguments": lambda: ef.get_kernels(torch.ones(2)),
     "no_kernel": _without_a_gpu(_no_kernel),
     "filter_type": lambda: ef.get_kernels(_arguments(), 90),

@@ -119,6 +119,17 @@ WRONG: dict[str, tuple[Visitor, Any, str]] = {
         "tree_stride",
     ),
     "an identity that counts": (EVT(RowReduction("x"), AccFetch()), ((), (ROW, 1.0, (0, 1, 0))), "tree_identity"),
+    "a sum of each batch of a node that sums all": (
+        EVT(ScalarReduction("x"), AccFetch()),
+        ((), (ROW[:2], 0, (0, 0, 1))),
+        "tree_batches",
+    ),
+    "a sum of all of a node that sums each batch": (
+        EVT(ScalarReduction("x", stride=(0, 0, 1)), AccFetch()),
+        ((), (ROW[:2], 0, (0, 0, 0))),
+        "tree_batches",
+    ),
+    "another stride of a result": (EVT(RowReduction("x"), AccFetch()), ((), (ROW, 0, (0, 3, 0))), "tree_pointer"),
     "an edge's node": (
         TopologicalVisitor(((), (0,)), AccFetch(), Compute(fn.ReLU)),
         ((), (1.0,)),

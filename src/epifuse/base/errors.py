@@ -18,8 +18,9 @@ from epifuse.base.exceptions import (
     UnsupportedError,
     rebuild,
 )
+from epifuse.base.form_sentences import FORMS
 from epifuse.base.places import Loc
-from epifuse.base.sentences import EPILOGUE, FORMS, Sentence
+from epifuse.base.sentences import EPILOGUE, Sentence
 
 __all__ = [
     "CATALOGUE",
@@ -298,6 +299,11 @@ CATALOGUE: dict[str, Sentence] = {
         _A, "some tensors of this call are FakeTensors, and others have data", "make all of them in one FakeTensorMode"
     ),
     "no_data": Sentence(_A, "{name} has no data, and a launch needs it", "pass real tensors, or use ef.explain"),
+    "changed": Sentence(
+        _A,
+        "{name} was {was} when it was described, and is {now} now",
+        "make GemmArguments anew where a tensor was changed in place, as by resize_ or t_",
+    ),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),
     **FORMS,
     # --- planning and running

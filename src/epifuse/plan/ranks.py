@@ -227,7 +227,8 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
     shape = tuple(tensor.shape)
     try:
         if copies or tensor.numel() == 0 or _is_one(shape[:cut], tensor.stride()):
-            return (tensor.reshape if copies else tensor.view)(math.prod(shape[:cut]), *shape[cut:])
+            # A traced view would hold for the strides of the trace alone, and decompositions make others.
+            return tensor.reshape(math.prod(shape[:cut]), *shape[cut:])
     except RuntimeError:
         check_plain(name, tensor, None)
     raise Unfit("leading_strides", name=name, shape=shape, strides=tensor.stride())

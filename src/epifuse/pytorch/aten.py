@@ -79,7 +79,9 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
             held = given[name]
             value = held.to(torch.promote_types(value.dtype, held.dtype)) + value.reshape(held.shape)
         value = storable(value, dtypes[name]).to(dtypes[name])
-        outputs[name] = value if _is_new(node, seen) else value.clone(memory_format=torch.contiguous_format)
+        # As the kernels allocate it: an operation of ATen on a permuted value keeps its strides.
+        is_kept = _is_new(node, seen) and value.is_contiguous()
+        outputs[name] = value if is_kept else value.clone(memory_format=torch.contiguous_format)
     return outputs
 
 

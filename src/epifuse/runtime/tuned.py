@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,7 +138,18 @@ def gpu_of(problem: Problem) -> str:
     target = problem.target
     if target.device == "cuda":
         return target.processor.name
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{_cpu()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def _cpu() -> str:
+    """The model, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
 
 
 def version() -> str:

@@ -189,8 +189,11 @@ class Operands(NamedTuple):
     guessed: dict[str, Operand]
 
     @staticmethod
-    def of(function: Any, said: dict[str, Operand]) -> Operands:
-        """Raises `ArgumentError` for a name with no guess, and what parsing raises."""
+    def of(function: Any, described: Sequence[tuple[str, Operand]]) -> Operands:
+        """Raises `ArgumentError` for a name with no guess or with two descriptions, and what parsing raises."""
+        said = dict(described)
+        if twice := [name for name, one in described if said[name] is not one]:
+            raise fail("option", None, name="--arg", want="each operand once", value=twice[0])
         known = parsed(function, said)
         names = [name for name in known.parameters if name not in known.defaults and name not in said]
         for name in names:

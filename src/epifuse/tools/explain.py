@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Print it; 1 where no kernel can run it. Raises `ArgumentError` and what parsing raises."""
     extents = _extents(options)
     function = described.epilogue(options.epilogue)
-    operands = described.Operands.of(function, dict(options.arg))
+    operands = described.Operands.of(function, options.arg)
     made = operands.made(extents, options.dtype, _META)
     lead = (extents["L"],) if options.batch is not None else ()
     args = GemmArguments(

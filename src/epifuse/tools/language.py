@@ -288,8 +288,9 @@ def _shapes() -> Iterator[str]:
     yield "`weight` of `ef.linear`. Then pass it as `operands={'x': ...}`; `x=...` would be the parameter itself, which"
     yield "Python refuses with a `TypeError` where it is given twice."
     yield ""
-    yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each launch. What"
-    yield "takes a tensor, as `torch.tanh(gate)`, refuses a number; for a tensor of no dims the kernel computes it."
+    yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each call; those of"
+    yield "`GemmArguments` when these are made. What takes a tensor, as `torch.tanh(gate)`, refuses a number; for a"
+    yield "tensor of no dims the kernel computes it."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]
@@ -319,6 +320,8 @@ def _dtypes() -> Iterator[str]:
         for row in BY_TORCH.values()
     )
     yield from _table(("dtype", "as A and B: accumulators", "as an operand: loads as", "as an output"), rows)
+    yield ""
+    yield "An operand of float64 stands beside a float64 accumulator alone."
     yield ""
     yield "A and B have one dtype, with three exceptions: 8-bit floats may be mixed, so may 8-bit integers, and a B of"
     yield "8 bits may stand beside an A of 16. It is converted to A's dtype then, which is exact."

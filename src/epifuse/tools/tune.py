@@ -74,7 +74,7 @@ def _arguments(shape: Sequence[int], options: argparse.Namespace) -> GemmArgumen
     epilogue = None
     if options.epilogue:
         function = described.epilogue(options.epilogue)
-        operands = described.Operands.of(function, dict(options.operand))
+        operands = described.Operands.of(function, options.operand)
         epilogue = EpilogueArguments.partial(function, operands.made(extents, options.dtype, options.device))
     constraints = Constraints(precision=options.precision)
     return GemmArguments(empty("MK"), empty("NK").t(), epilogue=epilogue, constraints=constraints)

@@ -28,8 +28,11 @@ def to_tree(epilogue: Any) -> Visitor:
     """The tree of a graph, a function, or source text; read again it gives the graph's digest.
 
     The graph is best one as written, `Parsed.graph`: in a typed one layout and host arithmetic are gone into the loads,
-    and its tree is for reading. A captured number becomes an operand. Raises what parsing raises.
+    and its tree is for reading. A captured number becomes an operand. A tree stays what it is. Raises what parsing
+    raises.
     """
+    if isinstance(epilogue, Visitor):
+        return epilogue
     if isinstance(epilogue, Graph):
         return drive(_Trees(_items(epilogue, {})).tree())  # type: ignore[no-any-return]  # a visit of a tree
     read = parsed(epilogue)

@@ -265,9 +265,24 @@ class Reduction(Visitor):
             raise misfit(line, "(pointer, identity, stride), the identity a number", part)
         if identity is not None and identity != self.identity and not self.is_neutral(identity):
             raise self.depends_on_tiles(line.place, identity)
+        handed = pointed(line, pointer, None, None)
         if stride is not None:
-            self.check_stride(tuple(stride) if isinstance(stride, list) else stride, line.place)
-        yield str(self.name), pointed(line, pointer, None, None)
+            stride = tuple(stride) if isinstance(stride, list) else stride
+            self.check_stride(stride, line.place)
+            self._check_fit(line, handed, stride)
+        yield str(self.name), handed
+
+    def _check_fit(self, line: Line, pointer: Any, stride: tuple[int, ...]) -> None:
+        """Raise unless the strides ask for what the node reduces, and are those of the tensor."""
+        if bool(stride[2]) != self.per_batch:
+            how = ("all batches together", "each batch by itself")
+            raise fail("tree_batches", line.place, node=line.label, how=how[self.per_batch], stride=stride)
+        tensor = getattr(pointer, "tensor", pointer)
+        wanted = [step for step in (stride[2], *stride[:2]) if step]
+        own = [step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1]
+        if len(own) == len(wanted) and own != wanted:
+            shown = {"shape": tuple(tensor.shape), "strides": tuple(tensor.stride())}
+            raise fail("tree_pointer", line.place, node=line.label, stride=stride, **shown)
 
 
 def _reduction(node: Visitor, function: Function, field: str = "function") -> Any:
