@@ -21,8 +21,10 @@ class Loc(NamedTuple):
     def __str__(self) -> str:
         stripped = self.text.lstrip()
         indent = self.column - (len(self.text) - len(stripped))
-        shown = stripped if len(stripped) <= _WIDEST else stripped[max(indent - _MARGIN, 0) :][:_WIDEST]
-        caret = indent if len(stripped) <= _WIDEST else min(indent, _MARGIN)
+        start = max(indent - _MARGIN, 0) if len(stripped) > _WIDEST else 0
+        shown, caret = stripped[start:][:_WIDEST], indent - start
+        shown = (_CUT if start else "") + shown[len(_CUT) if start else 0 :]
+        shown = shown[: -len(_CUT)] + _CUT if len(stripped) - start > _WIDEST else shown
         width = max(min(self.width, len(shown) - caret), 1)
         text = f"  {_short(self.file)}:{self.line}\n    {shown}\n    {_blank(shown[:caret])}{'^' * width}"
         return text + "".join(f"\n  called from\n{call._replace(via=None)}" for call in self._calls())
@@ -39,6 +41,7 @@ class Loc(NamedTuple):
 
 _WIDEST = 110
 _MARGIN = 40
+_CUT = "..."
 _DEEPEST = 4
 
 

@@ -136,6 +136,7 @@ _INSTEAD: dict[str, str] = {
     "swish": "write silu(x)",
     "item": "a reduction's result may be used as it is",
     "print": "write ef.debug_print('{}', x)",
+    "dtype": "floats are float32 inside an epilogue, and out_dtypes=... chooses the dtypes of outputs",
     "device": "floats are float32 inside an epilogue, on A's device",
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
