@@ -159,6 +159,7 @@ SOURCES: dict[str, str] = {
     "select_shapes": epilogue("return accum if alpha else row"),
     "prelu_weight": epilogue("return F.prelu(accum, col)"),
     "bounds_differ": epilogue("return torch.clamp(accum, C, 1.0)"),
+    "wraps": epilogue("return where(accum > 0, 100000, 0) * 100000"),
     "literal_range": epilogue("return accum * 100000000000000000000"),
     "host_not": epilogue("return accum if ~(alpha > 1) else C"),
     "masks_in_arithmetic": epilogue("return (accum > 0) + (C > 0)"),

@@ -224,6 +224,11 @@ EPILOGUE: dict[str, Sentence] = {
         "{what} takes two numbers or two tensors as bounds in PyTorch, and these are one of each",
         "call ef.clamp, which takes one of each",
     ),
+    "wraps": Sentence(
+        _T,
+        "this integer of masks and Python's integers may be {most}, and is computed in int32",
+        "write .to(torch.int64) behind the mask or where, as PyTorch has it, or a float in place of an integer",
+    ),
     "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
     "host_not": Sentence(_T, "~ inverts the bits of a host number, and does not negate a condition", "use 'not'"),
     "masks_in_arithmetic": Sentence(

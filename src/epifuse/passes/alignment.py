@@ -19,6 +19,7 @@ from epifuse.ir.types import canonical, factors_of, shape_of
 from epifuse.passes import kinds
 from epifuse.passes.dims import DimsError, align, broadcast, regroup, shape_hint
 from epifuse.passes.kinds import KindError
+from epifuse.passes.whole_numbers import Ranges
 from epifuse.request.problem import Problem
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -71,6 +72,7 @@ class Alignment:
         self.hosts: dict[tuple[Node, Kind], str] = {}
         self.settled: dict[tuple[int, Dims], tuple[Postponed, Typed]] = {}
         self.views: dict[tuple[int, Any], tuple[Postponed, Typed]] = {}
+        self.whole_numbers = Ranges()
         self.current: Node = Node("none")
 
     @cached_property
@@ -270,6 +272,7 @@ class Alignment:
             elif value.host and value.kind == "int64" and not wide:
                 raise KindError("literal_range", bits="more than 31")
         node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
+        self.whole_numbers.follow(node, nodes, [value.kind for value in values], kind)
         narrow = narrow_of(values) if kind == "float" else None
         if narrow is not None:
             node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)

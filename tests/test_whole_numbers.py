@@ -1,0 +1,79 @@
+"""Integers of masks and of Python's integers alone: as large as PyTorch's, or refused."""
+
+import random
+
+import pytest
+import torch
+
+import epifuse as ef
+from epifuse.base.errors import EpilogueTypeError
+
+A, B = torch.randn(6, 5), torch.randn(5, 8)
+MASKS = "(accum > 0)", "(accum > 1)", "((accum > 0) & (accum < 1))"
+NUMBERS = "1", "2", "3", "-4", "7", "1000", "65536", "2000000000"
+
+
+def integer(drawn: random.Random, depth: int) -> str:
+    """An expression."""
+    if not depth:
+        low, high = drawn.choices(NUMBERS, k=2)
+        return f"where({drawn.choice(MASKS)}, {low}, {high})"
+    one, other = (integer(drawn, drawn.randrange(depth)) for _ in range(2))
+    number = drawn.choice(NUMBERS)
+    return drawn.choice(
+        [
+            f"({one} + {other})",
+            f"({one} - {other})",
+            f"({one} * {other})",
+            f"({one} * {number})",
+            f"({number} - {one})",
+            f"(-{one})",
+            f"abs({one})",
+            f"maximum({one}, {other})",
+            f"minimum({one}, {other})",
+            f"({one} ** {drawn.randrange(4)})",
+            f"({one} << {drawn.randrange(20)})",
+            f"where({drawn.choice(MASKS)}, {one}, {other})",
+        ]
+    )
+
+
+def outcome(body: str) -> torch.Tensor | None:
+    """What is computed, which is PyTorch's, or None where it is refused."""
+    names = {name: getattr(torch, name) for name in ("where", "abs", "maximum", "minimum")}
+    want = eval(body, {**names, "accum": A @ B})
+    try:
+        found = ef.gemm(A, B, epilogue=f"def epi(accum):\n    D = {body}\n    return D\n")
+    except EpilogueTypeError as error:
+        if error.key != "wraps":
+            raise
+        return None
+    assert torch.equal(found.to(torch.int64), want), body
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_computed_is_pytorch_s(seed: int) -> None:
+    drawn = random.Random(seed)
+    outcomes = [outcome(integer(drawn, 3)) is None for _ in range(40)]
+    assert 2 <= sum(outcomes) <= 36, "some of each"
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ("where(accum > 0, 46341, 0) * 46341", True),
+        ("where(accum > 0, 46340, 0) * 46340", False),
+        ("where(accum > 0, 3, 1) ** 1000000", True),
+        ("where(accum > 0, 1, 0) << 30", False),
+        ("where(accum > 0, 1, 0) << 31", True),
+        ("where(accum > 0, 2147483647, 0) + (accum > 1) * 1", True),
+    ],
+)
+def test_where_it_begins_to_be_refused(body: str, refused: bool) -> None:
+    assert (outcome(body) is None) == refused
+
+
+def test_int64_has_room() -> None:
+    found = ef.gemm(A, B, epilogue="lambda accum: where(accum > 0, 100000, 0).to(torch.int64) * 100000")
+    assert torch.equal(found, torch.where(A @ B > 0, 100000, 0) * 100000)
