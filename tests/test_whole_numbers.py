@@ -33,6 +33,15 @@ def integer(drawn: random.Random, depth: int) -> str:
             f"minimum({one}, {other})",
             f"({one} ** {drawn.randrange(4)})",
             f"({one} << {drawn.randrange(20)})",
+            f"({one} >> {drawn.randrange(20)})",
+            f"({one} // {drawn.choice(NUMBERS)})",
+            f"({one} % {drawn.choice(NUMBERS)})",
+            f"({one} {drawn.choice('&|^')} {other})",
+            f"(~{one})",
+            f"relu({one})",
+            f"square({one})",
+            f"sign({one})",
+            f"clamp({one}, -5, 70000)",
             f"where({drawn.choice(MASKS)}, {one}, {other})",
         ]
     )
@@ -40,7 +49,9 @@ def integer(drawn: random.Random, depth: int) -> str:
 
 def outcome(body: str) -> torch.Tensor | None:
     """What is computed, which is PyTorch's, or None where it is refused."""
-    names = {name: getattr(torch, name) for name in ("where", "abs", "maximum", "minimum")}
+    names = {
+        name: getattr(torch, name) for name in ("where", "abs", "maximum", "minimum", "relu", "square", "sign", "clamp")
+    }
     want = eval(body, {**names, "accum": A @ B})
     try:
         found = ef.gemm(A, B, epilogue=f"def epi(accum):\n    D = {body}\n    return D\n")
@@ -52,7 +63,7 @@ def outcome(body: str) -> torch.Tensor | None:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_is_computed_is_pytorch_s(seed: int) -> None:
     drawn = random.Random(seed)
     outcomes = [outcome(integer(drawn, 3)) is None for _ in range(40)]
@@ -68,6 +79,13 @@ def test_what_is_computed_is_pytorch_s(seed: int) -> None:
         ("where(accum > 0, 1, 0) << 30", False),
         ("where(accum > 0, 1, 0) << 31", True),
         ("where(accum > 0, 2147483647, 0) + (accum > 1) * 1", True),
+        ("where(accum > 0, -1, -1) ** 65 - 2147483647 - 1", True),
+        ("where(accum > 0, -1, 1) ** 64 + 2147483646", False),
+        ("(where(accum > 0, 3, -100000) ** 2) * 1", True),
+        ("abs(where(accum > 0, -3, 100000)) * 21474", False),
+        ("square(where(accum > 0, 100000, 0))", True),
+        ("where(accum > 0, 100000, 0).amax(-1, keepdim=True) * 100000 + where(accum > 0, 1, 0)", True),
+        ("where(accum > 0, 100000, 0).amax(-1, keepdim=True) * 10000 + where(accum > 0, 1, 0)", False),
     ],
 )
 def test_where_it_begins_to_be_refused(body: str, refused: bool) -> None:

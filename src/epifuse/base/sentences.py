@@ -226,8 +226,8 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "wraps": Sentence(
         _T,
-        "this integer of masks and Python's integers may be {most}, and is computed in int32",
-        "write .to(torch.int64) behind the mask or where, as PyTorch has it, or a float in place of an integer",
+        "this integer is computed in int32, and its value may be {most}, which does not fit",
+        "write where(mask, x, y).to(torch.int64), which is PyTorch's dtype, or use a float",
     ),
     "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
     "host_not": Sentence(_T, "~ inverts the bits of a host number, and does not negate a condition", "use 'not'"),

@@ -102,6 +102,8 @@ class Alignment:
         # A literal that the kernel reads stays the kernel's, though a host expression may hold it too.
         is_host = is_host and (node not in self.types or self.types[node].host)
         self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
+        if not is_host:
+            self.whole_numbers.follow(node, [self.types[arg].kind for arg in args], kind)
         return node
 
     def ones(self, node: Node) -> list[Factor]:
@@ -272,7 +274,6 @@ class Alignment:
             elif value.host and value.kind == "int64" and not wide:
                 raise KindError("literal_range", bits="more than 31")
         node = self.emit(node_op, *nodes, attr=attr, kind=kind, dims=dims)
-        self.whole_numbers.follow(node, nodes, [value.kind for value in values], kind)
         narrow = narrow_of(values) if kind == "float" else None
         if narrow is not None:
             node = self.emit("cast", node, attr=narrow, kind="float", dims=dims)

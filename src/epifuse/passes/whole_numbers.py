@@ -1,6 +1,6 @@
-"""How large integers get that are made of masks and of Python's integers alone.
+"""How large integers get that are made of masks and of integers written in the epilogue alone.
 
-PyTorch computes these in int64, and the kernels in int32: what could be beyond int32 is refused when it is inferred.
+PyTorch computes them in int64, and the kernels in int32: what could be beyond int32 is refused when it is inferred.
 """
 
 from __future__ import annotations
@@ -14,54 +14,108 @@ from epifuse.passes.kinds import KindError
 Range = tuple[int, int]
 """The least and the largest value."""
 
-_MOST_BITS = 64  # of an exponent or a shift that counts: what is beyond int32 then stays beyond
+_WHOLE: Range = INT32[0], INT32[-1]
+_MOST_BITS = 64  # of an exponent or a shift: what is beyond int32 by then stays beyond
 
 
-def _of(values: Sequence[int]) -> Range:
+def _hull(values: Sequence[int]) -> Range:
     return min(values), max(values)
 
 
+def _multiplied(x: Range, y: Range) -> Range:
+    return _hull([a * b for a in x for b in y])
+
+
+def _absolute(x: Range) -> Range:
+    return max(x[0], -x[1], 0), max(map(abs, x))
+
+
 def _power(base: Range, exponent: Range) -> Range:
-    powers = [x ** min(e, _MOST_BITS) for x in (*base, *((0,) if base[0] < 0 < base[1] else ())) for e in exponent]
-    return _of(powers)
+    by = exponent[1] if exponent[1] <= _MOST_BITS else _MOST_BITS + exponent[1] % 2  # an even one stays even
+    return _hull([x**by for x in (*base, *((0,) if base[0] < 0 < base[1] else ()))])
 
 
-def _shifted(x: Range, by: Range) -> Range:
-    return _of([value << min(count, _MOST_BITS) for value in x for count in by])
+def _shifted_left(x: Range, by: Range) -> Range:
+    return _hull([value << min(count, _MOST_BITS) for value in x for count in by])
+
+
+def _shifted_right(x: Range, by: Range) -> Range:
+    return _hull([value >> count for value in x for count in by])
+
+
+def _of_bits(x: Range, y: Range) -> Range:
+    """What fits the bits of both."""
+    bits = max((value if value >= 0 else ~value).bit_length() for value in (*x, *y))
+    return (0 if min(x[0], y[0]) >= 0 else -(1 << bits)), (1 << bits) - 1
+
+
+def _and(x: Range, y: Range) -> Range:
+    largest = [one[1] for one in (x, y) if one[0] >= 0]
+    return (0, min(largest)) if largest else _of_bits(x, y)
+
+
+def _divided(x: Range, y: Range) -> Range:
+    if y[0] <= 0 <= y[1]:
+        return -_absolute(x)[1], _absolute(x)[1]
+    return _hull([a // b for a in x for b in y])
+
+
+def _rest(_: Range, y: Range) -> Range:
+    return min(y[0] + 1, 0), max(y[1] - 1, 0)
 
 
 _RANGES: Mapping[str, Callable[..., Range]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "mul": lambda x, y: _of([a * b for a in x for b in y]),
-    "multiply_add": lambda x, y, z: _RANGES["add"](_RANGES["mul"](x, y), z),
+    "mul": _multiplied,
+    "multiply_add": lambda x, y, z: _RANGES["add"](_multiplied(x, y), z),
     "neg": lambda x: (-x[1], -x[0]),
-    "abs": lambda x: (max(x[0], -x[1], 0), max(map(abs, x))),
+    "abs": _absolute,
+    "sign": lambda _: (-1, 1),
+    "square": lambda x: _multiplied(_absolute(x), _absolute(x)),
+    "relu": lambda x: (max(x[0], 0), max(x[1], 0)),
     "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
     "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "clip": lambda x, low, high: _RANGES["minimum"](_RANGES["maximum"](x, low), high),
     "where": lambda _, x, y: (min(x[0], y[0]), max(x[1], y[1])),
     "pow": _power,
-    "bitwise_left_shift": _shifted,
+    "floor_divide": _divided,
+    "remainder": _rest,
+    "bitwise_and": _and,
+    "bitwise_or": _of_bits,
+    "bitwise_xor": _of_bits,
+    "bitwise_not": lambda x: (~x[1], ~x[0]),
+    "bitwise_left_shift": _shifted_left,
+    "bitwise_right_shift": _shifted_right,
 }
+_PASSING = frozenset({"debug_print", "one_hot", "region", "pick", "amax", "amin"})
 
 
 class Ranges:
-    """Of the values that are known."""
+    """The ranges of the integers whose least and largest values are known."""
 
     def __init__(self) -> None:
         self._known: dict[Node, Range] = {}
 
-    def follow(self, node: Node, args: Sequence[Node], kinds: Sequence[Kind], kind: Kind) -> None:
-        """Note the range of a result where it follows from those of its arguments. Raises `KindError` beyond int32."""
-        rule, known = _RANGES.get(node.op), [self._of(arg, of) for arg, of in zip(args, kinds, strict=True)]
+    def follow(self, node: Node, kinds: Sequence[Kind], kind: Kind) -> None:
+        """Note the range of a value where those of its arguments, which have these `kinds`, are known.
+
+        Raises `KindError` beyond int32. A cast is asked for, and its result is not followed.
+        """
+        known = [self._of(arg, of) for arg, of in zip(node.args, kinds, strict=True)]
         ranges = [one for one in known if one is not None]
-        if kind != "int32" or rule is None or len(ranges) < len(known):
+        if kind != "int32" or not known or len(ranges) < len(known) or node.op == "cast":
             return
-        if node.op in ("pow", "bitwise_left_shift") and ranges[1][0] < 0:
+        name = str({"call": node.attr, "reduce": (node.attr or ("",))[0]}.get(node.op, node.op))
+        if name in ("pow", "bitwise_left_shift", "bitwise_right_shift") and ranges[1][0] < 0:
             return
-        found = self._known[node] = rule(*ranges)
+        rule = _RANGES.get(name)
+        # A function without a rule makes some int32.
+        found = ranges[0] if name in _PASSING else rule(*ranges) if rule else _WHOLE
         if any(value not in INT32 for value in found):
-            raise KindError("wraps", most=str(max(found, key=abs)))
+            most = max(found, key=abs)
+            raise KindError("wraps", most=str(most) if most.bit_length() < _MOST_BITS else "beyond int64")
+        self._known[node] = found
 
     def _of(self, node: Node, kind: Kind) -> Range | None:
         if node.op == "const" and isinstance(node.attr, int):
