@@ -329,9 +329,27 @@ def test_what_lies_in_another_way_by_now_is_refused(name: str, change: Callable[
     change(tensors[name])
     before = tensors["D"].contiguous().view(torch.int32).clone()
     for launch in (lambda: kernel.run(args), lambda: kernel.bind(args)):
-        with pytest.raises(ef.errors.ArgumentError, match=f"{name} was .* when it was described, and is"):
+        with pytest.raises(ef.errors.ArgumentError, match=f"{name} was .* when GemmArguments was made, and is"):
             launch()
     assert torch.equal(tensors["D"].contiguous().view(torch.int32), before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.t_(),
+        lambda x: setattr(x, "data", x.data.view(torch.int32)),
+        lambda x: x.set_(torch.zeros(64).untyped_storage(), 1, x.shape, x.stride()),
+    ],
+)
+def test_strides_dtype_and_alignment_count(change: Callable[[Any], Any]) -> None:
+    square = torch.randn(4, 4)
+    args = ef.GemmArguments(square, torch.randn(4, 5))
+    kernel = ef.get_kernels(args)[0]
+    kernel.run(args)
+    change(square)
+    with pytest.raises(ef.errors.ArgumentError, match=r"A was .* when GemmArguments was made, and is"):
+        kernel.run(args)
 
 
 def test_what_is_bound_in_inference_mode_runs_outside_of_it() -> None:

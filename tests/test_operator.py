@@ -266,6 +266,29 @@ def test_a_layer_behind_attention_can_be_decomposed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_one_tensor_for_two_results_is_refused_on_every_road() -> None:
+    def call(out: torch.Tensor) -> Any:
+        return ef.gemm(A, B, epilogue="def e(accum): D = accum; E = accum * 2; return D, E", out={"D": out, "E": out})
+
+    out = torch.zeros(len(A), B.shape[1])
+    for road in (call, torch.compile(call, backend="eager"), make_fx(call)):
+        with pytest.raises(ef.errors.ArgumentError, match="overlap in memory"):
+            road(out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 8)], ids=str)
+def test_a_result_that_is_made_without_gradients_may_be_changed_with_them(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(24, 8)
+    with torch.no_grad():
+        y = ef.linear(torch.randn(shape), weight)
+    factor = torch.randn_like(y, requires_grad=True)
+    y.mul_(factor)
+    y.sum().backward()
+    assert factor.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_an_exported_layer_is_one_node_that_can_be_saved() -> None:
     class Layer(torch.nn.Linear):
         def forward(self, a: torch.Tensor) -> Any:

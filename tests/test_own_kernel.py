@@ -144,10 +144,16 @@ def test_the_check_finds_who_writes_its_inputs(own: ModuleType, monkeypatch: pyt
         check("numpy", "add")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("name", ["relu", "gelu", "add"])
-def test_the_check_takes_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_check_takes_floating_dtypes(name: str, dtype: torch.dtype) -> None:
+    """Of our kernels, each of which is right or refuses."""
     check("cpu", name, dtype)
+
+
+def test_the_check_takes_no_integers() -> None:
+    with pytest.raises(ef.errors.ArgumentError, match="a floating dtype"):
+        check("cpu", "relu", torch.int8)
 
 
 @pytest.mark.parametrize("body", ["accum.t()", "accum.permute(1, 0)", "(accum + 1).transpose(0, 1)"])
@@ -434,8 +440,8 @@ class Half(Listed):
         ("mine", "bad_provider:Twice", "there is another kernel of the name 'its'"),
         ("mine", "bad_provider:Ours", "there is another kernel of the name 'cpu_panel'"),
         ("mine", "bad_provider:Elsewhere", "is for the device 'tpu', and there are 'cpu' and 'cuda'"),
-        ("mine", "bad_provider:Negative", r"the ccs of its kernel 'its' are \(-5,\): those of the CPU are \(0,\)"),
-        ("mine", "bad_provider:Hopper", r"the ccs of its kernel 'its' are \(90,\)"),
+        ("mine", "bad_provider:Negative", r"the ccs of its kernel 'its' are \(-5,\), and those of a kernel for GPUs"),
+        ("mine", "bad_provider:Hopper", r"the ccs of its kernel 'its' are \(90,\), and those of a kernel for the CPU"),
         ("mine", "bad_provider:Wordless", "the summary of its kernel 'its' is None, and no text"),
         ("cpu", "epifuse.providers.cpu:CpuProvider", "there is another one of this name"),
     ],

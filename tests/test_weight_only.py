@@ -132,7 +132,7 @@ def test_many_rows_multiply_a_weight_that_is_converted_first(a, b):
     args = arguments(m=4096, n=4096, k=4096, pair=(a, b))
     kernel = ef.get_kernels(args, cc=90, limit=1)[0]
     note = f"B is converted first, from {short(b)} to {short(a)}"
-    assert note in str(kernel.plan).splitlines()[-1]
+    assert f"{note}: 33.6 MB of workspace" in str(kernel.plan).splitlines()[-1]
     assert "rewriting A and B" in str(ef.explain(args, cc=90))
     unsplit = arguments(m=4096, n=4096, k=4096, pair=(a, b), split=1)
     (kernel,) = ef.get_kernels(unsplit, cc=90, limit=1)
@@ -142,7 +142,9 @@ def test_many_rows_multiply_a_weight_that_is_converted_first(a, b):
 def test_a_that_tma_cannot_address_is_copied_beside_it():
     args = arguments(m=512, n=512, k=257, split=1)
     (kernel,) = ef.get_kernels(args, cc=90, limit=1)
-    assert "B is converted first, from s8 to bf16, and A is copied to where TMA can address it" in str(kernel.plan)
+    told = str(kernel.plan)
+    assert "B is converted first, from s8 to bf16, and A is copied to where TMA can address it" in told
+    assert "A has a stride of 514 bytes" in told.splitlines()[-1]
     assert kernel.get_workspace_size(args) == (512 + 512) * 5 * 128
 
 

@@ -81,7 +81,10 @@ def _run(options: argparse.Namespace) -> int:
 
         print(table(), end="")
         if not are_taken():
-            print("EPIFUSE_UNTESTED=1 has the kernels of GPUs on which none ever ran", file=sys.stderr)
+            print(
+                "EPIFUSE_UNTESTED=1, set before Python starts, allows kernels for GPUs on which none has run",
+                file=sys.stderr,
+            )
     elif options.command == "version":
         print(__version__)
     else:

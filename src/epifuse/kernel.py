@@ -157,7 +157,7 @@ class Kernel:
         prepared = self._artifact(args, None).prepared
         _require_memory(args.call)
         require_unrecorded(args.call)
-        with torch.inference_mode(False):  # what is allocated here is written outside of it, too
+        with torch.inference_mode(False):  # a bound launch may run outside of it, where no inference tensor is written
             outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
 
@@ -211,7 +211,7 @@ class _Bound(NamedTuple):
     given: CompiledArtifact | None
     plan: Plan
     tensors: tuple[torch.Tensor, ...]
-    lying: list[tuple[int, torch.Size, tuple[int, ...]]]
+    lying: list[tuple[Any, ...]]
     launch: Callable[[], dict[str, torch.Tensor]]
 
     def serves(self, kernel: Kernel, given: CompiledArtifact | None) -> bool:
@@ -220,22 +220,23 @@ class _Bound(NamedTuple):
         return same and self.lying == _lying(self.tensors)
 
 
-def _lying(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Size, tuple[int, ...]]]:
-    """Where and how they lie in memory."""
-    return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
+def _lying(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Address, shape, strides and dtype of each tensor."""
+    return [(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
 def _require_memory(call: Call) -> None:
     """Raise `ArgumentError` for a tensor without data, or that lies in another way than when it was described."""
     require_data(call)
     tensors = (call.request.a, call.request.b, *call.tensors.values())
-    for name, tensor in zip((*call.request.names, *call.tensors), tensors, strict=True):
+    for name, tensor, info in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=True):
         if not tensor.data_ptr() and tensor.numel():
             raise fail("no_data", None, name=name)
-    for name, tensor, info in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=False):
-        lies, lay = (tuple(tensor.shape), tensor.stride()), (info.shape, info.strides)
-        if lies != lay:
-            now, was = (f"{shape} with strides {strides}" for shape, strides in (lies, lay))
+        lies = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % 16 == 0
+        lay = info.shape, info.strides, info.dtype, info.aligned
+        if lies[:3] != lay[:3] or lies[3] < lay[3]:
+            now, was = ("{} of shape {} with strides {}".format(x[2], *x[:2]) for x in (lies, lay))
+            now += "" if lies[3] else ", not at a multiple of 16 bytes"
             raise fail("changed", None, name=name, was=was, now=now)
 
 

@@ -301,7 +301,7 @@ CATALOGUE: dict[str, Sentence] = {
     "no_data": Sentence(_A, "{name} has no data, and a launch needs it", "pass real tensors, or use ef.explain"),
     "changed": Sentence(
         _A,
-        "{name} was {was} when it was described, and is {now} now",
+        "{name} was {was} when GemmArguments was made, and is {now} now",
         "make GemmArguments anew where a tensor was changed in place, as by resize_ or t_",
     ),
     "wrong_arguments": Sentence(_AT, "{function} takes {want}, not {type}"),

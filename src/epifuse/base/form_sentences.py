@@ -65,7 +65,7 @@ FORMS: dict[str, Sentence] = {
     ),
     "tree_batches": Sentence(
         _A,
-        "{node} reduces {how}, and the strides {stride} handed over say otherwise",
+        "{node} reduces {how}, but the strides among its arguments are {stride}",
         "write stride={stride} in the node: what is reduced is known before arguments are",
     ),
     "tree_arguments": Sentence(_A, "the arguments of {node} are {want}, and not {value}"),

@@ -87,8 +87,10 @@ class Fold(NamedTuple):
                 whole = form.leading == len(self.lead) and first == math.prod(self.lead)
                 shape = (*(self.lead if whole else (1,) * form.leading), *rest)
                 # As PyTorch's layers, no view to autograd: what hooks such outputs, as FSDP, warns of views.
-                # A trace is compared with one that is made without gradients.
-                is_layer = made.requires_grad or torch._C._get_tracing_state() is not None
+                # A view that is made without gradients cannot be changed in place with them. A trace is compared with
+                # one that is made without gradients.
+                is_traced = torch._C._get_tracing_state() is not None
+                is_layer = made.requires_grad or is_traced or not torch.is_grad_enabled()
                 made = _UNSAFE_VIEW(made, shape) if is_layer else made.view(shape)
             found[name] = made
         return found
@@ -227,7 +229,7 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
     shape = tuple(tensor.shape)
     try:
         if copies or tensor.numel() == 0 or _is_one(shape[:cut], tensor.stride()):
-            # A traced view would hold for the strides of the trace alone, and decompositions make others.
+            # A view recorded in a trace is right for the strides of that trace, and a decomposition may make others.
             return tensor.reshape(math.prod(shape[:cut]), *shape[cut:])
     except RuntimeError:
         check_plain(name, tensor, None)

@@ -124,8 +124,10 @@ def _wrong_kernels(point: EntryPoint, specs: tuple[KernelSpec, ...], found: Mapp
             yield f"the ccs of its kernel '{spec.name}' are {spec.ccs!r}, and no tuple of numbers as 90"
         elif spec.device not in ("cpu", "cuda"):
             yield f"its kernel '{spec.name}' is for the device '{spec.device}', and there are 'cpu' and 'cuda'"
-        elif (spec.ccs != (0,)) if spec.device == "cpu" else (min(spec.ccs) <= 0):
-            yield f"the ccs of its kernel '{spec.name}' are {spec.ccs}: those of the CPU are (0,), of a GPU as (90,)"
+        elif spec.device == "cpu" and spec.ccs != (0,):
+            yield f"the ccs of its kernel '{spec.name}' are {spec.ccs}, and those of a kernel for the CPU are (0,)"
+        elif spec.device == "cuda" and min(spec.ccs) <= 0:
+            yield f"the ccs of its kernel '{spec.name}' are {spec.ccs}, and those of a kernel for GPUs are as (80, 90)"
         if not isinstance(spec.summary, str):
             yield f"the summary of its kernel '{spec.name}' is {kind_of(spec.summary)}, and no text"
         taken.add(spec.name)

@@ -79,7 +79,7 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
             held = given[name]
             value = held.to(torch.promote_types(value.dtype, held.dtype)) + value.reshape(held.shape)
         value = storable(value, dtypes[name]).to(dtypes[name])
-        # As the kernels allocate it: an operation of ATen on a permuted value keeps its strides.
+        # ATen keeps the strides of a permuted value. Kernels allocate contiguous outputs, and so has a trace to.
         is_kept = _is_new(node, seen) and value.is_contiguous()
         outputs[name] = value if is_kept else value.clone(memory_format=torch.contiguous_format)
     return outputs

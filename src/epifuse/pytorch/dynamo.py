@@ -130,6 +130,11 @@ def _traced(
     spec = _spec(form, function, identity, shown, shown_operands, dtypes, tuple(tensors), tuple(numbers), options)
     if spec.startswith(_WHY) or spec.startswith(_NOT_VALID):  # noqa: PIE810 - Dynamo traces this
         return _break(spec)
+    destinations = list(written.values())
+    for i, one in enumerate(destinations):
+        for other in destinations[:i]:
+            if one is other:
+                return _break(_WHY + "two destinations are one tensor")
     names, single, accumulated = _names(spec)
     to = {single if name == "" else name: value for name, value in written.items()}
     held = [*tensors.values(), *[to[name] for name in accumulated]]

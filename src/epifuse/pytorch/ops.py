@@ -6,6 +6,7 @@ tensors with data the fused road runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ def _recorded(request: Request) -> dict[str, torch.Tensor]:
     handed = {n: value for n, value in given.items() if n not in names or n in options.accumulate}
     tensors = {name: value for name, value in handed.items() if isinstance(value, torch.Tensor)}
     numbers = {name: _number(name, value) for name, value in handed.items() if name not in tensors}
+    for (first, one), (second, other) in itertools.combinations(written.items(), 2):
+        if one is other:
+            raise fail("overlap", None, first=first, second=second)
     dtypes = chosen_dtypes(options.out_dtypes, names) | {name: value.dtype for name, value in written.items()}
     spec = Spec(request.parsed, tuple(tensors), tuple(numbers), options._replace(out_dtypes=dtypes), request.names)
     made = operator(request.a, request.b, [*tensors.values()], [*numbers.values()], encoded(spec))

@@ -33,6 +33,8 @@ def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: 
     refuses without a reason, the provider failed, or none of its kernels is for the device; and `ArgumentError` where
     there is no such provider or function.
     """
+    if not dtype.is_floating_point:
+        raise fail("option", None, name="dtype", want="a floating dtype", value=dtype)
     if name not in FUNCTIONS:
         raise fail("option", None, name="the function", want="one of epifuse.tools.conformance.FUNCTIONS", value=name)
     drawn = torch.Generator().manual_seed(0)
@@ -54,12 +56,14 @@ def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: 
         if {refusal.kernel for refusal in told if refusal.reason} != own:
             raise AssertionError(f"not every kernel of '{provider}' says why it refuses {name}: {told}")
         return "\n".join(map(str, told))
-    accum = (a.float() @ b.float()).to(dtype).float()
-    given = {"accum": accum, "C": c.float(), "accum > C": accum > c.float()}
-    want = VOCABULARY[name].function(*(given[value] for value in values)).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    accum, other = (a.double() @ b.double()).to(wide), c.to(wide)
+    given = {"accum": accum, "C": other, "accum > C": accum > other}
+    want = VOCABULARY[name].function(*(given[value] for value in values))
     before = [x.clone() for x in (a, b, c)]
     for kernel in kernels:
-        _assert_close(kernel.run(args)["D"], want, dtype)
+        found = kernel.run(args)["D"]
+        _assert_close(found, want.to(found.dtype))
         for which, x, then in zip("ABC", (a, b, c), before, strict=True):
             if not torch.equal(x, then):
                 raise AssertionError(f"{kernel.metadata.kernel_name} wrote to {which}, which is an input of {name}")
@@ -73,11 +77,11 @@ def _not_left_out(provider: str, args: GemmArguments) -> None:
         raise AssertionError(f"no kernel of '{provider}' is for {target.name}: pass another device")
 
 
-def _assert_close(found: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point or dtype.itemsize > 1:
-        torch.testing.assert_close(found, want, equal_nan=True, check_dtype=False)
-    else:  # the neighbour of what is exact
-        step = torch.finfo(dtype).eps
+def _assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
+    if not found.dtype.is_floating_point or found.dtype.itemsize > 1:
+        torch.testing.assert_close(found, want, equal_nan=True)
+    else:  # one step of the dtype, as both are rounded
+        step = torch.finfo(found.dtype).eps
         torch.testing.assert_close(found.float(), want.float(), equal_nan=True, rtol=step, atol=step)
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -192,8 +193,9 @@ class Operands(NamedTuple):
     def of(function: Any, described: Sequence[tuple[str, Operand]]) -> Operands:
         """Raises `ArgumentError` for a name with no guess or with two descriptions, and what parsing raises."""
         said = dict(described)
-        if twice := [name for name, one in described if said[name] is not one]:
-            raise fail("option", None, name="--arg", want="each operand once", value=twice[0])
+        for name, count in Counter(name for name, _ in described).items():
+            if count > 1:
+                raise fail("option", None, name="--arg", want="each operand once", value=name)
         known = parsed(function, said)
         names = [name for name in known.parameters if name not in known.defaults and name not in said]
         for name in names:

@@ -321,7 +321,7 @@ def _dtypes() -> Iterator[str]:
     )
     yield from _table(("dtype", "as A and B: accumulators", "as an operand: loads as", "as an output"), rows)
     yield ""
-    yield "An operand of float64 stands beside a float64 accumulator alone."
+    yield "An operand may be float64 only if the accumulator is float64."
     yield ""
     yield "A and B have one dtype, with three exceptions: 8-bit floats may be mixed, so may 8-bit integers, and a B of"
     yield "8 bits may stand beside an A of 16. It is converted to A's dtype then, which is exact."

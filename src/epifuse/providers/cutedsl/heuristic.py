@@ -381,7 +381,7 @@ def _lines(info: TensorInfo) -> float:
     # A stage takes 128 bytes of a row, which are one line, or parts of two where rows begin within one. A single row
     # has no stride but that of its elements.
     pairs = zip(info.strides[-2:], info.shape[-2:], strict=True)
-    row = max(stride if extent > 1 < stride else 0 for stride, extent in pairs) * info.dtype.itemsize
+    row = max(stride if extent > 1 and stride > 1 else 0 for stride, extent in pairs) * info.dtype.itemsize
     return tuned.TWO_LINES.value if row % LINE else 1.0
 
 

@@ -112,9 +112,10 @@ def rewritten(problem: Problem) -> Rewriting | None:
 def why_copied(problem: Problem) -> tuple[str | None, str | None]:
     """Why A and why B of 16 bits or of tf32 are copied, or None."""
     held = filled(problem)
-    of_k = _needs_k(held.a.dtype)
-    of_a, of_b = of_k and _a_not_along_k(held), of_k and _b_not_along_k(held)
-    return of_a or _unaddressable("A", "MK", held.a), of_b or _unaddressable("B", "KN", held.b)
+    of_a, of_b = _unaddressable("A", "MK", held.a), _unaddressable("B", "KN", held.b)
+    if _needs_k(held.a.dtype):
+        return _a_not_along_k(held) or of_a, _b_not_along_k(held) or of_b
+    return of_a, of_b
 
 
 def time_of_one(problem: Problem) -> float:
@@ -259,7 +260,8 @@ def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
     may be 0. `dims` are the names of the last two."""
     if not info.aligned:
         cure = f"pass a copy, {name}.clone()"
-        cure += "; for a region of columns of D, store the weight as (N, K), and pass weight.T" if name == "B" else ""
+        if name == "B":
+            cure += "; where B is a range of columns, store the weight as (N, K), and pass rows of it, transposed"
         return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: {cure}"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:

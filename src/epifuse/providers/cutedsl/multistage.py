@@ -200,6 +200,6 @@ def notes(design: Design, problem: Problem) -> list[str]:
         for name, count in zip("AB", design.copied, strict=True)
     ]
     slow = [name for name, count in zip("AB", design.copied, strict=True) if max(count, 1) * size < _WIDEST]
-    wide = f"{' and '.join(slow)} would go {_WIDEST} bytes at a time from a start, and with strides, of multiples of it"
+    wide = f"{' and '.join(slow)} would go {_WIDEST} bytes at a time if address and strides were multiples of that"
     never = [] if problem.target.has_wgmma else [untested.note(problem.target)]
     return [f"mma.sync; {'; '.join(each)}", *([wide] if slow else []), *never]

@@ -155,15 +155,17 @@ def rewritten(design: Design, given: Problem) -> tuple[str, ...]:
     how = design.rewritten_as_given
     if how is None or how.parts > 1:
         return ()
-    held = f"{inputs.rewritten_bytes(given, how) / 1e6:.1f} MB of workspace"
+    count = inputs.rewritten_bytes(given, how)
+    held = f"{count / 1e6:.1f} MB of workspace" if count >= 1e5 else f"{count / 1e3:.1f} KB of workspace"
+    of_a, of_b = inputs.why_copied(given)
+    if how.narrow is not None:
+        also = ", and A is copied to where TMA can address it" if how.of_a else ""
+        head = f"B is converted first, from {short(how.narrow)} to {short(given.a.dtype)}{also}: {held}"
+        return (head, of_a) if of_a else (head,)
     copied = [name for name, is_copied in zip("AB", (how.of_a, how.of_b), strict=True) if is_copied]
     are, them = ("are", "them") if len(copied) > 1 else ("is", "it")
     head = f"{' and '.join(copied)} {are} copied first, to where TMA can address {them}: {held}"
-    if how.narrow is not None:
-        also = ", and A is copied to where TMA can address it" if copied else ""
-        head = f"B is converted first, from {short(how.narrow)} to {short(given.a.dtype)}{also}: {held}"
-    reasons = inputs.why_copied(given)[: 1 if how.narrow is not None else 2]
-    return head, *(why for why in reasons if why)
+    return head, *(why for why in (of_a, of_b) if why)
 
 
 def _is_full(design: Design) -> bool:
