@@ -277,6 +277,19 @@ def test_one_tensor_for_two_results_is_refused_on_every_road() -> None:
     assert not out.any()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_fp8_result_is_added_onto_on_every_road() -> None:
+    def call(out: torch.Tensor) -> Any:
+        return ef.gemm(A, B, epilogue="def e(accum): D = accum * 1; return D", out=out, accumulate="D")
+
+    made = []
+    for road in (call, torch.compile(call, backend="eager"), torch.compile(call, backend="aot_eager")):
+        torch._dynamo.reset()
+        made.append(road(torch.ones(len(A), B.shape[1]).to(torch.float8_e4m3fn)).float())
+    for other in made[1:]:
+        torch.testing.assert_close(made[0], other)
+
+
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 8)], ids=str)
 def test_a_result_that_is_made_without_gradients_may_be_changed_with_them(shape: tuple[int, ...]) -> None:
     weight = torch.randn(24, 8)

@@ -77,7 +77,9 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
         value = values[name]
         if name in accumulated:
             held = given[name]
-            value = held.to(torch.promote_types(value.dtype, held.dtype)) + value.reshape(held.shape)
+            # PyTorch promotes no floats of 8 bits.
+            wide = value.dtype if held.dtype.itemsize == 1 else torch.promote_types(value.dtype, held.dtype)
+            value = held.to(wide) + value.reshape(held.shape)
         value = storable(value, dtypes[name]).to(dtypes[name])
         # ATen keeps the strides of a permuted value. Kernels allocate contiguous outputs, and so has a trace to.
         is_kept = _is_new(node, seen) and value.is_contiguous()

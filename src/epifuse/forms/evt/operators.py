@@ -274,10 +274,11 @@ class Reduction(Visitor):
 
     def _check_fit(self, line: Line, pointer: Any, stride: tuple[int, ...]) -> None:
         """Raise unless the strides ask for what the node reduces, and are those of the tensor."""
-        if bool(stride[2]) != self.per_batch:
+        tensor = getattr(pointer, "tensor", pointer)
+        # CUTLASS's packed strides have no dL where there is one batch.
+        if bool(stride[2]) != self.per_batch and (stride[2] or tensor.numel() > 1):
             how = ("all batches together", "each batch by itself")
             raise fail("tree_batches", line.place, node=line.label, how=how[self.per_batch], stride=stride)
-        tensor = getattr(pointer, "tensor", pointer)
         wanted = [step for step in (stride[2], *stride[:2]) if step]
         own = [step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1]
         if len(own) == len(wanted) and own != wanted:

@@ -258,26 +258,27 @@ def largest_sum(problem: Problem) -> int:
 def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
     """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes; that of batches
     may be 0. `dims` are the names of the last two."""
+    is_expanded = len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0
+    copied = "copy the matrix, and expand the copy" if is_expanded else f"pass a copy, {name}.clone()"
     if not info.aligned:
-        cure = f"pass a copy, {name}.clone()"
+        cure = copied
         if name == "B":
             cure += "; where B is a range of columns, store the weight as (N, K), and pass rows of it, transposed"
         return f"{name} does not start at a multiple of {_ALIGNMENT} bytes, as TMA needs: {cure}"
     inner = [i for i in (-1, -2) if info.strides[i] == 1]
     if not inner:
-        return (
-            f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: pass {name}.contiguous()"
-        )
-    for i, (stride, extent) in enumerate(zip(info.strides, info.shape, strict=True)):
-        size = stride * info.dtype.itemsize
-        if i - len(info.shape) == -3 and size == 0:
-            continue  # one matrix for all batches, which it reads as a 2-D one
-        if i - len(info.shape) != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
+        cure = copied if is_expanded else f"pass {name}.contiguous()"
+        return f"{name} has neither contiguous rows nor contiguous columns, and TMA requires one: {cure}"
+    for i in range(-len(info.shape), 0):
+        size, extent = info.strides[i] * info.dtype.itemsize, info.shape[i]
+        if i == -3 and is_expanded:
+            continue  # it is read as a 2-D matrix
+        if i != inner[0] and extent > 1 and (size % _ALIGNMENT or size == 0):
             found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
             found = found if size else f"{name} is expanded, and TMA takes no stride of 0"
             least, dim = _ALIGNMENT // info.dtype.itemsize, dims[inner[0]]
             if size == 0 or info.shape[inner[0]] % least == 0:
-                return f"{found}: pass a copy, {name}.clone()"
+                return f"{found}: {copied}"
             both = " in both A and B" if dim == "K" else ""
             return f"{found}: pad {dim} with zeros to a multiple of {least} elements{both}"
     return None
