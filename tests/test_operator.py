@@ -291,7 +291,7 @@ def test_an_fp8_result_is_added_onto_on_every_road() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 8)], ids=str)
-def test_a_result_that_is_made_without_gradients_may_be_changed_with_them(shape: tuple[int, ...]) -> None:
+def test_a_result_made_without_gradients_is_no_view(shape: tuple[int, ...]) -> None:
     weight = torch.randn(24, 8)
     with torch.no_grad():
         y = ef.linear(torch.randn(shape), weight)
