@@ -13,6 +13,7 @@ from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import fail, kind_of
 from epifuse.base.target import target_of
 from epifuse.plan import KernelSpec, Plan, Refusal, select
+from epifuse.request.problem import TensorInfo, info
 from epifuse.request.signature import Call
 from epifuse.runtime.arguments import GemmArguments, check_arguments
 from epifuse.runtime.launch import Prepared, require_data, require_unrecorded
@@ -229,15 +230,17 @@ def _require_memory(call: Call) -> None:
     """Raise `ArgumentError` for a tensor without data, or that lies in another way than when it was described."""
     require_data(call)
     tensors = (call.request.a, call.request.b, *call.tensors.values())
-    for name, tensor, info in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=True):
+    for name, tensor, was in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=True):
         if not tensor.data_ptr() and tensor.numel():
             raise fail("no_data", None, name=name)
-        lies = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % 16 == 0
-        lay = info.shape, info.strides, info.dtype, info.aligned
-        if lies[:3] != lay[:3] or lies[3] < lay[3]:
-            now, was = ("{} of shape {} with strides {}".format(x[2], *x[:2]) for x in (lies, lay))
-            now += "" if lies[3] else ", not at a multiple of 16 bytes"
-            raise fail("changed", None, name=name, was=was, now=now)
+        now = info(tensor)
+        if now.aligned < was.aligned or now != was._replace(aligned=now.aligned):
+            raise fail("changed", None, name=name, was=_told(was), now=_told(now))
+
+
+def _told(one: TensorInfo) -> str:
+    aligned = "" if one.aligned else ", not at a multiple of 16 bytes"
+    return f"{one.dtype} of shape {one.shape} with strides {one.strides}{aligned}"
 
 
 def _launcher(

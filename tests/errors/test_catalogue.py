@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from epifuse.base import errors
-from epifuse.base.errors import CATALOGUE, EpifuseError
+from epifuse.base.errors import CATALOGUE, EpifuseError, Loc
 from tests.errors.triggers import CALLS, SOURCES, gemm, run_source
 from tests.frontend.sources import function_from
 
@@ -106,6 +106,17 @@ def test_the_caret_stands_under_the_fault(source: str, caret: str) -> None:
     with pytest.raises(EpifuseError) as caught:
         run_source(source)
     assert caret in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [0, 30, 60, 150, 290])
+def test_a_long_line_says_where_it_is_cut(place: int) -> None:
+    text = "".join(chr(ord("a") + i % 26) for i in range(300))
+    shown, carets = str(Loc("file.py", 1, place, 1, text)).splitlines()[1:]
+    assert shown[carets.index("^")] == text[place]
+    whole = shown.strip().removeprefix("...").removesuffix("...")
+    assert whole in text
+    assert shown.strip().startswith("...") != text.startswith(whole)
+    assert shown.strip().endswith("...") != text.endswith(whole)
 
 
 def test_a_long_chain_of_helpers_is_cut() -> None:

@@ -22,9 +22,9 @@ class Loc(NamedTuple):
         stripped = self.text.lstrip()
         indent = self.column - (len(self.text) - len(stripped))
         start = max(indent - _MARGIN, 0) if len(stripped) > _WIDEST else 0
-        shown, caret = stripped[start:][:_WIDEST], indent - start
-        shown = (_CUT if start else "") + shown[len(_CUT) if start else 0 :]
-        shown = shown[: -len(_CUT)] + _CUT if len(stripped) - start > _WIDEST else shown
+        end, caret = start + _WIDEST, indent - start
+        left, right = _CUT if start else "", _CUT if end < len(stripped) else ""
+        shown = left + stripped[start + len(left) : end - len(right)] + right
         width = max(min(self.width, len(shown) - caret), 1)
         text = f"  {_short(self.file)}:{self.line}\n    {shown}\n    {_blank(shown[:caret])}{'^' * width}"
         return text + "".join(f"\n  called from\n{call._replace(via=None)}" for call in self._calls())

@@ -209,8 +209,12 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
     rules = _RULES[instruction]
     if not rules.is_considered(problem):
         other = partial(refusals.not_asked_for, specs[0].design, problem, ["schedule"])
-        return _none(specs, lambda: other() or _untaken(specs, instruction, work, problem))
-    if (reason := rules.refused(inputs.filled(problem))) is not None:
+        return _none(specs, lambda: other() or _untaken(_considered(specs, instruction, work, problem), problem))
+    return _considered(specs, instruction, work, problem)
+
+
+def _considered(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> Answers:
+    if (reason := _RULES[instruction].refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
     found = sized(work, problem, instruction=instruction)
     if found.family.refused is not None:
@@ -218,15 +222,9 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
     return _answers(specs, found, problem, lambda _: ())
 
 
-def _untaken(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> str:
-    """Why none of these kernels may be taken: what each would refuse anyway, else that none ever ran there."""
-    if (reason := _RULES[instruction].refused(inputs.filled(problem))) is not None:
-        return str(reason)
-    family = sized(work, problem, instruction=instruction).family
-    reason = family.refused
-    if reason is None and len(refused := family.answers(specs).refusals) == len(specs):
-        reason = refused[0].reason
-    return str(reason or untested.refused(problem.target))
+def _untaken(answers: Answers, problem: Problem) -> str:
+    """Why no kernel that would give these answers may be taken: what all refuse anyway, else that none ever ran."""
+    return (untested.refused(problem.target) or "") if answers.specs else answers.refusals()[0].reason
 
 
 def _swapped(

@@ -258,7 +258,7 @@ def largest_sum(problem: Problem) -> int:
 def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
     """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes; that of batches
     may be 0. `dims` are the names of the last two."""
-    is_expanded = len(info.shape) == 3 and info.shape[0] > 1 and info.strides[0] == 0
+    is_expanded = len(info.shape) == 3 and info.strides[0] == 0
     copied = "copy the matrix, and expand the copy" if is_expanded else f"pass a copy, {name}.clone()"
     if not info.aligned:
         cure = copied
