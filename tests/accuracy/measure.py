@@ -116,7 +116,7 @@ def measure_full(case: Case, kernel: Any, stride: int = STRIDE) -> Worst:
         error = _unless_both_nan(ulps(got, truth, torch.float32), got, reference)
         theirs = _finite(ulps(reference, truth, torch.float32))
         allowed = 2 * _by_binade(key, theirs) + PRIMITIVE_ULP if case.composite else PRIMITIVE_ULP
-        kept = kept and bool(((error <= allowed) | _kept_at_root(case, inputs, got, reference, truth)).all())
+        kept = kept and bool(((error <= allowed) | kept_at_root(case, inputs, got, reference, truth)).all())
         most = max(most, float(theirs.max()))
         index = int(error.argmax())
         if float(error[index]) > worst:
@@ -139,7 +139,7 @@ def measure_short(case: Case, kernel: Any, dtype: torch.dtype, key: torch.Tensor
         theirs = _by_binade(key, _finite(theirs))
     beyond = torch.where(error <= theirs, torch.zeros_like(error), error)
     index = int(beyond.argmax())
-    kept = bool(((beyond <= NEIGHBOUR_ULP) | _kept_at_root(case, inputs, got, reference, truth)).all())
+    kept = bool(((beyond <= NEIGHBOUR_ULP) | kept_at_root(case, inputs, got, reference, truth)).all())
     return Worst(float(beyond[index]), tuple(float(x[index]) for x in inputs), float(_finite(theirs).max()), kept)
 
 
@@ -149,7 +149,7 @@ def _by_binade(key: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     return torch.zeros(512, device="cuda").double().scatter_reduce_(0, binade, error, "amax")[binade]
 
 
-def _kept_at_root(case: Case, inputs: Sequence[torch.Tensor], *results: torch.Tensor) -> torch.Tensor:
+def kept_at_root(case: Case, inputs: Sequence[torch.Tensor], *results: torch.Tensor) -> torch.Tensor:
     """Where the key operand lies within `case.root`, and the result is off by no more than twice PyTorch's worst."""
     low, high = case.root
     inside = (inputs[case.key] > low) & (inputs[case.key] < high)

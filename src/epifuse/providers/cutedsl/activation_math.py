@@ -132,10 +132,10 @@ def _bell(x: Fragment) -> Fragment:
     return fma(e * -0.5, fma(x, x, -square), e)
 
 
-def _scaled_tail(x: Fragment) -> Fragment:
-    """exp(x^2 / 2) Q(|x|)."""
+def _scaled_tail(x: Fragment, times: float = 1.0) -> Fragment:
+    """exp(x^2 / 2) Q(|x|), so many times."""
     u = rcp(fma(abs(x), _TAIL_POLE, 1.0))
-    return u * polynomial(u, _TAIL)
+    return u * polynomial(u, tuple(times * coefficient for coefficient in _TAIL))
 
 
 def gelu_erf(x: Fragment) -> Fragment:
@@ -157,8 +157,12 @@ def dgelu_erf(dy: Fragment, x: Fragment) -> Fragment:
 
 
 def dgelu_erf_narrow(dy: Fragment, x: Fragment) -> Fragment:
-    """The same by ex2.approx of a rounded argument. The tail stays exact: Mills' ratio and |x| cancel near -0.75."""
-    below = ex2(x * x * (-0.5 * LOG2_E)) * fma(abs(x), -_INV_SQRT_2PI, _scaled_tail(x))
+    """The same by ex2.approx of a rounded argument. The tail stays exact: Mills' ratio and |x| cancel near -0.75.
+
+    exp(-x^2 / 2) comes 2^32 times: by itself ex2.approx flushes it from x = -13.3 on, where the slope is no subnormal.
+    """
+    raised, times = ex2(fma(x * x, -0.5 * LOG2_E, 32.0)), 2.0**-32
+    below = raised * fma(abs(x), -_INV_SQRT_2PI * times, _scaled_tail(x, times))
     return dy * cute.where(x > 0.0, like(x, 1.0) - below, below)
 
 
