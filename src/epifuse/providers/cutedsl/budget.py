@@ -327,14 +327,15 @@ def fit(
 
     First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
     rows, warp by warp, and one where that gains a stage of A and B (kernel_variants.json#one-slot). Three or four where
-    a warp group sends together, and waits together. Only divisors of the number of subtiles, and one where a tile has
-    one: a slot is then known while tracing.
+    a warp group sends together, and waits together, and in cooperative tiles, whose stores no main loop hides
+    (store_slots_h200.json). Only divisors of the number of subtiles, and one where a tile has one: a slot is then known
+    while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2] or [1]
     loading = counts if any(access.travels.staged for access in loads) else [0]
     staged = [access for access in stores if access.travels.staged]
     by_rows = all(access.by_rows for access in staged)
-    storing = ([1, counts[0]] if by_rows else counts) if staged else [0]
+    storing = ([1, *(counts[:1] if design.pingpong else counts)] if by_rows else counts) if staged else [0]
     found = []
     for load_stages in loading:
         for store_stages in storing:
