@@ -157,6 +157,24 @@ def test_both_need_k_contiguous(dtype):
     assert reasons(by_columns) == {"a product of 8-bit numbers needs A by rows (K contiguous): pass A.contiguous()"}
 
 
+def test_no_copy_gives_one_element_along_k_another_stride():
+    a, b = torch.empty(1, 128, dtype=E4M3).t(), torch.empty(1, 256, dtype=E4M3)
+    cure = "pad K with zeros to 16 in both"
+    assert reasons(with_layouts(a, b)) == {f"a product of 8-bit numbers needs A by rows (K contiguous): {cure}"}
+    wide = torch.empty(128, 16, dtype=E4M3), torch.empty(256, 16, dtype=E4M3).t()
+    assert ef.get_kernels(with_layouts(*wide), cc=90)
+
+
+def test_the_cure_for_an_expanded_matrix_cures():
+    a, b = matrices((E4M3, E4M3), 256, 256, 256)
+    one = torch.empty(1, 256, dtype=E4M3).expand(256, 256)
+    assert reasons(with_layouts(one, b)) == {"A is expanded, and TMA takes no stride of 0: pass A.contiguous()"}
+    assert reasons(with_layouts(a, one.t())) == {
+        "B is expanded, and TMA takes no stride of 0: pass B.mT.contiguous().mT"
+    }
+    assert ef.get_kernels(with_layouts(one.contiguous(), one.t().mT.contiguous().mT), cc=90)
+
+
 @pytest.mark.parametrize("dtype", [E4M3, UINT8], ids=str)
 def test_rows_are_multiples_of_16_bytes(dtype):
     cure = "pad K with zeros to a multiple of 16 elements in both A and B"

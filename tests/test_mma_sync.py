@@ -530,3 +530,26 @@ def test_its_text_says_what_the_epilogue_is(name, emulated: Emulated, never_run)
 @pytest.mark.parametrize("name", PARTS)
 def test_its_text_says_what_parts_are(name, emulated: Emulated, never_run):
     on_gpu.test_parts_of_rows(name, emulated)
+
+
+def _numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+_FLOATS = {"dtype": torch.float32}
+WIDE = {
+    "K": (_numbers(64, 136)[:, :127], _numbers(127, 64), "pad K of A and B from 127 to a multiple of 8"),
+    "M": (_numbers(128, 72)[:, :63].t(), _numbers(128, 64), "pad M of A from 63 to a multiple of 8"),
+    "strided": (_numbers(512, 1024)[::8, ::8], _numbers(128, 64), "pass A.contiguous()"),
+    "misaligned": (_numbers(64, 136)[:, 1:129], _numbers(128, 64), "address and strides of A in multiples of that"),
+    "tf32 by rows": (_numbers(64, 128, **_FLOATS), _numbers(128, 64, **_FLOATS), "pass B.mT.contiguous().mT, or store"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_what_would_make_copies_wide(name, never_run):
+    a, b, cure = WIDE[name]
+    asked = ef.Constraints(precision="tf32" if a.dtype == torch.float32 else None)
+    given = ef.EpilogueArguments.partial("def f(accum): D = accum; return D", {})
+    told = str(ef.explain(ef.GemmArguments(a, b, epilogue=given, constraints=asked), cc=80))
+    assert f"for 16 bytes at a time: {cure}" in told

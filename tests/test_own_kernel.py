@@ -18,7 +18,7 @@ from fuzzing.check import function_of
 import epifuse as ef
 from epifuse import providers
 from epifuse.base.cache import forget
-from epifuse.plan import Allocation, Answers, Refusal
+from epifuse.plan import Allocation, Answers, Details, Refusal
 from epifuse.providers.cpu import CpuProvider
 from epifuse.tools import doctor
 from epifuse.tools.conformance import FUNCTIONS, check
@@ -319,6 +319,25 @@ def test_where_it_fails_other_kernels_run(
     args = ef.GemmArguments(A, B, epilogue=ef.EpilogueArguments.partial(source, {}))
     with pytest.warns(UserWarning, match=re.escape(why)):
         assert reasons(args)[own.KERNEL.name].startswith(why)
+
+
+def test_what_it_says_for_people_is_checked(
+    own: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args, provider = ef.GemmArguments(A, B), own.NumpyProvider
+    with monkeypatch.context() as patched:
+        patched.setattr(own, "COST", 1e-9)
+        patched.setattr(provider, "kernels", failing)
+        (failed,) = ef.precompile(args, cc=0, progress=False).failed
+        assert "KeyError: 'l'" in failed[1]
+    with monkeypatch.context() as patched:
+        odd = Details(transports=("x",))  # type: ignore[arg-type]  # what is tested
+        answer = Answers.of([(own.KERNEL, Allocation((8, 8), 1e-9, details=odd))])
+        patched.setattr(provider, "supports", lambda *given: answer)
+        assert "the provider 'numpy' failed: ValueError" in str(ef.explain(args))
+    monkeypatch.setattr(provider, "lacks", lambda self, spec: 7)
+    doctor.run(argparse.Namespace())
+    assert "lacks returned" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_it_cannot_build_is_named(own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

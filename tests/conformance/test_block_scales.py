@@ -117,3 +117,20 @@ def test_another_rounding_is_refused() -> None:
     a, b = factors("cpu")
     with pytest.raises(ef.errors.EpilogueSyntaxError, match="'rounding' of block_scale"):
         ef.gemm(a, b, epilogue=lambda accum: ef.block_scale(accum.abs(), rounding="down"))
+
+
+@pytest.mark.parametrize("most", [0, -448.0, float("inf"), float("nan"), "448"])
+@pytest.mark.parametrize("rounding", ["none", "up", "floor"])
+def test_most_is_a_positive_number(most: object, rounding: str) -> None:
+    with pytest.raises(ValueError, match="'most' of block_scale\\(\\) must be a positive number"):
+        ef.block_scale(torch.ones(1), most, rounding)
+
+
+def test_most_is_checked_where_it_is_parsed() -> None:
+    a, b = factors("cpu")
+    for body in ("ef.block_scale(accum, 0)", "ef.block_scale(accum, most=-1.5, rounding='floor')"):
+        with pytest.raises(ef.errors.EpilogueSyntaxError, match="'most' of block_scale"):
+            ef.gemm(a, b, epilogue=f"def f(accum): D = {body}; return D")
+    a, b, most = torch.randn(4, 8), torch.randn(8, 16), torch.full((16,), 2.0)
+    D = ef.gemm(a, b, epilogue="def f(accum, most): D = ef.block_scale(accum.abs(), most); return D", most=most)
+    torch.testing.assert_close(D, ef.block_scale((a @ b).abs(), most))

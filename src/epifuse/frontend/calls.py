@@ -303,13 +303,15 @@ _FORMS: dict[str, Callable[..., Any]] = {
 
 
 def _check_literals(context: Context, entry: Entry, positional: list[Any], named: dict[str, Any], at: ast.AST) -> None:
-    """`gelu(approximate="fast")`: the values a Literal annotation allows."""
+    """`gelu(approximate="fast")`: the values that an annotation allows. A value of the graph may stand for a number."""
     for position, (name, parameter) in enumerate(entry.signature.parameters.items()):
-        if not (values := literals.allowed(parameter)):
-            continue
         item = positional[position] if position < len(positional) else named.get(name)
-        if item is not None and not (isinstance(item, Static) and item.value in values):
-            raise context.fail("wrong_static", at, function=entry.name, name=name, want=" or ".join(map(repr, values)))
+        is_computed = isinstance(item, Node) and item.op != "const"
+        if item is None or (is_computed and not literals.allowed(parameter)):
+            continue
+        value = item.value if isinstance(item, Static) else item.attr if isinstance(item, Node) else item
+        if want := literals.wanted(parameter, value):
+            raise context.fail("wrong_static", at, function=entry.name, name=name, want=want)
 
 
 def method(

@@ -13,7 +13,7 @@ import torch
 
 from epifuse.fusion.activation import floor_power_of_two, sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
-from epifuse.fusion.literals import checked, in_float32
+from epifuse.fusion.literals import Positive, checked, in_float32
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
 
@@ -132,7 +132,7 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 
 @checked
 @in_float32
-def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
+def block_scale(largest: Value, most: Positive = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
     """What a block is divided by, so that fp8 with numbers up to `most` holds it.
 
     That is `largest`, the block's largest magnitude, over `most`, at least 2^-126, and 1 for a block of zeros.
@@ -140,7 +140,7 @@ def block_scale(largest: Value, most: float = 448.0, rounding: Literal["none", "
     one that is no smaller. "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats
     specification 1.0, section 6.3, has it; the largest values then saturate. NaN and infinity stay; in e8m0 both are
     NaN. `most` is a positive number. Of a tensor of 16 bits the scale is a float32. Raises `ValueError` for another
-    `rounding`.
+    `rounding` or `most`.
     """
     x = largest if rounding == "floor" else largest / most
     below = floor_power_of_two(x)

@@ -1,13 +1,14 @@
 """What functions of the vocabulary do where they are called on tensors: the parser reads their bodies without it.
 
-Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which. And tensors of 16
-bits, where float32 is meant.
+Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which, and `Positive`
+that a number is one. And tensors of 16 bits, where float32 is meant.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Positive = float
+"""The annotation of a number above 0 that is finite."""
 
 
 def allowed(parameter: inspect.Parameter) -> tuple[str, ...]:
@@ -23,20 +26,27 @@ def allowed(parameter: inspect.Parameter) -> tuple[str, ...]:
     return tuple(re.findall(r"['\"](.*?)['\"]", annotation)) if annotation.startswith("Literal[") else ()
 
 
+def wanted(parameter: inspect.Parameter, value: Any) -> str | None:
+    """What a parameter takes, where `value` is something else; None where it may be."""
+    if values := allowed(parameter):
+        return None if value in values else " or ".join(map(repr, values))
+    is_number = isinstance(value, int | float) and 0 < value < math.inf
+    return None if parameter.annotation != "Positive" or is_number else "a positive number"
+
+
 def checked(function: Function) -> Function:
     """`function`, which raises `ValueError` for another value where it is called on tensors. In an epilogue the parser
-    refuses it."""
-    parameters = inspect.signature(function).parameters.items()
-    values = {name: own for name, parameter in parameters if (own := allowed(parameter))}
-    positions = {position: name for position, (name, _) in enumerate(parameters) if name in values}
+    refuses it. A tensor may stand for a number."""
+    parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        said = {name: given[position] for position, name in positions.items() if position < len(given)} | named
-        for name in values.keys() & said.keys():
-            if said[name] not in values[name]:
-                want = " or ".join(map(repr, values[name]))
-                raise ValueError(f"{name!r} of {function.__name__}() must be {want}, not {said[name]!r}")
+        for name, value in {**dict(zip(parameters, given, strict=False)), **named}.items():
+            own = parameters.get(name)
+            if own is None or (isinstance(value, torch.Tensor) and not allowed(own)):
+                continue
+            if want := wanted(own, value):
+                raise ValueError(f"{name!r} of {function.__name__}() must be {want}, not {value!r}")
         return function(*given, **named)
 
     return call  # type: ignore[return-value]  # the same parameters

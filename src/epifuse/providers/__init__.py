@@ -116,6 +116,8 @@ def _wrong_kernels(point: EntryPoint, specs: tuple[KernelSpec, ...], found: Mapp
         yield f"its specs() are {kind_of(specs)}, and no tuple of KernelSpec"
     taken = {spec.name for provider in (*_BY_NAME.values(), *found.values()) for spec in provider.specs()}
     for spec in specs:
+        if not isinstance(spec.name, str):
+            yield f"the name of a kernel is {kind_of(spec.name)}, and no text"
         if spec.provider != point.name:
             yield f"its kernel '{spec.name}' says that it is of the provider '{spec.provider}'"
         if spec.name in taken:

@@ -47,9 +47,10 @@ class Guarded:
     def lacks(self, spec: KernelSpec) -> str | None:
         """What it says, or how that failed."""
         try:
-            return self._own.lacks(spec) or None
+            found = self._own.lacks(spec) or None
         except Exception as error:
             return self._failed(told(error))
+        return found if found is None or isinstance(found, str) else self._failed(f"lacks returned {kind_of(found)}")
 
     def lower(self, graph: Graph, problem: Problem) -> Any:
         """What it makes of the graph, or why that failed."""
@@ -101,7 +102,7 @@ class Guarded:
         """The same of what a plan says for people."""
         try:
             found = details() if callable(details) else details
-            return Details(tuple(found.transports), tuple(found.notes))
+            return Details(tuple((str(name), str(how)) for name, how in found.transports), tuple(map(str, found.notes)))
         except Exception as error:
             return Details(notes=(self._failed(told(error)),))
 
@@ -114,6 +115,14 @@ class Guarded:
 
     def _warn(self, how: str) -> None:
         warnings.warn(self._failed(how), stacklevel=4)
+
+    def kernels(self, plan: Plan) -> tuple[str, ...]:
+        """Its texts. Raises `UnsupportedError` where that fails."""
+        try:
+            return tuple(self._own.kernels(plan))
+        except Exception as error:
+            named = {"kernel": plan.spec.name, "provider": self._own.name}
+            raise fail("not_built", None, **named, detail=told(error)) from error
 
     def build(self, plan: Plan) -> Runner:
         """What it builds. Raises `UnsupportedError` where that fails."""
@@ -139,7 +148,7 @@ def _unplannable(allocation: Any) -> Iterator[str]:
         return
     cost, tile = allocation.cost, allocation.tile
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not math.isfinite(cost):
-        yield f"its cost is {cost}, and has to be a finite number"
+        yield f"its cost is {cost!r}, and has to be a finite int or float"
     if not (isinstance(tile, tuple) and len(tile) == 2 and all(type(size) is int for size in tile)):
         yield f"its tile is {tile}, and has to be rows and columns"
 

@@ -250,7 +250,7 @@ class Family:
         if found is None:
             return (
                 f"its tile leaves too little shared memory for {budget.fewest(design)} stages of A and B beside what "
-                "the epilogue holds there: combine vectors before the call, or ask for a smaller tile"
+                "the epilogue holds there: combine vectors before the call"
             )
         program, design = found
         refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))

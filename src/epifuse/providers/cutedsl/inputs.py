@@ -219,14 +219,21 @@ def not_along_k(problem: Problem) -> str | None:
 def _a_not_along_k(problem: Problem) -> str | None:
     if problem.a.strides[-1] == 1:
         return None
-    return f"{_of_k_alone(problem)} needs A by rows (K contiguous): pass A.contiguous()"
+    return f"{_of_k_alone(problem)} needs A by rows (K contiguous): {_one_of_k(problem) or 'pass A.contiguous()'}"
 
 
 def _b_not_along_k(problem: Problem) -> str | None:
     if problem.b.strides[-2] == 1:
         return None
     way_out = "store the weight as (N, K) and pass weight.T, or B.mT.contiguous().mT"
-    return f"{_of_k_alone(problem)} needs B by columns (K contiguous): {way_out}"
+    return f"{_of_k_alone(problem)} needs B by columns (K contiguous): {_one_of_k(problem) or way_out}"
+
+
+def _one_of_k(problem: Problem) -> str | None:
+    """The cure where K has one element, whose stride no copy changes."""
+    return (
+        f"pad K with zeros to {_ALIGNMENT // problem.b.dtype.itemsize} in both" if problem.extents["k"] == 1 else None
+    )
 
 
 def _of_k_alone(problem: Problem) -> str:
@@ -277,6 +284,8 @@ def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
             found = f"{name} has a stride of {size} bytes, and TMA needs a multiple of {_ALIGNMENT}"
             found = found if size else f"{name} is expanded, and TMA takes no stride of 0"
             least, dim = _ALIGNMENT // info.dtype.itemsize, dims[inner[0]]
+            if size == 0 and not is_expanded:  # clone() would order the strides by dims
+                return f"{found}: pass {name}.{'contiguous()' if inner[0] == -1 else 'mT.contiguous().mT'}"
             if size == 0 or info.shape[inner[0]] % least == 0:
                 return f"{found}: {copied}"
             both = " in both A and B" if dim == "K" else ""

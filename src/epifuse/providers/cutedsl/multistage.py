@@ -199,7 +199,20 @@ def notes(design: Design, problem: Problem) -> list[str]:
         + ("" if _is_asynchronous(count, size) else ", through registers")
         for name, count in zip("AB", design.copied, strict=True)
     ]
-    slow = [name for name, count in zip("AB", design.copied, strict=True) if max(count, 1) * size < _WIDEST]
-    wide = f"{' and '.join(slow)} would go {_WIDEST} bytes at a time if address and strides were multiples of that"
+    sides = zip("AB", design.copied, (problem.a, problem.b), (-1, -2), strict=True)
+    slow = [_cure(name, info, k) for name, count, info, k in sides if max(count, 1) * size < _WIDEST]
+    wide = f"for {_WIDEST} bytes at a time: " + "; ".join(dict.fromkeys(slow))
     never = [] if problem.target.has_wgmma else [untested.note(problem.target)]
     return [f"mma.sync; {'; '.join(each)}", *([wide] if slow else []), *never]
+
+
+def _cure(name: str, info: TensorInfo, along_k: int) -> str:
+    """What makes its copies as wide as they can be; see `_elements`."""
+    inner, least = next((i for i in (-1, -2) if info.strides[i] == 1), None), _WIDEST // info.dtype.itemsize
+    if inner is None or (inner != along_k and info.dtype.itemsize != 2):
+        return "pass A.contiguous()" if name == "A" else "pass B.mT.contiguous().mT, or store the weight as (N, K)"
+    if info.shape[inner] % least:
+        of_both = inner == along_k
+        dim = "K of A and B" if of_both else f"{'M' if name == 'A' else 'N'} of {name}"
+        return f"pad {dim} from {info.shape[inner]} to a multiple of {least}"
+    return f"address and strides of {name} in multiples of that"
