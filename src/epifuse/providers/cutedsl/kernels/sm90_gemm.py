@@ -673,8 +673,8 @@ class Sm90Gemm:
     ):
         """Sums of a few products, scaled or not, which are added up in float32. All stages are given back.
 
-        Whether the next stage is there is asked while this one's last piece is multiplied: to ask takes some 90 cycles,
-        which were those of the tensor cores (promotion_peek_h200.json).
+        Whether the next stage has arrived is asked while the last piece of this one is multiplied. The answer takes
+        some 90 cycles, in which the tensor cores would wait (promotion_peek_h200.json).
         """
         accumulators, fragment_a, fragment_b, piece = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))
@@ -684,9 +684,9 @@ class Sm90Gemm:
         for k in cutlass.range(blocks, unroll=1):
             own: list = []
             for place in cutlass.range_constexpr(last + 1):
-                # Anew for each piece that is scaled: ptxas orders no instructions across a wait, though it be passed
-                # by. Else it puts additions behind the next multiplication, for whose sums there are no other
-                # registers: up to 272 bytes spill.
+                # Again before each piece that is scaled: ptxas moves no instructions across a wait, even where it is
+                # skipped because the stage is there. Otherwise it puts additions behind the next multiplication, for
+                # whose sums there are no other registers: up to 272 bytes spill.
                 if const_expr(place == 0 or any(self.design.scaled)):
                     pipe.consumer_wait(read, is_there)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -697,7 +697,7 @@ class Sm90Gemm:
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
                 if const_expr(place == 0):  # not before: the wait for a stage is time for its scales, too
-                    if const_expr(any(self.design.scaled)):  # nor between the multiplications
+                    if const_expr(any(self.design.scaled)):  # and no earlier than all multiplications are issued
                         pipe.consumer_wait(read, is_there)
                     taken = self.scales.taken(scales, k)
                     own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
