@@ -229,3 +229,13 @@ def test_the_absolute_value_of_the_least_integer_is_torchs() -> None:
     x = torch.full((M, N), torch.iinfo(torch.int32).min, dtype=torch.int32)
     source = "def f(accum, x): s = ef.absmax(x); return s"
     assert ef.gemm(whole(M, K), whole(K, N), epilogue=source, x=x) == x.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("held", "dtype", "want"), [(2**31 - 5, torch.int32, -(2**31) + 16124), (120, torch.int8, 127)], ids=str
+)
+def test_integers_wrap_in_int32_and_saturate_where_narrower(held, dtype, want):
+    a = torch.full((1, 1), 127, dtype=torch.int8)
+    D = torch.full((1, 1), held, dtype=dtype)
+    ef.gemm(a, a, out=D, epilogue="def f(accum): D = accum; return D", accumulate="D")
+    assert D.item() == want

@@ -159,7 +159,7 @@ def test_both_need_k_contiguous(dtype):
 
 def test_no_copy_gives_one_element_along_k_another_stride():
     a, b = torch.empty(1, 128, dtype=E4M3).t(), torch.empty(1, 256, dtype=E4M3)
-    cure = "pad K with zeros to 16 in both"
+    cure = "pad K with zeros to 16 elements in both A and B"
     assert reasons(with_layouts(a, b)) == {f"a product of 8-bit numbers needs A by rows (K contiguous): {cure}"}
     wide = torch.empty(128, 16, dtype=E4M3), torch.empty(256, 16, dtype=E4M3).t()
     assert ef.get_kernels(with_layouts(*wide), cc=90)

@@ -359,3 +359,26 @@ def test_every_design_compiles_and_nothing_spills(name, capfd, tmp_path, whole_s
         assert {int(count) for count in re.findall(r"(\d+) bytes spill stores", report)} == {0}, plan.spec.name
         assert "serialized" not in report
         assert "fma.rn.f32" in ptx
+
+
+def test_a_traced_call_has_gradients_of_block_scales():
+    """Of PyTorch's own operations, into which `torch.compile` decomposes it; an eager call refuses."""
+    a, b = torch.randn(8, 256).to(E4M3), torch.randn(128, 256).to(E4M3).t()
+
+    def call(of_a, of_b):
+        return ef.gemm(ef.Scaled(a, of_a), ef.Scaled(b, of_b), out_dtypes=torch.float32)
+
+    scales = [torch.rand(8, 2, requires_grad=True), torch.rand(2, 1, requires_grad=True)]
+    with pytest.raises(ef.errors.UnsupportedError, match="block scales cannot be combined with an input that requires"):
+        call(*scales)
+    found = torch.autograd.grad(torch.compile(call, backend="aot_eager", fullgraph=True)(*scales).sum(), scales)
+    blocks = [torch.stack([a[:, k : k + 128].float() @ b[k : k + 128].float() for k in (0, 128)], dim=-1).sum(dim=1)]
+    torch.testing.assert_close(found[0], blocks[0] * scales[1].detach().t())
+    torch.testing.assert_close(found[1], (blocks[0] * scales[0].detach()).sum(dim=0, keepdim=True).t())
+
+
+def test_a_cpu_scales_each_element():
+    """As docs/numerics.md says: infinite where an element times its scale is beyond float32."""
+    a, b = torch.full((1, 128), 448.0).to(E4M3), torch.full((128, 1), 0.125).to(E4M3)
+    D = ef.gemm(ef.Scaled(a, torch.full((1, 1), 1e38)), ef.Scaled(b, torch.full((1, 1), 1e-30)))
+    assert D.isinf().all()

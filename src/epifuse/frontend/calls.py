@@ -303,15 +303,15 @@ _FORMS: dict[str, Callable[..., Any]] = {
 
 
 def _check_literals(context: Context, entry: Entry, positional: list[Any], named: dict[str, Any], at: ast.AST) -> None:
-    """`gelu(approximate="fast")`: the values that an annotation allows. A value of the graph may stand for a number."""
+    """`gelu(approximate="fast")`: the values that an annotation allows."""
     for position, (name, parameter) in enumerate(entry.signature.parameters.items()):
         item = positional[position] if position < len(positional) else named.get(name)
-        is_computed = isinstance(item, Node) and item.op != "const"
-        if item is None or (is_computed and not literals.allowed(parameter)):
+        if item is None or (rule := literals.rule(parameter)) is None:
             continue
-        value = item.value if isinstance(item, Static) else item.attr if isinstance(item, Node) else item
-        if want := literals.wanted(parameter, value):
-            raise context.fail("wrong_static", at, function=entry.name, name=name, want=want)
+        is_computed = isinstance(item, Node) and item.op != "const"
+        value = item.value if isinstance(item, Static) else getattr(item, "attr", item)
+        if not rule.holds(value) and (rule.values or not is_computed):
+            raise context.fail("wrong_static", at, function=entry.name, name=name, want=rule.want)
 
 
 def method(

@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,33 +20,43 @@ Positive = float
 """The annotation of a number above 0 that is finite."""
 
 
-def allowed(parameter: inspect.Parameter) -> tuple[str, ...]:
-    """The words of its annotation, none where that is no Literal."""
+class Rule(NamedTuple):
+    """What a parameter takes: one of `values`, or where there are none a positive number, for which a tensor or a value
+    of the graph may stand."""
+
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value that is known is allowed."""
+        return value in self.values if self.values else isinstance(value, int | float) and 0 < value < math.inf
+
+    @property
+    def want(self) -> str:
+        """What is allowed, for people."""
+        return " or ".join(map(repr, self.values)) or "a positive number"
+
+
+def rule(parameter: inspect.Parameter) -> Rule | None:
+    """That of its annotation."""
     annotation = str(parameter.annotation)
-    return tuple(re.findall(r"['\"](.*?)['\"]", annotation)) if annotation.startswith("Literal[") else ()
-
-
-def wanted(parameter: inspect.Parameter, value: Any) -> str | None:
-    """What a parameter takes, where `value` is something else; None where it may be."""
-    if values := allowed(parameter):
-        return None if value in values else " or ".join(map(repr, values))
-    is_number = isinstance(value, int | float) and 0 < value < math.inf
-    return None if parameter.annotation != "Positive" or is_number else "a positive number"
+    values = re.findall(r"['\"](.*?)['\"]", annotation) if annotation.startswith("Literal[") else ()
+    return Rule(tuple(values)) if values or annotation == "Positive" else None
 
 
 def checked(function: Function) -> Function:
     """`function`, which raises `ValueError` for another value where it is called on tensors. In an epilogue the parser
-    refuses it. A tensor may stand for a number."""
-    parameters = inspect.signature(function).parameters
+    refuses it."""
+    parameters = inspect.signature(function).parameters.items()
+    rules = {name: own for name, parameter in parameters if (own := rule(parameter))}
+    positions = {position: name for position, (name, _) in enumerate(parameters) if name in rules}
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        for name, value in {**dict(zip(parameters, given, strict=False)), **named}.items():
-            own = parameters.get(name)
-            if own is None or (isinstance(value, torch.Tensor) and not allowed(own)):
-                continue
-            if want := wanted(own, value):
-                raise ValueError(f"{name!r} of {function.__name__}() must be {want}, not {value!r}")
+        said = {name: given[position] for position, name in positions.items() if position < len(given)} | named
+        for name in rules.keys() & said.keys():
+            own, value = rules[name], said[name]
+            if not own.holds(value) and (own.values or not isinstance(value, torch.Tensor)):
+                raise ValueError(f"{name!r} of {function.__name__}() must be {own.want}, not {value!r}")
         return function(*given, **named)
 
     return call  # type: ignore[return-value]  # the same parameters

@@ -121,21 +121,22 @@ class Guarded:
         try:
             return tuple(self._own.kernels(plan))
         except Exception as error:
-            named = {"kernel": plan.spec.name, "provider": self._own.name}
-            raise fail("not_built", None, **named, detail=told(error)) from error
+            raise self._not_built(plan, told(error)) from error
 
     def build(self, plan: Plan) -> Runner:
         """What it builds. Raises `UnsupportedError` where that fails."""
-        named = {"kernel": plan.spec.name, "provider": self._own.name}
         try:
             runner = self._own.build(plan)
         except EpifuseError:
             raise
         except Exception as error:
-            raise fail("not_built", None, **named, detail=told(error)) from error
+            raise self._not_built(plan, told(error)) from error
         if not callable(runner):
-            raise fail("not_built", None, **named, detail=f"build returned {kind_of(runner)}, and no function")
+            raise self._not_built(plan, f"build returned {kind_of(runner)}, and no function")
         return runner
+
+    def _not_built(self, plan: Plan, how: str) -> EpifuseError:
+        return fail("not_built", None, kernel=plan.spec.name, provider=self._own.name, detail=how)
 
 
 def _unplannable(allocation: Any) -> Iterator[str]:

@@ -48,21 +48,21 @@ def compile_ahead(plans: Iterable[Plan], workers: int | None, *, progress: bool)
     Where `progress` is asked for and somebody watches standard error, it is told there.
     """
     names: dict[_Kernel, str] = {}
-    untold = []
+    failed = []
     for plan in plans:
         name = f"{plan.spec.name}, {plan.problem.describe()}"
         try:
             for text in providers.load(plan.spec.provider).kernels(plan):
                 names.setdefault((plan.spec.provider, text), name)
         except UnsupportedError as error:
-            untold.append((name, str(error)))
+            failed.append((name, str(error)))
     found = [kernel for kernel in names if _is_stored(kernel)]
     missing = [kernel for kernel in names if kernel not in found]
     failures = _compiled(missing, workers, progress=progress and is_watched())
     return Precompiled(
         tuple(names[kernel] for kernel in missing if failures[kernel] is None),
         tuple(names[kernel] for kernel in found),
-        (*untold, *((names[kernel], why) for kernel, why in failures.items() if why is not None)),
+        (*failed, *((names[kernel], why) for kernel, why in failures.items() if why is not None)),
     )
 
 

@@ -231,9 +231,8 @@ def _b_not_along_k(problem: Problem) -> str | None:
 
 def _one_of_k(problem: Problem) -> str | None:
     """The cure where K has one element, whose stride no copy changes."""
-    return (
-        f"pad K with zeros to {_ALIGNMENT // problem.b.dtype.itemsize} in both" if problem.extents["k"] == 1 else None
-    )
+    least = _ALIGNMENT // problem.b.dtype.itemsize
+    return f"pad K with zeros to {least} elements in both A and B" if problem.extents["k"] == 1 else None
 
 
 def _of_k_alone(problem: Problem) -> str:

@@ -130,8 +130,13 @@ def copied(problem: Problem) -> tuple[int, int]:
     return _elements(problem.a, -1), _elements(problem.b, -2)
 
 
+def _inner(info: TensorInfo) -> int | None:
+    """The mode that is contiguous, if one is."""
+    return next((i for i in (-1, -2) if info.strides[i] == 1), None)
+
+
 def _elements(info: TensorInfo, along_k: int) -> int:
-    inner = next((i for i in (-1, -2) if info.strides[i] == 1), None)
+    inner = _inner(info)
     if inner is None:
         return 0
     # ldmatrix transposes 16 bits alone: tf32 lies along K in shared memory, whatever it does in memory.
@@ -208,11 +213,10 @@ def notes(design: Design, problem: Problem) -> list[str]:
 
 def _cure(name: str, info: TensorInfo, along_k: int) -> str:
     """What makes its copies as wide as they can be; see `_elements`."""
-    inner, least = next((i for i in (-1, -2) if info.strides[i] == 1), None), _WIDEST // info.dtype.itemsize
+    inner, least = _inner(info), _WIDEST // info.dtype.itemsize
     if inner is None or (inner != along_k and info.dtype.itemsize != 2):
         return "pass A.contiguous()" if name == "A" else "pass B.mT.contiguous().mT, or store the weight as (N, K)"
     if info.shape[inner] % least:
-        of_both = inner == along_k
-        dim = "K of A and B" if of_both else f"{'M' if name == 'A' else 'N'} of {name}"
+        dim = "K of A and B" if inner == along_k else f"{'M' if name == 'A' else 'N'} of {name}"
         return f"pad {dim} from {info.shape[inner]} to a multiple of {least}"
     return f"address and strides of {name} in multiples of that"
