@@ -74,9 +74,9 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     "What the tensor cores reach where L2 and memory are no bound, by a fit of the model to 580 products.",
 )
 PROMOTED_RATE: Tuned[Mapping[tuple[bool, bool], float]] = Tuned(
-    {(False, False): 0.9, (True, False): 0.55, (False, True): 0.77, (True, True): 0.39},
+    {(False, False): 0.95, (True, False): 0.55, (False, True): 0.77, (True, True): 0.39},
     "rate beside the same tile's, by ping-pong and by whether block scales multiply the sums",
-    ("promoted-fp8", "promotion_h100.json"),
+    ("promoted-fp8", "promotion_h100.json", "eight_bit_designs_h200.json"),
     "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
 )
 WAVE_HIDDEN = Tuned(0.22, "waves", MODEL, "A multiprocessor begins its next tile before all have ended theirs.")

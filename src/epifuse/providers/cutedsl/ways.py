@@ -128,15 +128,20 @@ class Way(NamedTuple):
 
 
 def _columns(design: Design) -> int:
-    return round_up(design.columns, WARP_GROUP)
+    return _brought(design.columns)
 
 
 def _rows(design: Design) -> int:
-    return round_up(design.rows, WARP_GROUP)
+    return _brought(design.rows)
 
 
-def _as_words(slots: Callable[[Design], int]) -> Callable[[Design, Access, int], int]:
-    return lambda design, access, _: max(4, access.dtype.itemsize) * slots(design)
+def _brought(extent: int) -> int:
+    """Values of a vector in shared memory: as many for each thread of a warp group, or as many threads for each."""
+    return extent if WARP_GROUP % extent == 0 else round_up(extent, WARP_GROUP)
+
+
+def _as_words(design: Design, access: Access, _: int) -> int:
+    return max(4, access.dtype.itemsize) * access.travels.slots(design)
 
 
 def _subtiles(design: Design, access: Access, stages: int) -> int:
@@ -222,10 +227,8 @@ WAYS: Mapping[str, Way] = {
         merged=True,
     ),
     "scalar": Way(_varies_over(), "one load a tile"),
-    "row": Way(
-        _varies_over("n"), "once a tile, through shared memory", slots=_columns, shared_bytes=_as_words(_columns)
-    ),
-    "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words(_rows)),
+    "row": Way(_varies_over("n"), "once a tile, through shared memory", slots=_columns, shared_bytes=_as_words),
+    "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words),
     "tile": Way(
         lambda use: not use.beside,  # of which only one subtile is there at a time
         "TMA through shared memory",

@@ -27,6 +27,13 @@ class Vectors(Loads):
     def _slots(self, i: int) -> int:
         return self.scene.loads[i].travels.slots(self.scene.design)
 
+    def _own(self, i: int, thread: Any) -> list:
+        """Which values a thread brings. Of less than one for each thread, neighbours bring the same."""
+        slots = self._slots(i)
+        if slots < WARP_GROUP:
+            return [thread // (WARP_GROUP // slots)]
+        return [first + thread for first in range(0, slots, WARP_GROUP)]
+
     def allocate(self, allocator: Any) -> Any:
         def vector(i: int) -> Any:
             layout = cute.make_layout((self._slots(i), MATH_GROUPS))
@@ -38,10 +45,9 @@ class Vectors(Loads):
         division, shape, held = self.scene.division, given.shape, {}
         height = self.scene.design.subtile[0]
         for i in self.members:
-            rounds = self._slots(i) // WARP_GROUP
-            values = cute.make_rmem_tensor(rounds, self.scene.held(i))
-            for j in range(rounds):
-                at = j * WARP_GROUP + thread
+            own = self._own(i, thread)
+            values = cute.make_rmem_tensor(len(own), self.scene.held(i))
+            for j, at in enumerate(own):
                 if self._is_row(i):
                     column = cutlass.min(division.column(0, at, place), shape[1] - 1)
                     values[j] = given.tensors[i][0, column, place.l].to(self.scene.held(i))
@@ -53,8 +59,8 @@ class Vectors(Loads):
 
     def deposit(self, held: Fragments, own: Any, group: Any, thread: Any) -> None:
         for i, buffer in zip(self.members, own, strict=True):
-            for j in range(cute.size(held[i])):
-                buffer[j * WARP_GROUP + thread, group] = held[i][j]
+            for j, at in enumerate(self._own(i, thread)):
+                buffer[at, group] = held[i][j]
 
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
         """Where outputs are staged.
