@@ -14,6 +14,7 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 
 _BLOCK = 32  # bytes along K that one instruction multiplies
+_LEFT = 24  # values that are added behind the next multiplications; 40 spill 28 bytes beside block scales
 
 
 class Promotion:
@@ -36,14 +37,29 @@ class Promotion:
         first, row, column = self.pieces[place]
         return _kept(a[None, row, first + block, stage]), _kept(b[None, column, first + block, stage])
 
-    def add(self, place: int, accumulators: cute.Tensor, piece: cute.Tensor, scales: list) -> None:
-        """What the tensor cores made of a piece; times `scales`, value by value and again, where there are some."""
+    def add(
+        self, place: int, accumulators: cute.Tensor, piece: cute.Tensor, scales: list, *, later: bool
+    ) -> list[tuple[int, Any, tuple]]:
+        """What the tensor cores made of a piece; times `scales`, value by value and again, where there are some.
+
+        Where it is `later`, the last values are left for `add_left`: which of `accumulators`, the value, its scale.
+        """
         _, row, column = self.pieces[place]
-        count = cute.size(piece)
+        count, left = cute.size(piece), []
         first = count * (row * self.columns + column)  # as the epilogue counts: all columns of 64 rows, then the next
         for i in range(count):
             scale = (scales[i % len(scales)],) if scales else ()
-            accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i], *scale)
+            if later and i >= count - _LEFT:
+                left.append((first + i, piece[i], scale))
+                piece[i] = Float32(0.0)  # another register for the next multiplication, which does not read it
+            else:
+                accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i], *scale)
+        return left
+
+    def add_left(self, accumulators: cute.Tensor, left: list[tuple[int, Any, tuple]]) -> None:
+        """What `add` left, behind the next piece's multiplications, which begin earlier so."""
+        for i, value, scale in left:
+            accumulators[i], _ = _added(accumulators[i], value, *scale)
 
 
 def _added(total: Float32, value: Float32, *scale: Float32) -> tuple[Float32, Float32]:

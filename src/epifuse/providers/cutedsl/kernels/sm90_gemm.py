@@ -683,12 +683,12 @@ class Sm90Gemm:
         is_there = pipe.sync_object_full.test_wait(read.index, read.phase)
         for k in cutlass.range(blocks, unroll=1):
             own: list = []
+            left: list = []
             for place in cutlass.range_constexpr(last + 1):
-                # Again before each piece that is scaled: ptxas moves no instructions across a wait, even where it is
-                # skipped because the stage is there. Otherwise it puts additions behind the next multiplication, for
-                # whose sums there are no other registers: up to 272 bytes spill.
-                if const_expr(place == 0 or any(self.design.scaled)):
-                    pipe.consumer_wait(read, is_there)
+                # Again before each piece: ptxas moves no instructions across a wait, even where it is skipped because
+                # the stage is there. Otherwise it puts more additions behind the next multiplication than there are
+                # registers for: up to 272 bytes spill.
+                pipe.consumer_wait(read, is_there)
                 mma.set(warpgroup.Field.ACCUMULATE, False)
                 warpgroup.fence()
                 for block in cutlass.range_constexpr(self.promotion.blocks):
@@ -702,6 +702,7 @@ class Sm90Gemm:
                     taken = self.scales.taken(scales, k)
                     own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
                     self.scales.fetch(scales, k + 1)
+                self.promotion.add_left(accumulators, left)
                 if const_expr(place == last):
                     read.advance()
                     is_there = pipe.sync_object_full.test_wait(read.index, read.phase)
@@ -709,7 +710,7 @@ class Sm90Gemm:
                 if const_expr(place == last):
                     pipe.consumer_release(free)
                     free.advance()
-                self.promotion.add(place, accumulators, piece, own[place])
+                left = self.promotion.add(place, accumulators, piece, own[place], later=place < last)
         return read, free
 
     @cute.jit
