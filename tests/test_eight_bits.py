@@ -353,8 +353,8 @@ PROMOTING = [
     [(one, one.rows, min(one.tile[1], 128), one.spans) for one in PROMOTING],
     ids=str,
 )
-def test_sums_are_promoted_before_the_next_product(design, rows, columns, spans, capfd, tmp_path):
-    """128 products of each of a thread's sums, then as many additions as there are sums."""
+def test_sums_are_promoted_before_the_next_ones_are_there(design, rows, columns, spans, capfd, tmp_path):
+    """128 products of each of a thread's sums, and before the next ones are waited for as many additions as sums."""
     ptx = compiled(arguments(asked=None), design, tmp_path, capfd)
     main_loops = [lines for lines in _groups(ptx) if lines[0] == 4]
     pieces = design.rows // 64 * max(design.tile[1] // 128, 1) * design.spans
@@ -363,7 +363,8 @@ def test_sums_are_promoted_before_the_next_product(design, rows, columns, spans,
 
 
 def _groups(ptx):
-    """Of each group of multiplications: how many there are, and how many additions follow its wait."""
+    """Of each group of multiplications: how many there are, and how many additions lie between its wait and the next
+    one's."""
     found, count, waited = [], 0, False
     for line in map(str.strip, ptx.splitlines()):
         if line.startswith("wgmma.mma_async"):
@@ -371,7 +372,7 @@ def _groups(ptx):
         elif line.startswith("wgmma.wait_group") and count and not waited:
             found.append([count, 0])
             waited = True
-        elif line.startswith("add.rn.f32") and waited:
+        elif line.startswith("add.rn.f32") and found:
             found[-1][1] += 1
     return [tuple(group) for group in found]
 

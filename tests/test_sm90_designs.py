@@ -147,6 +147,21 @@ def test_stages_of_a_and_b():
     assert arranged(many(2, 1, k=512), SCHEDULES[128, 128])[1].stages == 4
 
 
+def test_scales_of_rows_and_columns_take_no_slot_of_the_output():
+    """In the widest tile, whose stages leave little room: a group's own rows of a vector fit beside its columns."""
+
+    def scaled(accum, row, column):
+        D = accum * row * column
+        return D
+
+    vectors = {"row": torch.empty(512), "column": torch.empty(512, 1)}
+    plain, made = (
+        arranged(arguments(epilogue, k=1024, D=torch.empty(512, 512, dtype=BF16), **operands), SCHEDULES[128, 256])[1]
+        for epilogue, operands in (("def f(accum): D = accum; return D", {}), (scaled, vectors))
+    )
+    assert (made.stages, made.store_stages) == (plain.stages, plain.store_stages)
+
+
 def test_who_has_spare_stages_for_the_last_tile():
     def spare(epilogue, k, tile):
         return with_c(epilogue, k, SCHEDULES[tile])[1].spare
