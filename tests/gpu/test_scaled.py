@@ -176,6 +176,31 @@ def test_designs_of_the_same_bits_have_them(shape: tuple[int, int, int], hopper:
         judge({"D": D.cpu()}, lambda accum: accum, product(a, b), {})
 
 
+PARTS = {
+    "stacked": "def epi(accum): gate, up = accum.chunk(2, dim=-1); D = gate - 2 * up; return D",
+    "interleaved": "def epi(accum): D = accum[..., 0::2] - 2 * accum[..., 1::2]; return D",
+}
+
+
+@pytest.mark.parametrize("order", PARTS)
+@pytest.mark.parametrize("sides", ["AB", "A", "B"])
+@pytest.mark.parametrize("shape", [(17, 256, 80), (200, 512, 528), (520, 1280, 2048)], ids=str)
+def test_parts_of_a_row(shape: tuple[int, int, int], sides: str, order: str, machine: Machine) -> None:
+    """By every design that is offered; scales of neighbouring blocks and of both halves differ."""
+    m, n, k = shape
+    a: Any = machine.whole(m, k, most=1, dtype=E4M3)
+    b: Any = machine.whole(n, k, most=1, dtype=E4M3).t()
+    a = ef.Scaled(a, powers(machine, (m, blocks(k)))) if "A" in sides else a
+    b = ef.Scaled(b, powers(machine, (blocks(k), blocks(n)))) if "B" in sides else b
+    function = function_of(PARTS[order], {})
+    D = torch.empty(m, n // 2, device=machine.device)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, D=D))
+    for kernel in ef.get_kernels(args):
+        D.fill_(float("nan"))
+        kernel.run(args)
+        judge({"D": D.cpu()}, ef.reference(function), exact_product(*wide(a, b)), {})
+
+
 @pytest.mark.gpu
 def test_scales_of_one_have_the_bits_of_none(hopper: Machine) -> None:
     a, b = floats(hopper, (E4M3, E4M3), 300, 520, 2048)

@@ -235,7 +235,12 @@ class Family:
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
-        reason = reason or refusals.unsplit(own, problem) or budget.unpromoted(own) or refusals.unscaled(own)
+        reason = (
+            reason
+            or refusals.unsplit(own, problem)
+            or budget.unpromoted(own)
+            or refusals.unscaled(own, work.order, problem)
+        )
         reason = reason or (multistage.unfit(own, problem) if own.by_warps else None)
         if reason is not None:
             return reason

@@ -17,6 +17,7 @@ from epifuse.providers.cutedsl.length import is_short
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
+from epifuse.providers.cutedsl.weave import Order
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.request.scaled import BLOCK
 
@@ -83,17 +84,22 @@ def unsplit(design: Design, problem: Problem) -> str | None:
     return too_short if is_short(problem) else None
 
 
-def unscaled(design: Design) -> str | None:
-    """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one."""
+def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
+    """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one.
+
+    Of halves of N, which `order` calls stacked, it has as many columns each; `problem` is that of one of them.
+    """
     if not any(design.scaled):
         return None
-    if design.parts > 1:
+    columns = design.columns if order == "stacked" else design.tile[1]
+    if columns % BLOCK and BLOCK % columns:
+        return f"its tiles cut the blocks of {BLOCK} columns that share a scale"
+    if order == "stacked" and problem.extents["n"] % BLOCK:
         return (
-            "it does not apply block scales where the epilogue takes parts of a row: store the product, and combine "
-            "its parts in PyTorch"
+            f"each half of N has {problem.extents['n']} columns, which cut a block of {BLOCK} that share a scale: pad "
+            f"each half to a multiple of {BLOCK}"
         )
-    cuts = design.tile[1] % BLOCK and BLOCK % design.tile[1]
-    return f"its tiles cut the blocks of {BLOCK} columns that share a scale" if cuts else None
+    return None
 
 
 def not_by_tma(program: Program, problem: Problem) -> str | None:

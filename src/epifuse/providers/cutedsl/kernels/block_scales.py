@@ -2,8 +2,9 @@
 
 A thread reads its own scales from global memory while the stage before theirs is multiplied: of A one for each of its
 rows, of which the four lanes of a row read one, of B one for each block of its columns, which all threads read. Where A
-and B are exchanged, A's are those of its columns, and its rows are of one block of B. None waits in shared memory, so
-that A and B keep their stages, and scales may lie in any way.
+and B are exchanged, A's are those of its columns, and its rows are of one block of B. Where halves of N are woven, a
+tile has one block of B of each. None waits in shared memory, so that A and B keep their stages, and scales may lie in
+any way.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from cutlass import Float32, Int32
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.kernels.fragment import listed, spread
+from epifuse.providers.cutedsl.weave import PARTS, STRIP, Order
 from epifuse.request.scaled import BLOCK
 
 _INSTRUCTIONS = 4  # that multiply a block of K
@@ -44,8 +46,10 @@ class Scales(NamedTuple):
 class BlockScales:
     """The scales that `design` has, of A, of B, or of both."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, order: Order) -> None:
+        """`order` is that of the parts of N, if there are any."""
         self.design, (self.of_a, self.of_b) = design, design.scaled
+        self.is_stacked = order == "stacked"
         self.width = budget.piece(design)
         self.along = (0, 1) if design.swapped else (1, 0)  # the mode along K of scales of rows and of columns
         self.steps = design.spans  # blocks of a stage, whose elements have 8 bits
@@ -61,7 +65,7 @@ class BlockScales:
             return ()
         is_swapped, block = self.design.swapped, stage * self.steps
         m, n = (place.n, place.m) if is_swapped else (place.m, place.n)
-        of_m, of_n = reversed(self.design.tile) if is_swapped else self.design.tile
+        of_m = self.design.tile[1 if is_swapped else 0]
         of_a: Any = ()
         of_b: Any = ()
         # One block of K for each thread. Else each stage waits for memory, which takes longer to answer than a few rows
@@ -71,7 +75,7 @@ class BlockScales:
                 _prefetch(scales[0], 0, m * of_m + row, block + thread)
             of_a = _side(scales[0], self._own(place, epilogue, atom, thread), 0)
         if self.of_b:
-            lines = [(n * of_n + i) // BLOCK for i in range(0, of_n, BLOCK)]
+            lines = self.lines(n, scales[-1].shape[1])
             for line in lines:
                 _prefetch(scales[-1], 1, line, block + thread)
             of_b = _side(scales[-1], lines, 1)
@@ -80,6 +84,13 @@ class BlockScales:
         found = Scales(by_row, by_column, block, cute.make_rmem_tensor(self.steps * count, Float32))
         self.fetch(found, 0)
         return found
+
+    def lines(self, n: Any, blocks: Any) -> list:
+        """Which blocks of the columns of B, of so many, the `n`-th tile has: by columns, or of each half of N."""
+        if self.is_stacked:
+            return [part * (blocks // PARTS) + n * self.design.columns // BLOCK for part in range(PARTS)]
+        of_n = self.design.tile[0 if self.design.swapped else 1]
+        return [(n * of_n + i) // BLOCK for i in range(0, of_n, BLOCK)]
 
     def _own(self, place, epilogue, atom, thread):
         """The rows of A that a thread has: of its rows 64 by 64, or its columns."""
@@ -146,10 +157,19 @@ class BlockScales:
             slots = epilogue.fragment.by_column
             subtiles = [own[0][i : i + len(slots)] for i in range(0, len(own[0]), len(slots))]
             return [value for values in subtiles for value in spread(values, slots)]
+        if self.is_stacked and self.of_b:
+            return self._of_parts(own, row, epilogue.fragment)
         across = column * self.width // BLOCK if self.of_b else 0
         if not self.of_a:
             return [own[0][across]]
         return spread([own[row * len(slots) + slot][across] for slot in range(len(slots))], slots)
+
+    def _of_parts(self, own: list, row: int, fragment: Any) -> list:
+        """Of 64 rows the scales of a subtile's values, where strips of both parts of N take turns."""
+        slots = fragment.by_row
+        places = {register: row * len(slots) + slot for slot, registers in enumerate(slots) for register in registers}
+        parts = [column // STRIP % PARTS for _, column in fragment.registers]
+        return [own[places[i] if self.of_a else 0][part] for i, part in enumerate(parts)]
 
 
 def _prefetch(tensor, mode, index, block):

@@ -105,7 +105,7 @@ class Sm90Gemm:
         self.stages = design.stages
         self.ahead = max(budget.ahead(design, one) for one in programs)
         self.reduces = any(node.op == "reduce" for one in programs for node in one.graph.nodes)
-        self.scales = BlockScales(design)
+        self.scales = BlockScales(design, program.order)
         self.promotion = Promotion(design, types[0].width // 8)
         self.producer_registers = budget.producer_registers(programs)
         self.program, self.programs = program, programs
