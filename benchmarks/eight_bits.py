@@ -4,9 +4,10 @@
 
 `fp8` products have a scale a row and a scale a column, and are added up accurately or fast (`fast_accum`), as
 `torch._scaled_mm`'s with a scale a row or one of each matrix (`use_fast_accum`). `fused` adds a bias, gelu and an fp8
-D. `fp8 blocks` has DeepSeek's scales, 1 x 128 of A and 128 x 128 of B, beside PyTorch's where it has them. `int8`
-products are stored as they are, beside `torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved in one
-run. The mean error of the fp8 products beside the mean value is measured as well.
+D, and `absmax` the largest size of D; `SwiGLU` has half of N gate, half up. `fp8 blocks` has DeepSeek's scales, 1 x
+128 of A and 128 x 128 of B, beside PyTorch's where it has them. `int8` products are stored as they are, beside
+`torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved in one run. The mean error of the fp8 products
+beside the mean value is measured as well.
 """
 
 from __future__ import annotations
@@ -46,20 +47,39 @@ def fused(accum, row, column, bias):
     return D
 
 
+def with_absmax(accum, row, column, bias):
+    """The same, and what the next scale is made of."""
+    D = ef.gelu(accum * row * column + bias, approximate="tanh")
+    largest = ef.absmax(D)
+    return D, largest
+
+
+def swiglu(accum, row, column, bias):
+    """The same of a gate."""
+    gate, up = (accum * row * column + bias).chunk(2, dim=-1)
+    D = ef.silu(gate) * up
+    largest = ef.absmax(D)
+    return D, largest
+
+
 class Own(NamedTuple):
-    """One of our variants: the epilogue, the dtype of A and B and that of D, and how floats are added up."""
+    """One of our variants: the epilogue, the dtype of A and B and that of D, how floats are added up, and further
+    outputs, in float32."""
 
     epilogue: Callable[..., Any]
     dtype: torch.dtype
     out: torch.dtype
     fast: bool = False
     blocks: bool = False
+    further: tuple[str, ...] = ()
 
 
 OURS: Mapping[str, Own] = {
     "fp8 plain": Own(plain, E4M3, BF16),
     "fp8": Own(scaled, E4M3, BF16),
     "fp8 fused": Own(fused, E4M3, E4M3),
+    "fp8 fused, absmax": Own(with_absmax, E4M3, E4M3, further=("largest",)),
+    "fp8 SwiGLU, absmax": Own(swiglu, E4M3, E4M3, further=("largest",)),
     "fp8 blocks": Own(plain, E4M3, BF16, blocks=True),
     "fp8 blocks, fused": Own(fused, E4M3, E4M3, blocks=True),
     "fp8 fast, plain": Own(plain, E4M3, BF16, fast=True),
@@ -74,6 +94,8 @@ PAIRS = (
     ("fp8", "scaled_mm"),
     ("fp8 fast", "scaled_mm, fast"),
     ("fp8 fused", "fp8 plain"),
+    ("fp8 fused, absmax", "fp8 plain"),
+    ("fp8 SwiGLU, absmax", "fp8 plain"),
     ("fp8 blocks", "fp8 plain"),
     ("fp8 blocks, fused", "fp8 fused"),
     ("fp8 blocks", "scaled_mm, by blocks"),
@@ -119,9 +141,11 @@ def ours(own: Own, inputs: Inputs) -> tuple[Call, str]:
         a, b = (ef.Scaled(*pair) for pair in zip((a, b), inputs.blocks, strict=True))
     names = own.epilogue.__code__.co_varnames[1 : own.epilogue.__code__.co_argcount]
     given = {name: inputs.operands[name] for name in names}
-    D = torch.empty(len(inputs.operands["column"]), len(inputs.operands["row"]), dtype=own.out, device="cuda")
-    asked = ef.Constraints(fast_accum=own.fast)
-    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(own.epilogue, **given, D=D), constraints=asked)
+    asked, dtypes = ef.Constraints(fast_accum=own.fast), {"D": own.out, **dict.fromkeys(own.further, torch.float32)}
+    made = ef.EpilogueArguments.partial(own.epilogue, given)
+    outputs = ef.GemmArguments(a, b, epilogue=made, out_dtypes=dtypes).allocate()
+    made = ef.EpilogueArguments(own.epilogue, **given, **{name: outputs[name] for name in dtypes})
+    args = ef.GemmArguments(a, b, epilogue=made, constraints=asked)
     kernel = ef.get_kernels(args)[0]
     return kernel.bind(args), kernel.metadata.kernel_name
 

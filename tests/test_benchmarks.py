@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import compare_trees
+import eight_bit_mlp
 import gemm_cases
 import gemm_epilogue
 import gemm_report
@@ -527,3 +528,23 @@ def test_no_result_names_a_folder_of_whoever_ran_it() -> None:
 def test_kernels_that_overlap_count_once():
     assert model_time.covered([]) == 0
     assert model_time.covered([(5, 9), (0, 4), (3, 6), (20, 21), (7, 8)]) == 9 + 1
+
+
+@pytest.mark.parametrize("activation", eight_bit_mlp.ACTIVATIONS)
+@pytest.mark.parametrize("kind", eight_bit_mlp.KINDS)
+def test_both_ways_between_the_products_of_an_mlp_agree(kind, activation, capsys):
+    """But for the 16 bits in which the separate kernel's input is stored."""
+    calls = eight_bit_mlp.calls_of(activation, (96, 256, 128), "cpu", [kind], compiled=False)
+    fused, separate = ([*made.values()] for made in (calls[kind](), _named(calls[f"{kind}, separate"]())))
+    for one, other in zip(fused, separate, strict=True):
+        one, other = (x.float().reshape(-1) for x in (one, other))
+        assert (one - other).norm() < 0.05 * one.norm()
+
+
+def _named(made):
+    return dict(enumerate(made if isinstance(made, tuple) else (made,)))
+
+
+def test_what_an_epilogue_saves_of_a_kernel():
+    seconds = {"product": [10.0, 20.0], "static": [11.0, 22.0], "static, separate": [20.0, 40.0]}
+    assert eight_bit_mlp.saved(seconds, "static") == pytest.approx((0.9, 0.9, 0.9))
