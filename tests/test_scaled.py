@@ -385,6 +385,43 @@ def test_a_value_has_the_scales_of_its_row_and_its_half(design, sides):
             assert found[i % len(found)] == (row, i // 4 % 2 if sides[1] else None)
 
 
+def ranges(*widths):
+    """An epilogue that makes something else of each range of columns."""
+    names = [f"p{i}" for i in range(len(widths))]
+    lines = [f"    q{i} = {name} * {i + 1}" for i, name in enumerate(names)]
+    results = ", ".join(f"q{i}" for i in range(len(widths)))
+    taken = f"    {', '.join(names)} = accum.split({[*widths]}, dim=-1)"
+    return "\n".join(["def f(accum):", taken, *lines, f"    return {results}", ""])
+
+
+@pytest.mark.parametrize("sides", ["AB", "A", "B"])
+@pytest.mark.parametrize("widths", [(512, 128, 128), (64, 448), (130, 126), (1, 383), (200, 100, 212)], ids=str)
+def test_each_range_of_columns_has_the_scales_of_its_own(widths, sides):
+    """Ranges begin where blocks do, and within them."""
+    a, weight, of_a, of_weight = quantised(40, sum(widths), 300)
+    of_a, of_weight = (
+        x if side in sides else torch.ones_like(x) for side, x in zip("AB", (of_a, of_weight), strict=True)
+    )
+    given = ef.Scaled(a, of_a) if "A" in sides else a, ef.Scaled(weight, of_weight) if "B" in sides else weight
+    found = ef.linear(*given, epilogue=ranges(*widths), out_dtypes=F32)
+    for i, want in enumerate(product(a, weight, of_a, of_weight).split(widths, dim=-1)):
+        torch.testing.assert_close(found[f"q{i}"].double(), (i + 1) * want, rtol=1e-4, atol=1e-4)
+
+
+def test_hopper_multiplies_ranges_of_columns_by_their_own_scales():
+    """In launches of their own, as an absmax of one of them asks for; and where one cannot be one."""
+    kv = "def f(accum): q, k = accum.split([512, 256], dim=-1); most = absmax(k); return q, k, most"
+    (best, *_) = ef.get_kernels(arguments(kv, n=768), cc=90)
+    launches = best.plan.allocation.launches
+    assert [dict(launch.problem.scales)["scales of B"].shape for launch in launches] == [(32, 4), (32, 2)]
+    uneven = arguments(kv.replace("[512, 256]", "[448, 320]"), n=768)
+    assert any(
+        "448:768 would take a launch of their own, and begin within a block of 128" in one for one in reasons(uneven)
+    )
+    (best, *_) = ef.get_kernels(arguments(ranges(448, 320), n=768), cc=90)
+    assert not best.plan.allocation.launches
+
+
 def test_few_rows_have_designs_that_exchange_a_and_b():
     chosen = ef.get_kernels(arguments(m=16), cc=90)[0].plan.allocation.program.design
     assert chosen.swapped

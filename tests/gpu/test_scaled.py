@@ -201,6 +201,28 @@ def test_parts_of_a_row(shape: tuple[int, int, int], sides: str, order: str, mac
         judge({"D": D.cpu()}, ef.reference(function), exact_product(*wide(a, b)), {})
 
 
+RANGES = {
+    "in one launch": "def epi(accum): q, k = accum.split([384, 256], dim=-1); D = q * 2; E = -k; return D, E",
+    "in one each": (
+        "def epi(accum):\n"
+        "    q, k = accum.split([384, 256], dim=-1)\n"
+        "    D, E, most = q * 2, -k, absmax(k)\n"
+        "    return D, E, most\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("m", [1, 40, 300])
+def test_ranges_of_columns(m: int, name: str, machine: Machine) -> None:
+    a: Any = machine.whole(m, 528, most=1, dtype=E4M3)
+    b: Any = machine.whole(640, 528, most=1, dtype=E4M3).t()
+    a, b = ef.Scaled(a, powers(machine, (m, 5))), ef.Scaled(b, powers(machine, (5, 5)))
+    function = function_of(RANGES[name], {})
+    got = run(machine, function, a, b, {}, out_dtypes=F32)
+    judge(got, ef.reference(function), exact_product(*wide(a, b)), {})
+
+
 @pytest.mark.gpu
 def test_scales_of_one_have_the_bits_of_none(hopper: Machine) -> None:
     a, b = floats(hopper, (E4M3, E4M3), 300, 520, 2048)

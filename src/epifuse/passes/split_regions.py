@@ -20,6 +20,7 @@ from epifuse.passes.dims import joined
 from epifuse.passes.prune import prune
 from epifuse.passes.refine import refined
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import blocks_of_columns
 
 
 class Columns(NamedTuple):
@@ -72,6 +73,7 @@ def problem_of(region: Region, problem: Problem) -> Problem:
         outputs=tuple(pair for pair in problem.outputs if pair[0] in names),
         dtypes=tuple(pair for pair in problem.dtypes if pair[0] in names),
         aliases=tuple(pair for pair in problem.aliases if pair[0] in names),
+        scales=blocks_of_columns(problem.scales, start, stop),
     )
 
 

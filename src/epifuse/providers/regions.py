@@ -18,11 +18,20 @@ from epifuse.passes.structure import Structure
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner, Step
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import BLOCK, SCALES, of_columns
 
 Lower = Callable[[Graph, Problem], Any]
 Together = Callable[[KernelSpec, Sequence[tuple[int, int]], Sequence[Allocation], Problem], Allocation | str]
 """One launch of all regions, given what each takes alone; or why there is none."""
 Supports = Callable[[Sequence[KernelSpec], Any, Problem], Answers]
+
+
+class Rules(NamedTuple):
+    """Whether columns may be computed in several launches, and whether a launch may begin within a block of columns of
+    B that share a scale."""
+
+    may_overlap: bool
+    may_cut_blocks: bool
 
 
 class Part(NamedTuple):
@@ -67,11 +76,11 @@ class Regions:
         return Part(region, Structure.of(region.graph, problem), self._lower(region.graph, problem))
 
     def supports(
-        self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, *, may_overlap: bool
+        self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, rules: Rules
     ) -> Answers:
         """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all."""
         parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
-        reason = parts if isinstance(parts, Reason) else "" if may_overlap else self._overlapping(parts)
+        reason = parts if isinstance(parts, Reason) else "" if rules.may_overlap else self._overlapping(parts)
         if isinstance(parts, Reason) or reason:
             return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
         problems = [problem_of(part.region, problem) for part in parts]
@@ -84,9 +93,24 @@ class Regions:
             if isinstance(allocations, Refusal):
                 return allocations
             found = shared or together(spec, columns, allocations, problem)
-            return found if isinstance(found, Allocation) else _joined(spec, parts, problems, allocations, found)
+            if isinstance(found, Allocation):
+                return found
+            if not rules.may_cut_blocks and (cut := _cut(columns, problem)):
+                return Refusal(spec.name, f"{cut}: {found}")
+            return _joined(spec, parts, problems, allocations, found)
 
         return Answers.of([(spec, answer(spec)) for spec in specs])
+
+
+def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
+    """Why columns cannot be a product of their own, if some cannot."""
+    if SCALES[1] not in dict(problem.scales):
+        return ""
+    found = next(((start, stop) for start, stop in columns if start % BLOCK), None)
+    if found is None:
+        return ""
+    told = f"columns {found[0]}:{found[1]} would take a launch of their own, and begin within a block of {BLOCK}"
+    return f"{told} columns that share a scale; begin at a multiple of {BLOCK}. One launch has not all columns"
 
 
 def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
@@ -176,7 +200,7 @@ def one_after_another(runners: Sequence[Runner], plan: Plan) -> Runner:
         a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
         steps = [
-            runner(a, b[..., start:stop], operands, outputs)
+            runner(a, b[..., start:stop], of_columns(operands, b.shape[-1], start, stop), outputs)
             for runner, (start, stop) in zip(runners, columns, strict=True)
         ]
 

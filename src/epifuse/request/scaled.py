@@ -139,5 +139,31 @@ def _times(matrix: torch.Tensor, scales: torch.Tensor | None, along: tuple[int, 
     if scales is None:
         return wide
     for dim in along:
-        scales = scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, matrix.shape[dim])
+        if scales.shape[dim] != matrix.shape[dim]:  # `of_columns` has one for each
+            scales = scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, matrix.shape[dim])
     return wide * scales
+
+
+def of_columns(given: Mapping[str, Any], width: int, start: int, stop: int) -> Mapping[str, Any]:
+    """What is given to a product of the columns `start` to `stop` of B, which has so many: the scales of their blocks.
+
+    Where they begin within a block, it is one for each column, which `dequantised` takes too.
+    """
+    name = SCALES[1]
+    scales = given.get(name)
+    if scales is None:
+        return given
+    if scales.shape[-1] != width and start % BLOCK == 0:
+        return {**given, name: scales[..., start // BLOCK : blocks(stop)]}
+    each = scales if scales.shape[-1] == width else scales.repeat_interleave(BLOCK, -1)
+    return {**given, name: each[..., start:stop]}
+
+
+def blocks_of_columns(
+    scales: tuple[tuple[str, TensorInfo], ...], start: int, stop: int
+) -> tuple[tuple[str, TensorInfo], ...]:
+    """The scales of a problem with these columns of B: of all blocks that they have a part of."""
+    count = blocks(stop) - start // BLOCK
+    return tuple(
+        (name, info._replace(shape=(*info.shape[:-1], count)) if name == SCALES[1] else info) for name, info in scales
+    )

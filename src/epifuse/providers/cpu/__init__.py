@@ -16,7 +16,7 @@ from epifuse.providers.cpu.kernel import CpuKernel
 from epifuse.providers.cpu.lowered import Panels, panels, panels_for
 from epifuse.providers.cpu.native import Loop, NativeKernel
 from epifuse.providers.cpu.space import viewed
-from epifuse.providers.regions import Regions, is_uneven, one_after_another
+from epifuse.providers.regions import Regions, Rules, is_uneven, one_after_another
 from epifuse.request.problem import Problem, TensorInfo
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
@@ -46,7 +46,9 @@ class CpuProvider:
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
         if isinstance(work, Regions):
-            return work.supports(specs, problem, self.supports, _one_by_one, may_overlap=True)
+            return work.supports(
+                specs, problem, self.supports, _one_by_one, Rules(may_overlap=True, may_cut_blocks=True)
+            )
         for field in ("cluster", "schedule", "split"):
             # A cluster of one is none, and one part of K is all of it.
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1), 1):

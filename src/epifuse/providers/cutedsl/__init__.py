@@ -52,7 +52,7 @@ from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
-from epifuse.providers.regions import Regions, is_uneven, one_after_another
+from epifuse.providers.regions import Regions, Rules, is_uneven, one_after_another
 from epifuse.request.problem import Problem
 
 __all__ = [
@@ -89,13 +89,13 @@ class CuteDslProvider:
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
         where that is allowed."""
-        recomputes = problem.constraints.allow_recompute
+        rules = Rules(may_overlap=problem.constraints.allow_recompute, may_cut_blocks=False)
         if isinstance(work, Regions):
-            return work.supports(specs, problem, self.supports, together, may_overlap=recomputes)
+            return work.supports(specs, problem, self.supports, together, rules)
         answers = recompute.supports(specs, work, problem, _one_launch)
         if answers.specs or work.regions is None or not work.regions.are_some:
             return answers
-        several = work.regions.supports(specs, problem, self.supports, together, may_overlap=recomputes)
+        several = work.regions.supports(specs, problem, self.supports, together, rules)
         return several if several.specs else answers
 
     def build(self, plan: Plan) -> Runner:
