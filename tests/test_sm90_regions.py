@@ -29,6 +29,25 @@ def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F81
     on_gpu.test_what_attention_takes(emulated)
 
 
+def normed_latents(accum):
+    """Of DeepSeek-V3: the query's and the key's latents, and the key's rotary columns."""
+    q, kv, pe = accum.split([1536, 512, 64], dim=-1)
+    D = q * ef.rsqrt(ef.mean(q * q, dim=-1, keepdim=True) + 1e-6)
+    P = kv * ef.rsqrt(ef.mean(kv * kv, dim=-1, keepdim=True) + 1e-6)
+    R = pe * 1
+    return D, P, R
+
+
+@pytest.mark.parametrize("m", [1, 128, 4096])
+def test_regions_that_no_kernel_takes_together_have_one_each(m):
+    """Whole rows of 1536 columns need a cluster of eight CTAs, and those of 512 no more than one of four."""
+    (kernel,) = ef.get_kernels(arguments(normed_latents, m=m, n=2112, k=7168), cc=90)
+    designs = [launch.allocation.program.design for launch in kernel.plan.allocation.launches]
+    assert [design.exchanged > 0 for design in designs] == [True, True, False]
+    assert len({launch.spec for launch in kernel.plan.allocation.launches}) == 3
+    assert "because no kernel takes all of them" in str(kernel.plan)
+
+
 def overlapping(accum):
     q, _k = accum.split([1024, 512], dim=-1)
     return q, accum

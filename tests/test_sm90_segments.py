@@ -313,7 +313,7 @@ REFUSED = {
         arguments(twelve_apart, n=N),
         (
             "it takes columns of a row that are a multiple of 8 apart, halves of a row, or neighbours, not columns 12 "
-            "apart: store the product, and take its parts in PyTorch"
+            "apart: permute the weight's rows once, so that these are neighbours, or store the product"
         ),
     ),
     "half a tile is too narrow": (

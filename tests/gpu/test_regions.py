@@ -74,6 +74,7 @@ CASES = {
         f"q, k, v = accum.split([{N - 2 * HEAD}, {HEAD}, {HEAD}], dim=-1); {HEADS}"
         f"{normed('q')}{rotated('q', 'qn')}{normed('k')}{rotated('k', 'kn')}{first('qr', 'kr')}"
     ),
+    "whole rows of one": f"{SPLIT}D = q * rsqrt(mean(q * q, dim=-1, keepdim=True) + 0.001); P = k * 2; R = v * 1",
     "reduced": f"{SPLIT}D = q * 1; P = absmax(k.unflatten(-1, (-1, {HEAD})), dim=-1); R = v * 1",
     "summed": f"{SPLIT}D = sum(q, dim=-1); P = sum(k, dim=0); R = v * 1",
     "parted twice": (

@@ -80,7 +80,8 @@ def _by_sizes(size: int, width: int) -> str:
         return f"there are {count} parts of {width}"
     if count > _FEW_PARTS:
         return f"all parts have one size, which divides {size}"
-    return f"name the sizes: x.split([{', '.join(map(str, [width] * count + [left]))}], dim=-1)"
+    sizes = ", ".join(map(str, [width] * count + [left]))
+    return f"parts that are combined have one size: pad N; else name the sizes: x.split([{sizes}], dim=-1)"
 
 
 def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Picked]:
@@ -110,10 +111,10 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
 
 def _unequal(part: Part, size: int) -> DimsError:
     step = "" if part.step == 1 else f":{part.step}"
-    hint = "take a piece as x[..., 64:128] of 256, or every other one as x[..., 0::2]"
+    hint = "take a piece as x[..., 64:128] of 256, or every other one of an even number as x[..., 0::2]"
     if part.step == 1:
         count = size // math.gcd(size, part.start, part.stop)
-        hint = f"take equal pieces, x.chunk({count}, dim=-1), and join by torch.cat those that belong together"
+        hint = f"take equal pieces, x.chunk({count}, dim=-1), compute with each, and join all of them by one torch.cat"
     return DimsError("part_unequal", told=f"{part.start}:{part.stop}{step}", size=size, hint=hint)
 
 

@@ -78,7 +78,10 @@ class Regions:
     def supports(
         self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, rules: Rules
     ) -> Answers:
-        """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all."""
+        """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all.
+
+        Where no kernel takes all of them, each region has its own best one.
+        """
         parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
         reason = parts if isinstance(parts, Reason) else "" if rules.may_overlap else self._overlapping(parts)
         if isinstance(parts, Reason) or reason:
@@ -97,9 +100,13 @@ class Regions:
                 return found
             if not rules.may_cut_blocks and (cut := _cut(columns, problem)):
                 return Refusal(spec.name, f"{cut}: {found}")
-            return _joined(spec, parts, problems, allocations, found)
+            return _joined([spec] * len(parts), parts, problems, allocations, found)
 
-        return Answers.of([(spec, answer(spec)) for spec in specs])
+        found = [(spec, answer(spec)) for spec in specs]
+        if all(isinstance(own, Refusal) for _, own in found) and (rules.may_cut_blocks or not _cut(columns, problem)):
+            mixed = _each_by_its_own(specs, parts, problems, each)
+            found = [(spec, mixed.get(spec.name, refused)) for spec, refused in found]
+        return Answers.of(found)
 
 
 def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
@@ -169,8 +176,26 @@ def _allocations(
     return found
 
 
+def _each_by_its_own(
+    specs: Sequence[KernelSpec],
+    parts: Sequence[Part],
+    problems: Sequence[Problem],
+    each: Sequence[Mapping[str, Allocation | Refusal]],
+) -> Mapping[str, Allocation]:
+    """A launch of each region by the kernel that costs least there, under the name of the costliest region's."""
+    chosen: list[tuple[KernelSpec, Allocation]] = []
+    for own in each:
+        able = [(spec, found) for spec in specs if isinstance(found := own[spec.name], Allocation)]
+        if not able:
+            return {}
+        chosen.append(min(able, key=lambda pair: pair[1].cost))
+    kernels, allocations = [spec for spec, _ in chosen], [allocation for _, allocation in chosen]
+    name = max(chosen, key=lambda pair: pair[1].cost)[0].name
+    return {name: _joined(kernels, parts, problems, allocations, "no kernel takes all of them")}
+
+
 def _joined(
-    spec: KernelSpec,
+    specs: Sequence[KernelSpec],
     parts: Sequence[Part],
     problems: Sequence[Problem],
     allocations: Sequence[Allocation],
@@ -180,7 +205,7 @@ def _joined(
     notes = (f"each region of columns takes a launch of its own, because {why}",) if len(parts) > 1 else ()
     plans = tuple(
         Plan(spec, own, part.structure.digest, part.structure.binding, allocation, part.region.graph)
-        for part, own, allocation in zip(parts, problems, allocations, strict=True)
+        for spec, part, own, allocation in zip(specs, parts, problems, allocations, strict=True)
     )
     return Allocation(
         allocations[0].tile,

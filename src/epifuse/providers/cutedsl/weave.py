@@ -145,7 +145,8 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
     count, stride = first.size({"n": n}), first.stride
     if stride % STEP and stride not in (1, n // PARTS):
         why = f"it takes columns of a row that are a multiple of {STEP} apart, halves of a row, or neighbours"
-        raise _UnwovenError(picks[0], f"{why}, not columns {stride} apart: {_WAY_OUT}")
+        way_out = "permute the weight's rows once, so that these are neighbours, or store the product"
+        raise _UnwovenError(picks[0], f"{why}, not columns {stride} apart: {way_out}")
     if count != PARTS:
         raise _UnwovenError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
     if stride not in (1, n // PARTS):
