@@ -55,7 +55,10 @@ def function(text: str, _name: str) -> Any:
                 return _counted(node, extents)
             if node.op == "const":
                 return torch.tensor(node.attr, dtype=torch.float32 if isinstance(node.attr, float) else None)
-            return (loaded.get(node) if node in loaded else given[node]).to(_KINDS[graph.types[node].kind])
+            found = loaded[node] if node in loaded else given[node]
+            if node.op == "load" and found.dim() == 3:  # handed over with a stride of 0 where it does not vary
+                found = found[tuple(slice(0, None if axis in graph.types[node].axes else 1) for axis in "mnl")]
+            return found.to(_KINDS[graph.types[node].kind])
 
         values: dict[Node, torch.Tensor] = {}
         for node in graph.nodes:

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
 
-from emulated import _value
+from emulated import Emulated, _value, emulated  # noqa: F401  # a fixture
 from fuzzing.check import function_of
+from gpu import test_reductions as on_gpu
 
 import epifuse as ef
 from epifuse.providers.cutedsl import partials
@@ -117,3 +118,9 @@ def test_steps_find_what_others_left(case, on_numbers):
     for output, access, value in zip(outputs, found.program.stores, want, strict=True):
         own = output.permute(2, 0, 1)[tuple(slice(None) if axis in access.axes else slice(0, 1) for axis in "lmn")]
         torch.testing.assert_close(own.reshape(value.shape), value)
+
+
+@pytest.mark.parametrize("name", on_gpu.BESIDE)
+def test_operands_are_reduced_beside_rows(name, emulated: Emulated):  # noqa: F811
+    for m in (1, 70, 257):
+        on_gpu.test_an_operand_is_reduced_beside_rows(name, m, emulated)

@@ -151,6 +151,25 @@ def test_what_is_finished_is_reduced_again(name: str, shape: str, machine: Machi
         check(machine, source, a, b, operands, out_dtypes={"D": torch.float32} if "D =" in source else None)
 
 
+BESIDE = {
+    "rows that count": "r = logsumexp(x, -1, True); c = labels != 3; s = sum(where(c, r, 0.0)) / sum(c); return s",
+    "weights of rows": "r = logsumexp(x, -1, keepdim=True); s = sum(r * w) / sum(w) + amax(w); return s",
+    "weights of columns": "r = sum(x, -2, keepdim=True); s = sum(r * v) / sum(v * v); return r, s",
+}
+"""Reductions of operands alone, beside those of the rows or columns that they have a value for."""
+
+
+@pytest.mark.parametrize("m", [1, 70, 257])
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_operand_is_reduced_beside_rows(name: str, m: int, machine: Machine) -> None:
+    a, b = machine.whole(m, 64), machine.whole(64, 136)
+    labels = torch.randint(0, 5, (m, 1), device=machine.device)
+    every = {"labels": labels, "w": machine.whole(m, 1).abs() + 1, "v": machine.whole(136) + 0.5}
+    source = f"def epi(accum, {{}}): x = accum * 0.25; {BESIDE[name]}"
+    used = {key: value for key, value in every.items() if f"{key} " in BESIDE[name] or f"{key})" in BESIDE[name]}
+    check(machine, source.format(", ".join(used)), a, b, used, exact=False)
+
+
 def sums(accum: Any) -> Any:
     D = accum
     total, rows, columns = D.sum(), D.sum(dim=1), D.sum(dim=0)
