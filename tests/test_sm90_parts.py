@@ -140,7 +140,10 @@ REFUSED = {
     ),
     "whole rows": (
         arguments(normalised, n=256),
-        "it takes parts of a row where no value needs whole rows: store the product, and combine its parts in PyTorch",
+        (
+            "it takes parts of a row where no value needs whole rows: store the product, and combine its parts in "
+            "PyTorch, or pass allow_recompute=True"
+        ),
     ),
     "a sum of all parts": (
         arguments(of_all_parts, n=N),

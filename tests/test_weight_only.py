@@ -163,7 +163,7 @@ def test_block_scales_are_refused():
     weight = ef.Scaled(torch.empty(256, 256, dtype=E4M3), torch.empty(2, 2))
     args = ef.GemmArguments(torch.empty(256, 256, dtype=BF16), weight)
     (reason,) = reasons(args)
-    assert reason.startswith("it applies block scales only where A and B both have 8 bits: pass scales of columns")
+    assert reason.startswith("it applies block scales only where A and B both have 8 bits: quantise A too")
 
 
 @pytest.mark.parametrize("layout", on_gpu.LAYOUTS)

@@ -51,6 +51,8 @@ HINTS = {
     "accum.rsub(1)": "write y - x for x.rsub(y)",
     "bool(accum)": "write a comparison",
     "torch.triu(accum)": "write where(index_n(x) >= index_m(x), x, 0.0)",
+    "torch.tril(accum)": "write where(index_n(x) <= index_m(x), x, 0.0)",
+    "torch.stochastic_rounding(accum)": "outputs are rounded to nearest even: none is rounded stochastically",
     "len(accum)": "an epilogue holds for every shape",
     "accum.sum(axis=1)": "write dim=",
     "accum.sum(-1, keepdims=True)": "write keepdim=",

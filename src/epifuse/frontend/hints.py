@@ -122,6 +122,10 @@ _INSTEAD: dict[str, str] = {
     "int": "write x.to(torch.int32) for a tensor; of host numbers n // 2, math.floor(x) or math.trunc(x)",
     "bool": "write a comparison",
     **dict.fromkeys(("rsub", "__rsub__"), "write y - x for x.rsub(y)"),
+    **dict.fromkeys(
+        ("stochastic_round", "stochastic_rounding"),
+        "outputs are rounded to nearest even: none is rounded stochastically",
+    ),
     "triu": "write where(index_n(x) >= index_m(x), x, 0.0)",
     "tril": "write where(index_n(x) <= index_m(x), x, 0.0)",
     "arange": "index_n(x) and index_m(x) are the column and the row of each element",

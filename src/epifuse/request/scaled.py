@@ -5,6 +5,7 @@ A request hands them over as two more tensors, under names of their own: what lo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -117,6 +118,8 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     if of_weight:  # as they were handed over
         shape, want = shape[::-1] if len(shape) == 2 else shape, want[::-1]
     hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
+    if len(shape) == len(want) and shape != want and all(map(operator.ge, shape, want)):
+        hint = f"{hint}; scales of finer blocks are not applied: quantise by these, or dequantise before the call"
     if shape == (*want[:-2], want[-1], want[-2]):
         hint = "pass scales.t()" if len(want) == 2 else "pass scales.mT"
     elif shape == (*want, 1):

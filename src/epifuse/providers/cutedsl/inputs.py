@@ -180,8 +180,8 @@ def refused(problem: Problem) -> str | None:
         return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}: convert it"
     if problem.scales and itemsize(problem) > 1:
         return (
-            "it applies block scales only where A and B both have 8 bits: pass scales of columns, or one scale of the "
-            "whole weight, as operands of the epilogue"
+            "it applies block scales only where A and B both have 8 bits: quantise A too, or pass scales of columns, "
+            "or one scale of the whole weight, as operands of the epilogue"
         )
     accumulators = ACCUMULATORS[problem.b.dtype if converts(problem) else a.dtype]
     if problem.accumulator not in accumulators:

@@ -37,7 +37,8 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     if work.order and work.shares_rows:
         node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
         why = "it takes parts of a row where no value needs whole rows"
-        return Reason(f"{why}: store the product, and combine its parts in PyTorch", graph.loc(node))
+        way_out = "store the product, and combine its parts in PyTorch, or pass allow_recompute=True"
+        return Reason(f"{why}: {way_out}", graph.loc(node))
     moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
     for node in graph.nodes:
         if costs.name_of(node) not in costs.COSTS:
