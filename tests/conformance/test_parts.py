@@ -27,6 +27,8 @@ EPILOGUES = {
     "a range of a range": "D = accum[:, 1:31][:, 2:20][:, 3:5]; E = D.sum(-1)",
     "a range of a sum of a range": "D = (accum[:, 2:30] + row[2:30])[:, 3:9]",
     "sections of a section": "q, kv = accum.split([8, 24], -1); k, v = kv.split([8, 16], -1); D = v * 2; E = k",
+    "a range of one column": "p, q, r = accum.split([1, 21, 10], -1); D = p * torch.rsqrt((p * p).mean(-1, True) + 1)",
+    "reductions of one column": "p, q = accum.split([1, 31], -1); D = p.abs().amax(-1, True); E = p.sum(-1); G = q * 2",
     "a constant like a range": "D = torch.ones_like(accum[:, :5], dtype=torch.int32); E = accum[:, 5:] * 2",
     "an element": "D = accum[:, 3]",
     "a column beside all": "D = accum - accum[:, 3:4]",

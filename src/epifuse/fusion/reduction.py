@@ -8,7 +8,7 @@ are written in the epilogue language on top of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -55,6 +55,13 @@ class Combine:
 
 
 REDUCTIONS: dict[str, Combine] = {}
+
+
+def along(name: str, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """A reduction along these dims, which are kept. Along none it is of each value alone, where torch takes all."""
+    meaning = REDUCTIONS[name].meaning
+    made: torch.Tensor = meaning(x, tuple(dims), True) if dims else meaning(x[..., None], (-1,), False)
+    return made
 
 
 def reduction(

@@ -15,7 +15,7 @@ from epifuse.base.errors import fail, kind_of
 from epifuse.frontend.names import known_function
 from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
-from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.reduction import along
 from epifuse.fusion.vocabulary import BUILTINS, VOCABULARY
 from epifuse.ir import Graph, Load, Node
 from epifuse.ir.types import dim_size, shape_of
@@ -132,7 +132,7 @@ class _Whole(NamedTuple):
 def _apply(node: Node, operands: list[torch.Tensor], space: Space, graph: Graph) -> Any:
     if node.op == "reduce":
         name, gone = node.attr
-        return REDUCTIONS[name].meaning(operands[0], tuple(space.dimensions(gone)), True)
+        return along(name, operands[0], space.dimensions(gone))
     if node.op == "pick":
         return picked(operands[0], space.places(node.attr))
     if node.op == "region":

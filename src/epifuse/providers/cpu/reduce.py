@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from epifuse.fusion.reduction import REDUCTIONS, Merge, prod
+from epifuse.fusion.reduction import REDUCTIONS, Merge, along, prod
 
 
 def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """The whole reduction of a tile that holds everything it needs; kept dims have extent one."""
-    return out.copy_(REDUCTIONS[name].meaning(x, tuple(dims), True))
+    return out.copy_(along(name, x, dims))
 
 
 class Accumulator:
