@@ -7,7 +7,7 @@ calls delayed scaling: the epilogue that computes silu(gate) * up divides by it,
 epilogue finds those of silu(gate) * up and stores them beside its 8 bits. A scale times a stored value is the value, as
 in `torch._scaled_mm`; Transformer Engine's `scale_inv` is the same.
 
-Weights are random, for nothing is downloaded: the errors are those of the numbers, not a trained model's.
+Weights are random, because nothing is downloaded: the errors are those of the numbers, not a trained model's.
 
 python examples/quantised_llama.py --model qwen3 --tokens 512
 """
@@ -112,7 +112,7 @@ class RowMlp(nn.Module):
         h, largest = self.first.multiplied(flat, gated_and_delayed, h_scale=self.h_scale, out_dtypes=dtypes)
         scales = {"scale": self.h_scale, "weight_scale": self.second.scale}
         y: Tensor = ef.linear(h, self.second.weight, epilogue=dequantised, out_dtypes=x.dtype, **scales)
-        self.h_scale = largest / LARGEST
+        self.h_scale = (largest / LARGEST).clamp(min=1e-12)
         return y.unflatten(0, x.shape[:-1])
 
 

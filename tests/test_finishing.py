@@ -124,3 +124,16 @@ def test_steps_find_what_others_left(case, on_numbers):
 def test_operands_are_reduced_beside_rows(name, emulated: Emulated):  # noqa: F811
     for m in (1, 70, 257):
         on_gpu.test_an_operand_is_reduced_beside_rows(name, m, emulated)
+
+
+def test_operands_of_batches_are_reduced_beside_rows(emulated: Emulated):  # noqa: F811
+    on_gpu.test_an_operand_of_batches_is_reduced_beside_rows(emulated)
+
+
+@pytest.mark.parametrize("written", ["return 1.0 / total * loss", "return total, loss"])
+def test_where_an_operand_is_reduced_does_not_matter(written):
+    """Before the rows that it is reduced beside, or behind."""
+    source = f"def epi(accum, w): total = sum(w); loss = sum(logsumexp(accum, -1, keepdim=True)); {written}"
+    made = ef.EpilogueArguments.partial(source, {"w": torch.empty(M, 1)})
+    args = ef.GemmArguments(torch.empty(M, 64).bfloat16(), torch.empty(64, N).bfloat16(), epilogue=made)
+    assert ef.get_kernels(args, cc=90)

@@ -94,6 +94,8 @@ def test_a_delayed_scale_is_that_of_the_step_before(example, x):
     saturated = (h / scale).clamp(-448, 448).to(E4M3)
     assert relative(mlp(after), wide(saturated, scale) @ second.t()) < 1e-3  # of ties that float32 breaks otherwise
     assert mlp.h_scale > scale
+    mlp(0 * x)
+    assert mlp(x).isfinite().all()
 
 
 @torch.no_grad()

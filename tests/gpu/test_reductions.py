@@ -170,6 +170,15 @@ def test_an_operand_is_reduced_beside_rows(name: str, m: int, machine: Machine) 
     check(machine, source.format(", ".join(used)), a, b, used, exact=False)
 
 
+def test_an_operand_of_batches_is_reduced_beside_rows(machine: Machine) -> None:
+    a, b = machine.whole(3, 70, 64), machine.whole(3, 64, 136)
+    source = (
+        "def epi(accum, w): r = logsumexp(accum * 0.25, -1, keepdim=True); s = sum(w, -2, keepdim=True); "
+        "total = sum(r * w) / sum(w); return total, s"
+    )
+    check(machine, source, a, b, {"w": machine.whole(3, 70, 1).abs() + 1}, exact=False)
+
+
 def sums(accum: Any) -> Any:
     D = accum
     total, rows, columns = D.sum(), D.sum(dim=1), D.sum(dim=0)

@@ -164,7 +164,7 @@ EPILOGUE: dict[str, Sentence] = {
     "captured_object": Sentence(
         _S,
         "'{name}' is {type}, which an epilogue cannot use",
-        "make it a parameter, or capture a number or a tuple of some",
+        "make it a parameter, or capture a number, or a tuple of numbers",
     ),
     "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "{hint}"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),
@@ -314,8 +314,8 @@ EPILOGUE: dict[str, Sentence] = {
     "join_too_wide": Sentence(
         _T,
         "{count} values of the shape {shape} do not fit side by side into the {size} columns of accum",
-        "join parts of accum, at most as many as it was divided into; return whole values as several outputs, which "
-        "parts of one tensor may take: out={{'D': out[:, :n], 'E': out[:, n:]}}",
+        "join parts of accum, at most as many as it was divided into; return whole values as several outputs, "
+        "which may be views of one tensor: out={{'D': out[:, :n], 'E': out[:, n:]}}",
     ),
     "part_empty": Sentence(_T, "{start}:{stop} of {size} elements is empty", "leave it out"),
     "part_axis": Sentence(

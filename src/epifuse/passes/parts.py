@@ -81,7 +81,9 @@ def _by_sizes(size: int, width: int) -> str:
     if count > _FEW_PARTS:
         return f"all parts have one size, which divides {size}"
     sizes = ", ".join(map(str, [width] * count + [left]))
-    return f"parts that are combined have one size: pad N; else name the sizes: x.split([{sizes}], dim=-1)"
+    return (
+        f"to combine the parts, pad N so that they have one size; otherwise name the sizes: x.split([{sizes}], dim=-1)"
+    )
 
 
 def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Picked]:
@@ -111,7 +113,7 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
 
 def _unequal(part: Part, size: int) -> DimsError:
     step = "" if part.step == 1 else f":{part.step}"
-    hint = "take a piece as x[..., 64:128] of 256, or every other one of an even number as x[..., 0::2]"
+    hint = "take a piece as x[..., 64:128] of 256, or every other column, where their number is even, as x[..., 0::2]"
     if part.step == 1:
         count = size // math.gcd(size, part.start, part.stop)
         hint = f"take equal pieces, x.chunk({count}, dim=-1), compute with each, and join all of them by one torch.cat"

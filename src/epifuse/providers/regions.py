@@ -80,7 +80,8 @@ class Regions:
     ) -> Answers:
         """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all.
 
-        Where no kernel takes all of them, each region has its own best one.
+        Where no kernel takes all of them, each region has its own best one. Elsewhere all have one kernel, of which a
+        single launch may be enough.
         """
         parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
         reason = parts if isinstance(parts, Reason) else "" if rules.may_overlap else self._overlapping(parts)
@@ -89,7 +90,7 @@ class Regions:
         problems = [problem_of(part.region, problem) for part in parts]
         each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
-        shared = _sharing(parts, problem)
+        shared, cut = _sharing(parts, problem), "" if rules.may_cut_blocks else _cut(columns, problem)
 
         def answer(spec: KernelSpec) -> Allocation | Refusal:
             allocations = _allocations(columns, [own[spec.name] for own in each])
@@ -98,26 +99,26 @@ class Regions:
             found = shared or together(spec, columns, allocations, problem)
             if isinstance(found, Allocation):
                 return found
-            if not rules.may_cut_blocks and (cut := _cut(columns, problem)):
-                return Refusal(spec.name, f"{cut}: {found}")
+            if cut:
+                return Refusal(spec.name, cut.format(why=found))
             return _joined([spec] * len(parts), parts, problems, allocations, found)
 
         found = [(spec, answer(spec)) for spec in specs]
-        if all(isinstance(own, Refusal) for _, own in found) and (rules.may_cut_blocks or not _cut(columns, problem)):
+        if not cut and all(isinstance(own, Refusal) for _, own in found):
             mixed = _each_by_its_own(specs, parts, problems, each)
             found = [(spec, mixed.get(spec.name, refused)) for spec, refused in found]
         return Answers.of(found)
 
 
 def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
-    """Why columns cannot be a product of their own, if some cannot."""
+    """Why columns cannot be a product of their own, if some cannot: `why` they would be is left open."""
     if SCALES[1] not in dict(problem.scales):
         return ""
     found = next(((start, stop) for start, stop in columns if start % BLOCK), None)
     if found is None:
         return ""
-    told = f"columns {found[0]}:{found[1]} would take a launch of their own, and begin within a block of {BLOCK}"
-    return f"{told} columns that share a scale; begin at a multiple of {BLOCK}. One launch has not all columns"
+    told = f"columns {found[0]}:{found[1]} need a launch of their own, because {{why}}; they begin within a block"
+    return f"{told} of {BLOCK} columns that share a scale: begin at a multiple of {BLOCK}"
 
 
 def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
@@ -225,7 +226,7 @@ def one_after_another(runners: Sequence[Runner], plan: Plan) -> Runner:
         a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
         steps = [
-            runner(a, b[..., start:stop], of_columns(operands, b.shape[-1], start, stop), outputs)
+            runner(a, b[..., start:stop], of_columns(operands, start, stop), outputs)
             for runner, (start, stop) in zip(runners, columns, strict=True)
         ]
 

@@ -5,7 +5,6 @@ A request hands them over as two more tensors, under names of their own: what lo
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,7 +117,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     if of_weight:  # as they were handed over
         shape, want = shape[::-1] if len(shape) == 2 else shape, want[::-1]
     hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
-    if len(shape) == len(want) and shape != want and all(map(operator.ge, shape, want)):
+    if len(shape) == len(want) and shape != want and all(n and not own % n for own, n in zip(shape, want, strict=True)):
         hint = f"{hint}; scales of finer blocks are not applied: quantise by these, or dequantise before the call"
     if shape == (*want[:-2], want[-1], want[-2]):
         hint = "pass scales.t()" if len(want) == 2 else "pass scales.mT"
@@ -129,43 +128,45 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     return fail("scales_shape", None, name=name, rule=rule, want=want, shape=shape, hint=hint)
 
 
+_FIRST = "first column of B in a block"
+"""Given with the scales of a range of columns that begins within a block."""
+
+
 def dequantised(a: torch.Tensor, b: torch.Tensor, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B in float32, each block times its scale: what a product with block scales means."""
-    return tuple(  # type: ignore[return-value]  # two
-        _times(matrix, given.get(name), along)
-        for matrix, name, along in zip((a, b), SCALES, ((1,), (0, 1)), strict=True)
-    )
+    of_a, of_b = map(given.get, SCALES)
+    return _times(a, of_a, {1: 0}), _times(b, of_b, {0: 0, 1: given.get(_FIRST, 0)})
 
 
-def _times(matrix: torch.Tensor, scales: torch.Tensor | None, along: tuple[int, ...]) -> torch.Tensor:
+def _times(matrix: torch.Tensor, scales: torch.Tensor | None, blocked: Mapping[int, int]) -> torch.Tensor:
+    """`blocked` are the dims with a scale for each block, and where in a block the first element is."""
     wide = matrix.to(torch.float32)
     if scales is None:
         return wide
-    for dim in along:
-        if scales.shape[dim] != matrix.shape[dim]:  # `of_columns` has one for each
-            scales = scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, matrix.shape[dim])
+    for dim, first in blocked.items():
+        scales = scales.repeat_interleave(BLOCK, dim).narrow(dim, first, matrix.shape[dim])
     return wide * scales
 
 
-def of_columns(given: Mapping[str, Any], width: int, start: int, stop: int) -> Mapping[str, Any]:
-    """What is given to a product of the columns `start` to `stop` of B, which has so many: the scales of their blocks.
+def given_scales(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `dequantised` takes of all that a product is given."""
+    return {name: given[name] for name in (*SCALES, _FIRST) if name in given}
 
-    Where they begin within a block, it is one for each column, which `dequantised` takes too.
-    """
-    name = SCALES[1]
-    scales = given.get(name)
+
+def of_columns(given: Mapping[str, Any], start: int, stop: int) -> Mapping[str, Any]:
+    """What is given to a product of the columns `start` to `stop` of B: a view of the scales of their blocks."""
+    scales = given.get(SCALES[1])
     if scales is None:
         return given
-    if scales.shape[-1] != width and start % BLOCK == 0:
-        return {**given, name: scales[..., start // BLOCK : blocks(stop)]}
-    each = scales if scales.shape[-1] == width else scales.repeat_interleave(BLOCK, -1)
-    return {**given, name: each[..., start:stop]}
+    start, stop = (given.get(_FIRST, 0) + column for column in (start, stop))
+    own = {SCALES[1]: scales[..., start // BLOCK : blocks(stop)]}
+    return {**given, **own, _FIRST: start % BLOCK} if start % BLOCK else {**given, **own}
 
 
 def blocks_of_columns(
     scales: tuple[tuple[str, TensorInfo], ...], start: int, stop: int
 ) -> tuple[tuple[str, TensorInfo], ...]:
-    """The scales of a problem with these columns of B: of all blocks that they have a part of."""
+    """The same of the scales of a problem."""
     count = blocks(stop) - start // BLOCK
     return tuple(
         (name, info._replace(shape=(*info.shape[:-1], count)) if name == SCALES[1] else info) for name, info in scales

@@ -25,6 +25,7 @@ from epifuse.providers.cpu.lowered import Panels
 from epifuse.providers.cpu.program import BufferKey
 from epifuse.providers.cpu.space import Tile, is_one_tile, tiles, viewed
 from epifuse.request.problem import Problem
+from epifuse.request.scaled import given_scales
 
 Call = Callable[[], Any]
 _CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ class CpuKernel:
         self.buffers = [[(key[0], shape(mask), nodes) for key, mask, nodes in sweep.buffers] for sweep in made.sweeps]
         self.rows, self.columns = tile
         self.accumulator = problem.accumulator
-        self.scales = [name for name, _ in problem.scales]
+        self.is_scaled = bool(problem.scales)
         self.b_dtype = product.operand_dtype(problem.a.dtype, problem.b.dtype, problem.accumulator)
         self.integers = largest_product(problem.a.dtype, problem.b.dtype)
         l, m, n, k = extents["l"], extents["m"], extents["n"], extents["k"]
@@ -74,7 +75,7 @@ class CpuKernel:
             else:
                 value = torch.scalar_tensor(value, dtype=dtype, device=_CPU)
             tensors[name] = value
-        tensors.update([(name, operands[name]) for name in self.scales])
+        tensors.update(given_scales(operands))
         for name, shape, placement in self.sinks:
             to = outputs[name]
             # It may keep dims that are reduced, or be (1,) for a number.
@@ -131,7 +132,7 @@ class _Launch:
         for node in kernel.coordinates:
             self.tensors[node] = self._index(node)
         calls = _calls(program.before, self.tensors)
-        if kernel.scales:
+        if kernel.is_scaled:
             a, b = self.a, self.b
             self.a, self.b = (torch.empty_like(matrix, dtype=torch.float32) for matrix in (a, b))
             calls.append(partial(product.dequantise, a, b, self.tensors, (self.a, self.b)))

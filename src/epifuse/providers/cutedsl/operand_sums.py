@@ -6,55 +6,55 @@ as well, the operand is read with their results, one value a row, and reduced wi
 
 from __future__ import annotations
 
-from epifuse.ir import Builder, Graph, Node, rewrite
-from epifuse.ir.graph import keep
-from epifuse.ir.types import Type
+from dataclasses import replace
+
+from epifuse.ir import Builder, Graph, Node
+from epifuse.ir.graph import keep, topological
 from epifuse.passes.canonicalise import typed
 
 
 def beside_rows(graph: Graph) -> Graph:
     """The graph in which reductions of operands alone wait for a reduction of the product with a value for each."""
-    of_product = _of_product(graph)
-    alone = {
-        node: found
-        for node in graph.nodes
-        if node.op == "reduce" and node.args[0] not in of_product and (found := _beside(node, graph, of_product))
-    }
-    if not alone:
+    of_product = _above(graph, {node for node in graph.nodes if node.op == "accum"})
+    alone = [node for node in graph.nodes if node.op == "reduce" and node.args[0] not in of_product]
+    later = _above(graph, {*alone})
+    able = [node for node in graph.nodes if node.op == "reduce" and node in of_product and node not in later]
+    beside = {node: found for node in alone if (found := _beside(node, able, graph)) is not None}
+    if not beside:
         return graph
-    made: dict[Node, Node] = {}
+    builder, made = Builder(), dict[Node, Node]()
+    for old in topological([*beside.values(), *graph.roots, *graph.hosts.values()]):
+        args = tuple(made[arg] for arg in old.args)
+        if old in beside:
+            args = (_waiting(args[0], made[beside[old]], builder),)
+        made[old] = keep(old, args, builder)
+        builder.locs[made[old]] = graph.locs.get(old, ())
+        if old in graph.types:
+            builder.types.setdefault(made[old], graph.types[old])
+    return replace(
+        graph.with_roots(
+            [output._replace(node=made[output.node]) for output in graph.outputs],
+            [made[effect] for effect in graph.effects],
+        ),
+        locs=builder.locs,
+        types=builder.types,
+        hosts={name: made[node] for name, node in graph.hosts.items()},
+    )
 
-    def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
-        if old in alone:
-            new = builder.node("reduce", _waiting(args[0], made[alone[old]], builder), attr=old.attr)
-        else:
-            new = keep(old, args, builder)
-        made[old] = new
-        return new
 
-    return rewrite(graph, rule)
-
-
-def _of_product(graph: Graph) -> set[Node]:
-    """What needs the product."""
-    found: set[Node] = set()
+def _above(graph: Graph, below: set[Node]) -> set[Node]:
+    """These nodes, and what needs one of them."""
+    found = {*below}
     for node in graph.nodes:
-        if node.op == "accum" or not found.isdisjoint(node.args):
+        if not found.isdisjoint(node.args):
             found.add(node)
     return found
 
 
-def _beside(node: Node, graph: Graph, of_product: set[Node]) -> Node | None:
-    """A reduction of the product that has a value for each that `node` reduces, and comes before it."""
+def _beside(node: Node, able: list[Node], graph: Graph) -> Node | None:
+    """The first of these reductions that has a value for each that `node` reduces."""
     factors = graph.types[node.args[0]].factors
-    if len(factors) != 1 or not graph.types[node.args[0]].axes <= {"m", "n"}:
-        return None
-    for other in graph.nodes:
-        if other is node:
-            return None
-        if other.op == "reduce" and other in of_product and graph.types[other] == Type("float", factors):
-            return other
-    return None
+    return next((other for other in able if factors and graph.types[other].factors == factors), None)
 
 
 def _waiting(value: Node, other: Node, builder: Builder) -> Node:

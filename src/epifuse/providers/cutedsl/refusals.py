@@ -86,19 +86,20 @@ def unsplit(design: Design, problem: Problem) -> str | None:
 
 
 def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
-    """Why a design does not apply block scales, or None. A tile begins where a block of B does, or is within one.
+    """Why a design does not apply block scales of B, or None. A tile begins where a block of B does, or is within one.
 
-    Of halves of N, which `order` calls stacked, it has as many columns each; `problem` is that of one of them.
+    A tile of two halves of N, which `order` calls stacked, has `design.columns` columns of each. `problem` is that of
+    one half.
     """
-    if not any(design.scaled):
+    if not design.scaled[1]:
         return None
     columns = design.columns if order == "stacked" else design.tile[1]
     if columns % BLOCK and BLOCK % columns:
         return f"its tiles cut the blocks of {BLOCK} columns that share a scale"
     if order == "stacked" and problem.extents["n"] % BLOCK:
         return (
-            f"each half of N has {problem.extents['n']} columns, which cut a block of {BLOCK} that share a scale: pad "
-            f"each half to a multiple of {BLOCK}"
+            f"each half of N has {problem.extents['n']} columns, which is no multiple of the {BLOCK} that share a "
+            f"scale: pad each half to a multiple of {BLOCK}"
         )
     return None
 

@@ -136,7 +136,8 @@ def _rows(design: Design) -> int:
 
 
 def _brought(extent: int) -> int:
-    """Values of a vector in shared memory: as many for each thread of a warp group, or as many threads for each."""
+    """Values of a vector in shared memory: each thread of a warp group brings equally many, or each value is brought by
+    equally many threads."""
     return extent if WARP_GROUP % extent == 0 else round_up(extent, WARP_GROUP)
 
 

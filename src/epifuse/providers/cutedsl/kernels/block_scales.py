@@ -65,7 +65,7 @@ class BlockScales:
             return ()
         is_swapped, block = self.design.swapped, stage * self.steps
         m, n = (place.n, place.m) if is_swapped else (place.m, place.n)
-        of_m = self.design.tile[1 if is_swapped else 0]
+        of_m = self.design.tile[int(is_swapped)]
         of_a: Any = ()
         of_b: Any = ()
         # One block of K for each thread. Else each stage waits for memory, which takes longer to answer than a few rows

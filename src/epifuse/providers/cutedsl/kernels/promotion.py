@@ -57,7 +57,7 @@ class Promotion:
         return left
 
     def add_left(self, accumulators: cute.Tensor, left: list[tuple[int, Any, tuple]]) -> None:
-        """What `add` left, behind the next piece's multiplications, which begin earlier so."""
+        """What `add` left, behind the next piece's multiplications, which so begin earlier."""
         for i, value, scale in left:
             accumulators[i], _ = _added(accumulators[i], value, *scale)
 

@@ -28,7 +28,7 @@ class Vectors(Loads):
         return self.scene.loads[i].travels.slots(self.scene.design)
 
     def _own(self, i: int, thread: Any) -> list:
-        """Which values a thread brings. Of less than one for each thread, neighbours bring the same."""
+        """Which values a thread brings. Where there are fewer values than threads, neighbours bring the same one."""
         slots = self._slots(i)
         if slots < WARP_GROUP:
             return [thread // (WARP_GROUP // slots)]
