@@ -114,6 +114,20 @@ def test_designs_with_other_bits_are_refused_by_name(name):
     assert all(any(words in reason for words in known) for reason in said)
 
 
+@pytest.mark.parametrize("written", ["absmax(accum, -1)", "any(accum > 0, -1)", "sum(accum > 0, -1)", "amin(accum, 0)"])
+def test_what_any_order_gives_has_all_designs(written):
+    """As elementwise epilogues have: those that exchange A and B, and tiles of every width."""
+    source = f"def f(accum): D = {written}; return D"
+    for m in (1, 4096):
+        a, b = torch.empty(m, K, dtype=BF16), torch.empty(1024, K, dtype=BF16).t()
+        made = ef.EpilogueArguments.partial(source, {})
+        each = [
+            {kernel.spec for kernel in ef.get_kernels(ef.GemmArguments(a, b, epilogue=made, constraints=asked), cc=90)}
+            for asked in (ef.Constraints(split=1), ef.Constraints(split=1, batch_invariant=True))
+        ]
+        assert each[0] == each[1]
+
+
 def test_the_cpu_refuses_by_name():
     a, b = torch.randn(4, 8), torch.randn(8, 4)
     args = ef.GemmArguments(

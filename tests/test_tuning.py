@@ -191,6 +191,16 @@ def test_what_does_not_hold_here_is_ignored_with_a_line(
     assert ("Z9" in path.read_text()) is (change is not None and "gpu" in change), "another GPU's results stay"
 
 
+def test_what_could_not_be_compiled_is_measured_later(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    several.names = [ESTIMATED, BROKEN]
+    with monkeypatch.context() as now:
+        now.setattr(tuning, "CONFIG", replace(tuning.CONFIG, no_compile=True))
+        assert len(ef.tune(arguments()).failed) == 1
+    assert not list(store.notes("tuned", arguments().structure.digest))
+    assert len(ef.tune(arguments()).failed) == 1
+    assert list(store.notes("tuned", arguments().structure.digest))
+
+
 def test_explain_says_nothing_where_it_is_not_asked_for(several: Several) -> None:
     args = arguments(None)
     ef.tune(args)
@@ -204,6 +214,12 @@ def test_results_are_merged(several: Several, tmp_path: Path, monkeypatch: pytes
     ef.tune([arguments(m=8), arguments(m=140)])
     assert tuned.merge(brought.parent) == 2
     assert tuned.merge(brought) == 2
+    slow = json.loads(brought.read_text())
+    for row in slow["results"]:
+        row["microseconds"] = dict.fromkeys(row["microseconds"], 1e6)
+    brought.write_text(json.dumps(slow))
+    tuned.merge(brought)
+    assert f"{FASTEST} is the fastest of 2 that were measured, with 2 us" in str(ef.explain(arguments(m=8)))
     assert len(json.loads(path_of(arguments()).read_text())["results"]) == 3
     with pytest.raises(ArgumentError, match=r"holds no results of ef\.tune"):
         tuned.merge(Path(__file__))

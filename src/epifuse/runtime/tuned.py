@@ -88,7 +88,7 @@ def _other(result: Result, mine: Result) -> str:
 def keep(plan: Plan, result: Result) -> None:
     """Store a result, in place of an earlier one. Warns where no folder takes it."""
     try:
-        _add(plan.digest, [result])
+        store.rewrite(_KIND, plan.digest, partial(_with, (result,)))
     except OSError as error:  # not even a temporary folder
         warnings.warn(f"what was measured is not kept: {error}", stacklevel=2)
 
@@ -96,8 +96,8 @@ def keep(plan: Plan, result: Result) -> None:
 def merge(path: Path) -> int:
     """Add the results of a file, or of all files of a folder or its `tuned`, to this user's; how many there were.
 
-    Raises `ArgumentError` for a file that holds no results, or has not the name of its structure, and for a folder
-    without a file.
+    What was measured here stays. Raises `ArgumentError` for a file that holds no results, or has not the name of its
+    structure, and for a folder without a file.
     """
     found = {}
     for file in _files(path):
@@ -108,7 +108,7 @@ def merge(path: Path) -> int:
             raise fail("tuned_file", None, path=file, why=results)
         found[file.stem] = results
     for structure, results in found.items():
-        _add(structure, results)
+        store.rewrite(_KIND, structure, partial(_with, tuple(results), own_first=True))
     return sum(map(len, found.values()))
 
 
@@ -219,14 +219,13 @@ def _is_sound(result: Result) -> bool:
     return result.kernel in times and all(are_times)
 
 
-def _add(structure: str, results: Iterable[Result]) -> Path:
-    return store.rewrite(_KIND, structure, partial(_with, tuple(results)))
-
-
-def _with(results: tuple[Result, ...], path: Path) -> str:
-    """The text of a file with further results; one that cannot be read is begun anew."""
-    before = _read(path) if path.is_file() else []
-    by_key = {result.key: result for result in _newest(() if isinstance(before, str) else before, results)}
+def _with(results: Iterable[Result], path: Path, *, own_first: bool = False) -> str:
+    """The text of a file with further results, which replace its own unless these come first; a file that cannot be
+    read is begun anew."""
+    read = _read(path) if path.is_file() else []
+    before: Iterable[Result] = () if isinstance(read, str) else read
+    ordered = _newest(results, [*before]) if own_first else _newest(before, results)
+    by_key = {result.key: result for result in ordered}
     kept = [asdict(result) for result in by_key.values()][-_MOST:]
     return json.dumps({"results": kept}, indent=1) + "\n"
 

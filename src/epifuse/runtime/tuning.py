@@ -153,7 +153,7 @@ def tune_all(
             failed += [(f"{name}, {best.problem.describe()}", text) for name, text in why.items()]
             if not times:
                 continue
-            result = _kept(best, times)
+            result = _kept(best, times, is_all=not (why and CONFIG.no_compile))
             results.append(Fastest(result.problem, result.kernel, result.microseconds))
         else:
             results.append(Fastest(best.problem.describe(), result.kernel, result.microseconds, found=True))
@@ -171,9 +171,11 @@ def _compile(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> N
         compile_ahead(plans, workers, progress=progress)
 
 
-def _kept(best: Plan, seconds: Mapping[str, float]) -> tuned.Result:
+def _kept(best: Plan, seconds: Mapping[str, float], *, is_all: bool = True) -> tuned.Result:
+    """The result, stored where kernels that were not timed would fail again: not where none may be compiled now."""
     result = tuned.result_of(best, {name: round(1e6 * each, 3) for name, each in seconds.items()})
-    tuned.keep(best, result)
+    if is_all:
+        tuned.keep(best, result)
     return result
 
 

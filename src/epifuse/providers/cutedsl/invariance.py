@@ -49,7 +49,7 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
         return None
     if design.split > 1:
         return f"batch_invariant asks for K in one part, and this design adds up {design.split} parts"
-    if not work.reduces_axes:
+    if not work.adds_along_axes:
         return None
     if design.swapped:
         return "batch_invariant asks for reductions without an exchange of A and B, and this design exchanges them"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Factor, Graph, Load, Node, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import factors_of
@@ -166,6 +167,17 @@ class Lowered:
     def reduces_axes(self) -> bool:
         """Whether anything is reduced along a whole axis, where what lies beyond the result must be left out."""
         return any(node.op == "reduce" and not segments.width(node) for node in self.stored.nodes)
+
+    @cached_property
+    def adds_along_axes(self) -> bool:
+        """Whether a sum or a product of floats goes along a whole axis: its bits follow from the order. Those of a
+        largest value do not, nor those of a sum of integers."""
+        whole = [node for node in self.stored.nodes if node.op == "reduce" and not segments.width(node)]
+        return any(
+            self.stored.types[node].kind == "float"
+            and (node.attr[0] not in REDUCTIONS or REDUCTIONS[node.attr[0]].merge.how not in ("largest", "smallest"))
+            for node in whole
+        )
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
