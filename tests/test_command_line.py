@@ -390,6 +390,13 @@ def test_tuning_goes_on_beside_a_compiler_that_does_not_run(compiler: str, tmp_p
     assert "the fastest of" in done.stdout
 
 
+def test_batches_are_tuned(tmp_path: Path) -> None:
+    done = command("$EPIFUSE tune 8x8x8 --dtype float32 --batch 4 --epilogue 'lambda accum: accum + 1'", tmp_path)
+    assert done.returncode == 0
+    assert "L=4 M=8 N=8 K=8" in done.stdout
+    assert "no whole number, 1 or more" in command("$EPIFUSE tune 8x8x8 --batch 0", tmp_path).stderr
+
+
 def test_tuning_says_where_nothing_is_kept(tmp_path: Path) -> None:
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)

@@ -114,6 +114,22 @@ def test_designs_with_other_bits_are_refused_by_name(name):
     assert all(any(words in reason for words in known) for reason in said)
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float8_e4m3fn])
+def test_segments_beside_rows_have_a_width_that_runs(dtype):
+    """Sums that float32 adds up have no tiles of 192 columns."""
+    source = "def f(accum): h = accum.unflatten(-1, (-1, 96)); s = sum(h, -1); t = sum(accum, -1); return s, t"
+    for m in (1, 100, 4096):
+        a, w = (torch.empty(rows, K, dtype=torch.float32).to(dtype) for rows in (m, 1536))
+        args = ef.GemmArguments(
+            a,
+            w.t(),
+            epilogue=ef.EpilogueArguments.partial(source, {}),
+            constraints=ef.Constraints(batch_invariant=True),
+        )
+        widths = {kernel.spec.design.tile[1] for kernel in ef.get_kernels(args, cc=90)}
+        assert widths == ({192} if dtype == BF16 else {96})
+
+
 @pytest.mark.parametrize("written", ["absmax(accum, -1)", "any(accum > 0, -1)", "sum(accum > 0, -1)", "amin(accum, 0)"])
 def test_what_any_order_gives_has_all_designs(written):
     """As elementwise epilogues have: those that exchange A and B, and tiles of every width."""

@@ -135,6 +135,13 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
+def count(text: str) -> int:
+    """A whole number, 1 or more."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
+    return int(text)
+
+
 def operand(text: str) -> tuple[str, Operand]:
     """A name, and dims or a number: `bias=N`, `labels=Mx1:int64`, `alpha=0.5`."""
     name, _, rest = text.partition("=")

@@ -39,6 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16", type=described.dtype, help=what)
     parser.add_argument("--device", type=described.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
+    parser.add_argument("--batch", type=described.count, metavar="L", help="as many products at once; one unless given")
+    parser.add_argument("--allow-recompute", action="store_true", help="the product may be computed more than once")
     parser.add_argument("--anew", action="store_true", help="measure what was measured before, too")
     parser.add_argument("--merge", action="append", default=[], type=Path, help="results of another machine's folder")
 
@@ -65,16 +67,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _arguments(shape: Sequence[int], options: argparse.Namespace) -> GemmArguments:
-    extents = {**dict(zip("MNK", shape, strict=True)), "L": 1}
+    lead = () if options.batch is None else (options.batch,)
+    extents = {**dict(zip("MNK", shape, strict=True)), "L": options.batch or 1}
 
     def empty(dims: Sequence[str]) -> torch.Tensor:
-        sizes = [extents[dim] for dim in dims]
-        return described.empty(sizes, options.dtype, options.device)
+        return described.empty((*lead, *(extents[dim] for dim in dims)), options.dtype, options.device)
 
     epilogue = None
     if options.epilogue:
         function = described.epilogue(options.epilogue)
         operands = described.Operands.of(function, options.operand)
         epilogue = EpilogueArguments.partial(function, operands.made(extents, options.dtype, options.device))
-    constraints = Constraints(precision=options.precision)
-    return GemmArguments(empty("MK"), empty("NK").t(), epilogue=epilogue, constraints=constraints)
+    constraints = Constraints(precision=options.precision, allow_recompute=options.allow_recompute)
+    return GemmArguments(empty("MK"), empty("NK").mT, epilogue=epilogue, constraints=constraints)

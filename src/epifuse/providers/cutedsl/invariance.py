@@ -19,8 +19,10 @@ from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.lowering import Lowered
 from epifuse.request.problem import Problem
 
-_WIDTHS = (128, 256, 192, 64)
-"""Columns of tiles, the preferred first: with 128 there are tiles for few rows and for many."""
+_WIDTHS = (128, 256, 192, 64, 96)
+_PROMOTED_WIDTHS = (128, 256, 64, 96)
+"""Columns of tiles, the preferred first: with 128 there are tiles for few rows and for many. Sums that float32 adds up
+are added 128 columns at a time, or all columns of a narrower tile."""
 _HOLDING = ((128, 1), (256, 1), (256, 2), (128, 8), (256, 8))
 """Columns of a tile, and CTAs of a cluster, that hold whole rows, the fewest columns first. For 512 and 1024 columns
 these are the faster ones of those that docs/tuning.md compares."""
@@ -56,7 +58,8 @@ def refused(design: Design, work: Lowered, problem: Problem) -> str | None:
     if work.shares_rows:
         wanted = next((tree for tree in _HOLDING if tree[0] * tree[1] >= problem.extents["n"]), None)
     else:
-        wanted = next(((width, 1) for width in _WIDTHS if width // design.parts % (work.span or 1) == 0), None)
+        widths = _PROMOTED_WIDTHS if design.promoted else _WIDTHS
+        wanted = next(((width, 1) for width in widths if width // design.parts % (work.span or 1) == 0), None)
     if wanted in (None, _tree(design, work)):
         return None  # what no tile or cluster holds is refused for that
     shared = f", {wanted[1]} of which share a row" if wanted[1] > 1 else ""
