@@ -107,7 +107,7 @@ def test_integer_sums_that_int32_holds_share_bits(k):
 def test_what_promotes_its_sums_needs_registers_for_it():
     args = arguments()
     refused = {r.kernel: r.reason for r in ef.explain(args, cc=90).refusals}
-    want = "its accumulator leaves too few registers for sums of 128 products beside it"
+    want = "its accumulator leaves too few registers for sums of 128 products beside it: fast_accum=True has none"
     assert refused["sm90_gemm_128x192_pingpong_2x1"] == want
     assert (128, 192) in {k.metadata.tile_shape for k in ef.get_kernels(arguments(asked=FAST), cc=90)}
 

@@ -214,13 +214,15 @@ def unpromoted(design: Design) -> str | None:
     spill beside 128 accumulators a thread. Pieces of other sizes ran on no GPU."""
     if not design.promoted:
         return None
+    of_floats = design.rewritten is not None and design.rewritten.parts > 1  # float32 in full
+    way_out = "" if of_floats or any(design.scaled) else ": fast_accum=True has none"
     added = _accumulators(design) if design.by_warps else piece(design) // 2  # of a whole tile by mma.sync
     if _accumulators(design) + added > _MOST_PROMOTING[design.split > 1 or design.by_warps]:
-        why = f"its accumulator leaves too few registers for sums of {design.promoted} products beside it"
-        return f"{why}: fast_accum=True has none" if design.by_warps else why
+        return f"its accumulator leaves too few registers for sums of {design.promoted} products beside it{way_out}"
     if design.tile[1] > _PIECE and design.tile[1] % _PIECE:
         wide = design.tile[1]
-        return f"sums of {design.promoted} products are added {_PIECE} columns at a time, and its tile has {wide}"
+        why = f"sums of {design.promoted} products are added {_PIECE} columns at a time, and its tile has {wide}"
+        return f"{why}{way_out}"
     return None
 
 
