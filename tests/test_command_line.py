@@ -246,6 +246,20 @@ def test_operands_beside_8_bits_are_float32(
     assert "z: row, s8[64]" in out
 
 
+def test_constraints_are_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[ef.GemmArguments] = []
+    monkeypatch.setattr(tune, "tune", lambda args, *, anew: asked.extend(args) or True)
+    flags = dict.fromkeys(("allow_recompute", "batch_invariant", "fast_accum", "fast_math"), True)
+    words = [f"--{name.replace('_', '-')}" for name in flags]
+    said(capsys, "tune", "64x64x64", *words, "--split", "2", "--precision", "ieee")
+    said(capsys, "tune", "64x64x64")
+    given, none = (args.problem.constraints for args in asked)
+    assert given == ef.Constraints(**flags, split=2, precision="ieee")
+    assert none == ef.Constraints()
+    split = said(capsys, "explain", "lambda accum: accum", "--mnk", "64", "64", "4096", "--cc", "90", "--split", "2")
+    assert "K in 2 parts" in split
+
+
 def test_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a tensor on cuda:99 must be one" in error(capsys, "tune", "64x64x64", "--device", "cuda:99")
 

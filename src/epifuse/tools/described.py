@@ -19,6 +19,7 @@ import torch
 from epifuse.base.dtypes import BY_TORCH, short
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.frontend import parsed
+from epifuse.request.problem import Constraints
 
 _DIMS = re.compile(r"(?:[LMN]|\d+)(?:x(?:[LMN]|\d+))*")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -140,6 +141,28 @@ def count(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
     return int(text)
+
+
+_ALLOWED = {
+    "allow_recompute": "the product may be computed more than once",
+    "batch_invariant": "a row has the same bits whatever M is",
+    "fast_accum": "8-bit floats are added up by the tensor cores alone",
+    "fast_math": "the hardware's approximations for every output",
+}
+
+
+def add_constraints(parser: argparse.ArgumentParser) -> None:
+    """Options that are fields of `Constraints`; what is not given has the field's default."""
+    parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
+    parser.add_argument("--split", type=count, metavar="PARTS", help="in how many parts K is multiplied")
+    for name, what in _ALLOWED.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, action="store_true", default=getattr(Constraints, name), help=what)
+
+
+def constraints(options: argparse.Namespace) -> Constraints:
+    """What `add_constraints` has read."""
+    return Constraints(**{name: getattr(options, name) for name in ("precision", "split", *_ALLOWED)})
 
 
 def operand(text: str) -> tuple[str, Operand]:

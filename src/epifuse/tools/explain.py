@@ -10,7 +10,6 @@ import torch
 from epifuse.api import Explanation, explain
 from epifuse.base.errors import fail
 from epifuse.base.target import TARGETS, target_of
-from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.tools import described
 from epifuse.tools.lines import rows, wrapped
@@ -43,8 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=WHAT",
         help="an operand, as in bias=N, C=MxN, labels=Mx1:int64 or alpha=0.5",
     )
-    parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
-    parser.add_argument("--allow-recompute", action="store_true", help="the product may be computed more than once")
+    described.add_constraints(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         described.empty((*lead, extents["M"], extents["K"]), options.dtype, _META),
         described.empty((*lead, extents["N"], extents["K"]), options.dtype, _META).mT,
         epilogue=EpilogueArguments.partial(function, made),
-        constraints=Constraints(precision=options.precision, allow_recompute=options.allow_recompute),
+        constraints=described.constraints(options),
     )
     explanation = explain(args, cc=_here() if options.cc is None else options.cc)
     print(*rows(_heading(args, operands)), sep="\n")

@@ -13,7 +13,6 @@ import torch
 from epifuse.api import tune
 from epifuse.base import store
 from epifuse.base.errors import fail
-from epifuse.request.problem import Constraints
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.tuned import merge
 from epifuse.tools import described
@@ -38,9 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "of A, B and operands, which are float32 beside 8 bits; bfloat16 unless given"
     parser.add_argument("--dtype", default="bfloat16", type=described.dtype, help=what)
     parser.add_argument("--device", type=described.device, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
     parser.add_argument("--batch", type=described.count, metavar="L", help="as many products at once; one unless given")
-    parser.add_argument("--allow-recompute", action="store_true", help="the product may be computed more than once")
+    described.add_constraints(parser)
     parser.add_argument("--anew", action="store_true", help="measure what was measured before, too")
     parser.add_argument("--merge", action="append", default=[], type=Path, help="results of another machine's folder")
 
@@ -78,5 +76,5 @@ def _arguments(shape: Sequence[int], options: argparse.Namespace) -> GemmArgumen
         function = described.epilogue(options.epilogue)
         operands = described.Operands.of(function, options.operand)
         epilogue = EpilogueArguments.partial(function, operands.made(extents, options.dtype, options.device))
-    constraints = Constraints(precision=options.precision, allow_recompute=options.allow_recompute)
+    constraints = described.constraints(options)
     return GemmArguments(empty("MK"), empty("NK").mT, epilogue=epilogue, constraints=constraints)
