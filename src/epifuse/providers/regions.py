@@ -111,7 +111,8 @@ class Regions:
 
 
 def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
-    """Why columns cannot be a product of their own, if some cannot: `why` they would be is left open."""
+    """The refusal of a launch for each range of columns, if a range begins within a block, else "". Its field `why` is
+    what asks for these launches."""
     if SCALES[1] not in dict(problem.scales):
         return ""
     found = next(((start, stop) for start, stop in columns if start % BLOCK), None)
