@@ -161,6 +161,7 @@ def saved(seconds: Mapping[str, Sequence[float]], kind: str) -> tuple[float, flo
 
 def measure(name: str, shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
     """Microseconds, and what is saved."""
+    torch._dynamo.reset()  # a function is compiled for eight shapes only; the ninth would run uncompiled
     seconds = interleave({key: [call] for key, call in calls_of(name, shape).items()}, rounds, backlog)
     return {
         "activation": name,
