@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hopper import BF16, CASES, PLACED, arguments, hopper_kernel, storing
+from hopper import BF16, CASES, PLACED, arguments, hopper_kernel, reasons, storing
 
 import epifuse as ef
 
@@ -35,6 +35,22 @@ ADVICE = {
 def test_wide_rows_are_refused_with_what_to_store(epilogue):
     refusals = {r.kernel: r.reason for r in ef.explain(arguments(epilogue, n=4096), cc=90).refusals}
     assert ADVICE[epilogue] in refusals["sm90_gemm_128x256_cooperative_2x1"]
+
+
+def test_one_column_of_wide_rows_needs_no_whole_row():
+    def log_probability(accum, labels):
+        p = torch.log_softmax(accum, dim=-1).gather(-1, labels)
+        return p
+
+    def all_of_them_too(accum, labels):
+        every = torch.log_softmax(accum, dim=-1)
+        p = every.gather(-1, labels)
+        return every, p
+
+    labels = torch.empty(4096, 1, dtype=torch.int64)
+    hopper_kernel(arguments(log_probability, m=4096, n=128256, labels=labels))
+    told = reasons(arguments(all_of_them_too, m=4096, n=128256, labels=labels))
+    assert "log_softmax over N = 128256 does not fit one cluster's 2048 columns" in told
 
 
 def test_one_reason_where_a_design_takes_two_launches():

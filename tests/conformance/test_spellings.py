@@ -44,6 +44,8 @@ LINES = [
     "(accum * 0).argmin(-1, keepdim=True) + torch.argmax(C + accum, 1, keepdim=True)",
     "accum.gather(1, labels % 16) + torch.gather(E * accum, 1, (labels + 1) % 16)",
     "torch.logsumexp(accum, -1) - accum.gather(-1, labels % 16).squeeze(-1)",
+    "accum.log_softmax(-1).gather(-1, labels % 16) - F.softmax(accum + C, 1).gather(1, labels % 16).log()",
+    "where(accum == accum.amax(-1, keepdim=True), E, accum.softmax(-1)).gather(1, labels % 16) + row[0]",
     "accum / accum.shape[-1] + E * accum.size(0) - row.shape[0] + labels.numel()",
     "where(index_n(accum) == accum.size()[1] - 1, accum, E / math.sqrt(accum.shape[1]))",
     "torch.atan2(accum, E) + accum.atan2(C)",

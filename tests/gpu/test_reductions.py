@@ -4,6 +4,7 @@ Integers and masks are reduced exactly.
 """
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -177,6 +178,49 @@ def test_an_operand_of_batches_is_reduced_beside_rows(machine: Machine) -> None:
         "total = sum(r * w) / sum(w); return total, s"
     )
     check(machine, source, a, b, {"w": machine.whole(3, 70, 1).abs() + 1}, exact=False)
+
+
+CHOSEN = {
+    "of log_softmax": "p = log_softmax(x, dim=-1).gather(-1, labels); r = -p; return r",
+    "of softmax": "p = softmax(x * 2.0, dim=-1).gather(-1, labels); r = -log(p + 1e-9); return p, r",
+    "of bent logits": "y = 30.0 * tanh(x / 30.0); s = mean(-log_softmax(y, -1).gather(-1, labels)); return s",
+    "of what is masked": "y = where(C > -2.0, x, -inf); r = log_softmax(y, -1).gather(-1, labels); return r",
+    "clipped": "r = exp(log_softmax(x, -1).gather(1, labels) - old); s = min(r * w, clamp(r, 0.8, 1.2) * w); return s",
+}
+"""What is computed of whole rows, of which one column is stored."""
+
+
+@pytest.mark.parametrize("n", [136, 4104])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_one_column_of_what_is_computed_of_rows(name: str, n: int, machine: Machine) -> None:
+    """Rows wider than a cluster, too, as no value of a tile waits for its row."""
+    a, b = machine.normal(257, 64), machine.normal(64, n)
+    labels = torch.randint(0, n, (257, 1), device=machine.device)
+    every = {
+        "labels": labels,
+        "C": machine.normal(257, n),
+        "old": machine.normal(257, 1) - 4.0,
+        "w": machine.normal(257, 1),
+    }
+    used = {key: value for key, value in every.items() if re.search(rf"\b{key}\b", CHOSEN[name])}
+    source = f"def epi(accum, {', '.join(used)}): x = accum * 0.25; {CHOSEN[name]}"
+    check(machine, source.replace("-inf", "float('-inf')"), a, b, used, exact=False)
+
+
+@pytest.mark.parametrize("n", [136, 4104])
+def test_a_column_that_is_not_there_gives_zero(n: int, machine: Machine) -> None:
+    """And where the largest value of a row is no finite number, the result is PyTorch's."""
+    a, b, C = machine.normal(70, 64), machine.normal(64, n), torch.zeros(70, n, device=machine.device)
+    C[3, 5], C[4], C[5, 6], C[6, 7] = torch.inf, -torch.inf, torch.nan, -torch.inf
+    labels = torch.arange(70, device=machine.device)[:, None] % n
+    labels[:3, 0] = torch.tensor([-1, n, -100], device=machine.device)
+    labels[6] = 7
+    source = "def epi(accum, C, labels): r = log_softmax(accum + C, dim=-1).gather(-1, labels); return r"
+    found = run(machine, source, a, b, {"C": C, "labels": labels})["r"].double().cpu()
+    rows = torch.log_softmax(a.double() @ b.double() + C, dim=-1).cpu()
+    want = rows.gather(-1, labels.cpu().clamp(0, n - 1))
+    want[:3] = 0.0
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def sums(accum: Any) -> Any:

@@ -19,9 +19,10 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
-from epifuse.ir.types import canonical, dim_size, factors_of, promote, shape_of
+from epifuse.ir.types import Dim, canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
 from epifuse.passes.alignment import Typed, narrow_of
+from epifuse.passes.chosen import chosen, waiting
 from epifuse.passes.dims import (
     DimsError,
     broadcast,
@@ -260,11 +261,25 @@ class _Inference(Sizes):
         here = self.result("eq", [self.coordinate(x, len(x.dims) - at), index], "mask")
         nothing = 0.0 if x.kind == "float" else 0
         zero = self.infer_const(Node("const", attr=nothing), [])
+        if waiting(x.node, x.dims[at], self):
+            dims = tuple(() if i == at else dim for i, dim in enumerate(x.dims))
+            found = replace(x, node=chosen(x.node, here.node, x.dims[at], self), dims=dims)
+            return self.result("where", [self.is_inside(index, x.dims[at]), found, zero], x.kind)
         found = self.reduction("sum", self.result("where", [here, x, zero], x.kind), (at,), keepdim=True)
         if x.kind != "int32":
             return found
         made = self.emit("cast", found.node, attr=torch.int32, kind="int32", dims=found.dims)
         return replace(found, node=made, kind="int32")
+
+    def is_inside(self, index: Typed, dim: Dim) -> Typed:
+        """Whether the index is a place along this dim."""
+        zero, size = (self.emit("const", attr=number, kind="int32", is_host=True) for number in (0, 1))
+        for factor in dim:
+            size = self.emit("mul", size, self.count(factor), kind="int", is_host=True)
+        first, end = Typed(zero, "int32", host=True), Typed(size, "int", host=True)
+        low = self.result("ge", self.taken([index, first]), "mask")
+        high = self.result("lt", self.taken([index, end]), "mask")
+        return self.result("logical_and", [low, high], "mask")
 
     def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
         """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""

@@ -130,6 +130,7 @@ REDUCTIONS: Mapping[str, Reduced] = {
     "any": Reduced(1, "short"),
     "all": Reduced(1, "short"),
     "logsumexp": Reduced(2, "long"),  # the largest value, and the sum of exponentials over it
+    "sum_of_exponentials": Reduced(2, "long"),  # the same
     "sum_log1p_exp": Reduced(1, "long"),
     "mean_log1p_exp": Reduced(1, "long"),
 }

@@ -26,6 +26,7 @@ from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.alone import as_segment
+from epifuse.providers.cutedsl.exponential_sums import online
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.operand_sums import beside_rows
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
@@ -274,5 +275,5 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     problem = problem_of(order, whole, graph)
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
-    walked = split_log_sums(beside_rows(opened))
-    return Lowered(graph, assign_stages(walked, problem), order, refused, regions=regions)
+    walked = assign_stages(split_log_sums(beside_rows(opened)), problem)
+    return Lowered(graph, online(walked, problem), order, refused, regions=regions)

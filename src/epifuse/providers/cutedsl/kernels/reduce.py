@@ -22,7 +22,7 @@ from epifuse.providers.cutedsl.kernels.fragment import ALL_LANES, Fragment
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.store_math import as_kind
 
-INFINITY = float("inf")
+INFINITY, NAN = float("inf"), float("nan")
 
 
 class Pool(NamedTuple):
@@ -100,6 +100,7 @@ _SQUARES = Row(0.0, lambda x: (x * x,), _SUM)
 # The product of 1 + exp(x) <= 2 over 64 values is within 2^64; as its excess it is as exact as its smallest term.
 _PRODUCT = Pool(64, _exp_below_one, lambda p, q: cute.math.fma(p, q, p) + q, _log_of_product)
 _LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)
+_EXPONENTIALS = Row(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of)
 ROWS: dict[str, Row] = {
     "sum": Row(0.0, lambda x: (x,), _SUM),
     "mean": Row(0.0, lambda x: (x,), _SUM),
@@ -111,7 +112,8 @@ ROWS: dict[str, Row] = {
     "absmax": Row(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
     "any": Row(0.0, lambda x: (x,), _by(_largest)),
     "all": Row(1.0, lambda x: (x,), _by(_smallest)),
-    "logsumexp": Row(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of),
+    "logsumexp": _EXPONENTIALS,
+    "sum_of_exponentials": _EXPONENTIALS,
     "sum_log1p_exp": _LOG1P_EXP,
     "mean_log1p_exp": _LOG1P_EXP,
 }
@@ -216,6 +218,8 @@ def finished(node, values: tuple, shape):
     if name == "logsumexp":
         shift = cute.where(abs(x) < INFINITY, x, cute.full_like(x, 0.0))
         return cute.where(x == INFINITY, x, cute.math.log(values[1]) + shift)
+    if name == "sum_of_exponentials":  # of x - amax(x), which is NaN where the largest is infinite
+        return cute.where(abs(x) < INFINITY, values[1], cute.full_like(x, NAN))
     return x
 
 
