@@ -1,7 +1,8 @@
 """What a launch of Hopper's kernel is to compute, by PyTorch: of the kernel's text and of the tensors it is handed."""
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -122,12 +123,25 @@ def _counted(node: Node, extents: dict[str, int]) -> torch.Tensor:
     return found.to(torch.int32)
 
 
+class _Meaning(NamedTuple):
+    """Of a reduction that only Hopper's kernel has."""
+
+    meaning: Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
+
+
+_MEANINGS = {
+    "sum_of_exponentials": _Meaning(lambda x, dims, keep: (x - x.amax(dims, True)).exp().sum(dims, keep)),
+    "place_of_largest": _Meaning(lambda x, dims, keep: x.argmax(dims[0], keep).float()),
+}
+
+
 def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     if node.op == "reduce" and segments.width(node):
         return _of_segments(node, args[0])
     if node.op == "reduce":
         name, gone = node.attr
-        return REDUCTIONS[name].meaning(args[0], tuple({"mnl".index(factor.axis) for factor in gone}), True)
+        dims = tuple({"mnl".index(factor.axis) for factor in gone})
+        return _MEANINGS.get(name, REDUCTIONS.get(name)).meaning(args[0], dims, True)
     if node.op == "pick":
         return _picked(node, args[0])
     if node.op == "cast":

@@ -223,6 +223,23 @@ def test_a_column_that_is_not_there_gives_zero(n: int, machine: Machine) -> None
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize(("l", "m", "n"), [(0, 257, 4104), (0, 5, 4104), (3, 70, 2056), (0, 1, 50000), (0, 640, 4096)])
+def test_the_place_of_the_largest_value_of_a_wide_row(l: int, m: int, n: int, machine: Machine) -> None:
+    """The first one of equal values, and NaN where there is one; with few rows A and B are exchanged."""
+    a, b = (machine.whole(*shape) if l else machine.whole(*shape[1:]) for shape in ((l, m, 64), (l, 64, n)))
+    C = torch.zeros(*((l,) if l else ()), m, n, device=machine.device)
+    C[..., 0, 7], C[..., 0, n - 2] = torch.nan, torch.nan
+    if m > 4:
+        C[..., 1, :], C[..., 2, n - 1], C[..., 3, 5:9] = -torch.inf, torch.inf, torch.inf
+    body = "i, j, k = argmax(x, -1), argmin(x, -1, True), argmax(x * 0.0, -1); return i, j, k"
+    source = f"def epi(accum, C): x = accum + C; {body}"
+    found = run(machine, source, a, b, {"C": C})
+    x = (a.float() @ b.float() + C).cpu()
+    assert torch.equal(found["i"].cpu(), x.argmax(-1))
+    assert torch.equal(found["j"].cpu(), x.argmin(-1, True))
+    assert torch.equal(found["k"].cpu(), (x * 0.0).argmax(-1))
+
+
 def sums(accum: Any) -> Any:
     D = accum
     total, rows, columns = D.sum(), D.sum(dim=1), D.sum(dim=0)

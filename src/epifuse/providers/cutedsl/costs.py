@@ -131,6 +131,7 @@ REDUCTIONS: Mapping[str, Reduced] = {
     "all": Reduced(1, "short"),
     "logsumexp": Reduced(2, "long"),  # the largest value, and the sum of exponentials over it
     "sum_of_exponentials": Reduced(2, "long"),  # the same
+    "place_of_largest": Reduced(2, "long"),  # the largest value, and its place
     "sum_log1p_exp": Reduced(1, "long"),
     "mean_log1p_exp": Reduced(1, "long"),
 }

@@ -26,8 +26,8 @@ from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.alone import as_segment
-from epifuse.providers.cutedsl.exponential_sums import online
 from epifuse.providers.cutedsl.log_sums import split_log_sums
+from epifuse.providers.cutedsl.online import online
 from epifuse.providers.cutedsl.operand_sums import beside_rows
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints

@@ -19,6 +19,7 @@ from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
+from epifuse.providers.cutedsl.online import MOST_PLACES, PLACE
 from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
 from epifuse.request.problem import Problem
@@ -191,6 +192,8 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
     if is_again(node, graph):
         return _of_parts(node, graph)
+    if name == PLACE and (count := max(factor.size(problem.extents) for factor in node.attr[1])) > MOST_PLACES:
+        return f"a place is exact to {MOST_PLACES} elements, and a row has {count}: store the product, and search it"
     smaller = f"it reduces only values with all M x N elements, and the argument of {name} has fewer: {_WAY_OUT}"
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
         return smaller

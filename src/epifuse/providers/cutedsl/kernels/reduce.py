@@ -38,6 +38,7 @@ class Row(NamedTuple):
     """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing.
 
     `gather` is the partial result of several arguments, where there is a cheaper way than to lift and merge each.
+    Where it is `placed`, an argument is a pair of a value and its place along what is reduced.
     """
 
     neutral: float
@@ -45,6 +46,7 @@ class Row(NamedTuple):
     merge: Callable[[Any, Any], Any]
     gather: Callable[[list], Any] | None = None
     pool: Pool | None = None
+    placed: bool = False
 
 
 def _largest(x, y):
@@ -70,6 +72,14 @@ def _online_of(xs: list) -> tuple:
     largest = fold(ROWS["amax"], [(x,) for x in xs])[0]
     shift = cutlass.select_(cute.arch.fmax(largest, -largest) < INFINITY, largest, Float32(0.0))
     return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
+
+
+def _first_largest(x: tuple, y: tuple) -> tuple:
+    """NaN is larger than any number, as for `argmax`; of equal values the first."""
+    unknown, others = x[0] != x[0], y[0] != y[0]
+    equal = (x[0] == y[0]) | (unknown & others)
+    is_first = (x[0] > y[0]) | (unknown & (y[0] == y[0])) | (equal & (x[1] < y[1]))
+    return tuple(Float32(value) for value in _select(is_first, x, y))
 
 
 def _exp_below_one(x):
@@ -114,6 +124,7 @@ ROWS: dict[str, Row] = {
     "all": Row(1.0, lambda x: (x,), _by(_smallest)),
     "logsumexp": _EXPONENTIALS,
     "sum_of_exponentials": _EXPONENTIALS,
+    "place_of_largest": Row(-INFINITY, lambda placed: placed, _first_largest, placed=True),
     "sum_log1p_exp": _LOG1P_EXP,
     "mean_log1p_exp": _LOG1P_EXP,
 }
@@ -220,6 +231,8 @@ def finished(node, values: tuple, shape):
         return cute.where(x == INFINITY, x, cute.math.log(values[1]) + shift)
     if name == "sum_of_exponentials":  # of x - amax(x), which is NaN where the largest is infinite
         return cute.where(abs(x) < INFINITY, values[1], cute.full_like(x, NAN))
+    if name == "place_of_largest":
+        return values[1]
     return x
 
 
@@ -337,7 +350,9 @@ class Partials:
         for places, end, edge in bounds:
             if edge == "values":
                 xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
-        return xs
+        if not ROWS[reduction.name].placed:
+            return xs
+        return [(x, at.to(Float32)) for x, at in zip(xs, bounds[0][0], strict=True)]
 
 
 class Held:

@@ -1,0 +1,66 @@
+"""Reductions that wait for the largest value of their row, and are found in one pass with it on Hopper."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
+
+from emulated import Emulated, emulated  # noqa: F401  # a fixture
+from fuzzing.check import function_of
+from gpu.harness import run
+from hopper import BF16, arguments, hopper_kernel, reasons
+
+import epifuse as ef
+from epifuse.providers.cutedsl.online import EXPONENTIALS, MOST_PLACES, PLACE
+
+BODIES = {
+    "r = log_softmax(x, dim=-1).gather(-1, labels); return r": [EXPONENTIALS],
+    "r = softmax(x, dim=-1).gather(-1, labels); s = r.mean(); return r, s": [EXPONENTIALS],
+    "r = argmax(x, -1); s = amax(x, -1); return r, s": [PLACE],
+    "r = argmin(x, -1, keepdim=True); s = argmax(x * x, 1); return r, s": [PLACE, PLACE],
+    "r = where(argmax(x, -1, True) == labels, 1.0, 0.0).mean(); return r": [PLACE],
+}
+"""What is found in one pass."""
+
+
+def reductions(kernel: ef.Kernel) -> list[str]:
+    nodes = kernel.plan.allocation.program.source.programs[0].graph.nodes
+    return [node.attr[0] for node in nodes if node.op == "reduce"]
+
+
+@pytest.mark.parametrize("m", [3, 150])
+@pytest.mark.parametrize("body", BODIES)
+def test_what_is_found_in_one_pass(body: str, m: int, emulated: Emulated) -> None:  # noqa: F811
+    a, b = emulated.whole(m, 64), emulated.whole(64, 2056)
+    labels = torch.arange(m)[:, None] % 2056
+    source = f"def epi(accum, labels): x = accum * 0.25; {body}"
+    used = {"labels": labels} if "labels" in body else {}
+    source = source if used else source.replace(", labels", "", 1)
+    found = run(emulated, source, a, b, used)
+    want = ef.reference(function_of(source, {}))(a.double() @ b.double(), **used)
+    for got, one in zip(found.values(), want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(got.double(), one.double(), rtol=1e-5, atol=1e-5)
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, used))
+    assert [name for name in reductions(hopper_kernel(args)) if name in (EXPONENTIALS, PLACE)] == BODIES[body]
+
+
+def test_places_of_what_is_not_finite(emulated: Emulated) -> None:  # noqa: F811
+    a, b, C = emulated.whole(5, 64), emulated.whole(64, 2056), torch.zeros(5, 2056)
+    C[0], C[1, 3], C[2, [4, 9]] = -torch.inf, torch.inf, torch.nan
+    found = run(emulated, "def epi(accum, C): r = argmax(accum + C, -1); return r", a, b, {"C": C})
+    assert torch.equal(found["r"], (a.float() @ b.float() + C).argmax(-1))
+
+
+def test_a_value_of_a_tile_that_reads_them_still_needs_its_row() -> None:
+    def both(accum):
+        D = torch.softmax(accum, dim=-1)
+        r = accum.argmax(-1)
+        return D, r
+
+    assert not {EXPONENTIALS, PLACE} & set(reductions(hopper_kernel(arguments(both, n=1024))))
+    assert any("softmax over N = 4096 does not fit" in one for one in reasons(arguments(both, n=4096)))
+
+
+def test_more_places_than_a_float_tells_apart() -> None:
+    args = arguments(lambda accum: accum.argmax(-1), m=256, n=MOST_PLACES + 8, k=8, dtype=BF16)
+    assert any(f"a place is exact to {MOST_PLACES} elements" in one for one in reasons(args))
