@@ -211,8 +211,11 @@ def layer(x, of_x, weight, of_weight, bias):
     return ef.linear(ef.Scaled(x, of_x), ef.Scaled(weight, of_weight), bias, epilogue="lambda accum: relu(accum)")
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_compiled_call_is_one_graph(backend):
+    """Inductor 2.13 computes two of three blocks where it can tell that 128 columns have one scale."""
     x, weight, of_x, of_weight = quantised(6, 40, 300)
     given = x.view(2, 3, -1), of_x.view(2, 3, -1), weight, of_weight, torch.randn(40)
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
@@ -372,8 +375,9 @@ def test_a_traced_call_has_gradients_of_block_scales():
         call(*scales)
     found = torch.autograd.grad(torch.compile(call, backend="aot_eager", fullgraph=True)(*scales).sum(), scales)
     blocks = [torch.stack([a[:, k : k + 128].float() @ b[k : k + 128].float() for k in (0, 128)], dim=-1).sum(dim=1)]
-    torch.testing.assert_close(found[0], blocks[0] * scales[1].detach().t())
-    torch.testing.assert_close(found[1], (blocks[0] * scales[0].detach()).sum(dim=0, keepdim=True).t())
+    torch.testing.assert_close(found[0], blocks[0] * scales[1].detach().t(), rtol=1e-5, atol=1e-5)
+    want = (blocks[0] * scales[0].detach()).sum(dim=0, keepdim=True).t()
+    torch.testing.assert_close(found[1], want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_cpu_scales_each_element():

@@ -139,7 +139,7 @@ REFUSED = {
         f"it takes halves of a row, or every second column, not columns 32 apart: {OUT}",
     ),
     "whole rows": (
-        arguments(normalised, n=256),
+        arguments(normalised, n=1024),
         (
             "it takes parts of a row where no value needs whole rows: store the product, and combine its parts in "
             "PyTorch, or pass allow_recompute=True"

@@ -231,7 +231,11 @@ EPILOGUE: dict[str, Sentence] = {
         "this integer is computed in int32, and its value may be {most}, which does not fit",
         "write where(mask, x, y).to(torch.int64), which is PyTorch's dtype, or use a float",
     ),
-    "literal_range": Sentence(_T, "an integer of {bits} bits does not fit here", "write it as a float"),
+    "literal_range": Sentence(
+        _T,
+        "an integer of {bits} bits does not fit the integers that it stands beside",
+        "write x.to(torch.int64) for what it stands beside; beside a float write it as a float",
+    ),
     "host_not": Sentence(_T, "~ inverts the bits of a host number, and does not negate a condition", "use 'not'"),
     "masks_in_arithmetic": Sentence(
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"

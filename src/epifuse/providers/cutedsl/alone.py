@@ -13,7 +13,7 @@ from dataclasses import replace
 from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output
 from epifuse.ir.graph import keep, rewrite
 from epifuse.ir.types import Dim, canonical
-from epifuse.passes.assign_stages import assign_stages
+from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.designs import DESIGNS
 from epifuse.request.problem import Problem
@@ -23,14 +23,24 @@ _WIDEST = max(design.tile[1] for design in DESIGNS)
 
 def as_segment(graph: Graph, problem: Problem) -> Graph:
     """The graph with rows that are one segment, where a thread then has all columns that are combined; else itself."""
+    made = _counted(graph, problem) if "pick" in graph.ops else None
+    return made if made is not None and pairs.are_held(made, problem) else graph
+
+
+def gated_segment(graph: Graph, problem: Problem) -> Graph:
+    """The same of a graph over the columns of one part, where values of its rows need them whole: a gate before one
+    block, as an expert with few columns has it."""
+    if not shares_rows(assign_stages(graph, problem)):
+        return graph
+    made = _counted(graph, problem)
+    return made if made is not None and not shares_rows(made) else graph
+
+
+def _counted(graph: Graph, problem: Problem) -> Graph | None:
+    """With the factor, and its stages; None where no tile holds such a row."""
     n = problem.extents["n"]
-    if "pick" not in graph.ops or not 0 < n <= _WIDEST or graph.effects:
-        return graph
-    made = _Counting(graph, n).graph()
-    if made is None:
-        return graph
-    made = assign_stages(made, problem)
-    return made if pairs.are_held(made, problem) else graph
+    made = _Counting(graph, n).graph() if 0 < n <= _WIDEST and not graph.effects else None
+    return None if made is None else assign_stages(made, problem)
 
 
 class _Counting:

@@ -25,7 +25,7 @@ from epifuse.plan.destinations import is_read_beside
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
-from epifuse.providers.cutedsl.alone import as_segment
+from epifuse.providers.cutedsl.alone import as_segment, gated_segment
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.online import online
 from epifuse.providers.cutedsl.operand_sums import beside_rows
@@ -273,6 +273,7 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     if (order or refused) and (alone := as_segment(graph, whole)) is not graph:
         half, order, refused = Woven(alone)
     problem = problem_of(order, whole, graph)
+    half = gated_segment(half, problem) if order else half
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
     walked = assign_stages(split_log_sums(beside_rows(opened)), problem)

@@ -48,7 +48,8 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
         if isinstance(node.attr, Load):
             operand = problem.by_name.get(node.attr.name)
             if isinstance(operand, TensorInfo) and operand.dtype not in LOADS:
-                return Reason(f"it cannot load '{node.attr.name}' of {operand.dtype} yet", graph.loc(node))
+                told = f"it cannot load '{node.attr.name}' of {operand.dtype} yet: hand over {node.attr.name}.float()"
+                return Reason(told, graph.loc(node))
             if node in moved:
                 why = f"it cannot reshape '{node.attr.name}' where it lies: hand in a contiguous tensor"
                 return Reason(why, graph.loc(node))
