@@ -6,7 +6,7 @@ import pytest
 import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
 from gpu import test_parts as on_gpu
-from gpu.harness import LAYOUTS
+from gpu.harness import LAYOUTS, check
 from hopper import BF16, SCHEDULES, arguments, reasons
 from machine_code import spills
 from test_sm90_compile import built
@@ -124,8 +124,38 @@ def of_all_parts(accum):
     return D, sums
 
 
+def router(accum):
+    best = accum.unflatten(-1, (-1, 16)).amax(-1)
+    weights = best.softmax(-1)
+    penalty = accum.logsumexp(-1).square().mean()
+    return weights, penalty
+
+
+def every_second_sum(accum):
+    sums = accum.sum(0)
+    even = sums[0::2]
+    return sums, even
+
+
+def scales_of_pairs(accum):
+    scales = ef.absmax(accum.unflatten(-1, (-1, 16)), dim=-1)
+    a, b = scales.unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.maximum(a, b)
+    return scales, pairs
+
+
 OUT = "store the product, and take its parts in PyTorch"
+OF_REDUCED = "it takes a part of what is reduced: return the reduction, and take its part in PyTorch"
 REFUSED = {
+    "a softmax over groups": (
+        arguments(router, n=N),
+        (
+            "it reduces only values with all M x N elements, and the argument of amax has fewer: store its argument, and "
+            "reduce that in PyTorch"
+        ),
+    ),
+    "every second sum": (arguments(every_second_sum, n=N), OF_REDUCED),
+    "neighbouring blocks": (arguments(scales_of_pairs, n=N), OF_REDUCED),
     "four parts": (arguments(halves_of_halves, n=N), f"it takes one of two parts of a row, not of 4: {OUT}"),
     "two distances": (
         arguments(both_ways, n=N),
@@ -177,6 +207,22 @@ def test_what_is_not_carried_is_refused_with_a_way_out(name):
 @pytest.mark.parametrize("name", on_gpu.CASES)
 def test_each_part_is_handed_over_where_it_lies(name, layout, emulated: Emulated):  # noqa: F811
     on_gpu.test_both_parts_of_a_row_are_there(name, layout, emulated)
+
+
+OF_STATISTICS = {
+    "by heads": "D = (r * c).unflatten(-1, (-1, 8)).transpose(0, 1)",
+    "chosen": "D = where(r > c, r, c)",
+    "places": "D = (r * (index_n(half) + 1)).unflatten(-1, (-1, 8)).transpose(0, 1)",
+}
+
+
+@pytest.mark.parametrize("name", OF_STATISTICS)
+def test_what_a_second_sweep_computes_of_a_part_has_its_columns(name, emulated: Emulated):  # noqa: F811
+    """Of the sums and the largest values of one half, and of no product: the second launch has half of the columns."""
+    head = "half = accum.chunk(2, -1)[0]; c, r = half.sum(0, keepdim=True), half.amax(-1, keepdim=True)"
+    a, b = emulated.whole(64, 16), emulated.whole(128, 16).t()
+    source = f"def epi(accum): {head}; {OF_STATISTICS[name]}; return D"
+    check(emulated, source, a, b, {}, constraints=ef.Constraints(allow_recompute=True), out_dtypes=torch.float32)
 
 
 def test_batches_reductions_and_backward_are_handed_over(emulated: Emulated):  # noqa: F811

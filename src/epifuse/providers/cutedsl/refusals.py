@@ -9,7 +9,7 @@ import torch
 from epifuse.base.dtypes import largest, short
 from epifuse.ir import Load
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import costs, inputs, multistage, partials, tensor_memory, tuned
+from epifuse.providers.cutedsl import costs, inputs, multistage, partials, segments, tensor_memory, tuned
 from epifuse.providers.cutedsl.accesses import Sides
 from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, WGMMA, Design
 from epifuse.providers.cutedsl.designs import SPECS
@@ -39,6 +39,8 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
         why = "it takes parts of a row where no value needs whole rows"
         way_out = "store the product, and combine its parts in PyTorch, or pass allow_recompute=True"
         return Reason(f"{why}: {way_out}", graph.loc(node))
+    if (reason := _of_fewer_columns(work, problem)) is not None:
+        return reason
     moved = {node for node, access in zip(work.loads, own.loads, strict=True) if access is None}
     for node in graph.nodes:
         if costs.name_of(node) not in costs.COSTS:
@@ -58,6 +60,23 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
     for output, access in zip(graph.outputs, own.stores, strict=False):  # what is printed comes behind
         if access.dtype not in OUTPUTS:
             return Reason(f"it cannot store '{output.name}' as {access.dtype} yet", graph.loc(output.node))
+    return None
+
+
+def _of_fewer_columns(work: Lowered, problem: Problem) -> str | None:
+    """What is computed of reductions alone may be of a part of the columns; and a reduction has no parts."""
+    graph, extents = work.walked, problem.extents
+    for axis in "mn":
+        own = {factor for node in graph.nodes for factor in graph.types[node].factors if factor.axis == axis}
+        reach = max((factor.stride * factor.size(extents) for factor in own), default=extents[axis])
+        if reach < extents[axis]:
+            told = f"its values are of {reach} of the {extents[axis]} elements along {axis.upper()}"
+            return f"{told}: return the reductions that they are computed from, and combine them in PyTorch"
+    of_segments = segments.values(graph)
+    for node in graph.nodes:
+        if node.op == "pick" and (graph.stages[node].kind == "finish" or node.args[0] in of_segments):
+            why = "it takes a part of what is reduced: return the reduction, and take its part in PyTorch"
+            return Reason(why, graph.loc(node))
     return None
 
 

@@ -113,7 +113,7 @@ def is_line(output: Output, graph: Graph) -> bool:
         return False
     reductions = [node for node in finish_nodes(graph, [output.node]) if node.op == "reduce"]
     depth = _depths(graph)
-    known = max(depth[node] for node in read_lines(graph))
+    known = max((depth[node] for node in read_lines(graph)), default=0)  # segments may read whole rows as well
     return all(_along_rows(node) and depth[node] <= known for node in reductions)
 
 
