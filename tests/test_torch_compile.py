@@ -254,6 +254,14 @@ def set_cell(value: Any) -> Call:
     return change
 
 
+def raised(x: Any, *, power: Any = 2.0) -> Any:
+    return ef.relu(x) ** power
+
+
+def of_raised(accum: Any, C: Any) -> Any:
+    return raised(accum) + C
+
+
 def set_attribute(holder: Any, name: str, value: Any) -> Call:
     return lambda epilogue: setattr(epilogue if holder is None else holder, name, value)
 
@@ -268,6 +276,10 @@ CHANGES: dict[str, tuple[Call, list[Call]]] = {
     "a global function": (lambda: of_helper, [set_global("HELPER", square_of), set_global("ACT", ef.silu)]),
     "the code of a helper": (lambda: of_helper, [set_attribute(relu_of, "__code__", (lambda x: ef.tanh(x)).__code__)]),
     "a default": (lambda: of_defaults, [set_attribute(None, "__defaults__", (value,)) for value in (3.0, 4.0, 5.0)]),
+    "a helper's default by name": (
+        lambda: of_raised,
+        [set_attribute(raised, "__kwdefaults__", {"power": value}) for value in (3.0, 4)],
+    ),
     "a default by name": (
         lambda: of_defaults,
         [set_attribute(None, "__kwdefaults__", {"beta": value}) for value in (3.0, 4.0)],
@@ -282,7 +294,7 @@ CHANGES: dict[str, tuple[Call, list[Call]]] = {
 @pytest.fixture
 def as_before() -> Iterator[None]:
     """Puts back what the changes changed."""
-    functions = relu_of, square_of, of_defaults, add
+    functions = relu_of, square_of, of_defaults, raised, add
     made_of = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions]
     held = {name: globals()[name] for name in ("FACTOR", "HELPER", "ACT", "AXES")}
     yield

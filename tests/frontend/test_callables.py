@@ -247,6 +247,16 @@ def test_defaults_that_change_after_a_call_are_seen() -> None:
     keyword.__kwdefaults__["alpha"] = 5.0
     check(keyword)
 
+    def of_helper(accum):
+        return keyword(accum) + keyword(accum, alpha=1.0)
+
+    check(of_helper)
+    for change in ({"alpha": 7.0}, {"alpha": 7}):
+        keyword.__kwdefaults__ = change
+        check(of_helper)
+    keyword.__kwdefaults__["alpha"] = 8.0
+    check(of_helper)
+
 
 # --- what is remembered ----------------------------------------------------------------------------------------------
 

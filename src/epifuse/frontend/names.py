@@ -287,6 +287,15 @@ class Scope:
             # By identity: (2,) equals (2.0,).
             held = Reader((reader.place, "defaults"), lambda root: getattr(reader.read(root), "__defaults__", None))
             self.guards.append(Guard(held, lambda: defaults, weak=True))
+        for name, value in (function.__kwdefaults__ or {}).items():  # a dict that may be changed in place
+            self.guard(_keyword_default(reader, name), value)
+
+
+def _keyword_default(reader: Reader, name: str) -> Reader:
+    return Reader(
+        ((reader.place, "keyword defaults"), name),
+        lambda root: (getattr(reader.read(root), "__kwdefaults__", None) or {}).get(name, _MISSING),
+    )
 
 
 RECEIVER = ("receiver",)

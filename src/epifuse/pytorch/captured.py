@@ -130,6 +130,7 @@ _LIBRARIES = ("epifuse", "torch", "math")
 _CONTENTS = {
     "code": "__code__",
     "defaults": "__defaults__",
+    "keyword defaults": "__kwdefaults__",
     "function": "__func__",
     "owner": "__self__",
 }
@@ -189,6 +190,7 @@ class _Finder:
                     yield _OURS
                 yield (*path, ("attribute", _CONTENTS.get(str(name), name)))
                 yield (*path, ("attribute", name))
+                yield (*path, ("item", name))
 
     def _cells(self, identity: int) -> Iterator[Path]:
         for function, path in self.functions.items():
