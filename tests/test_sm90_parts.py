@@ -150,8 +150,8 @@ REFUSED = {
     "a softmax over groups": (
         arguments(router, n=N),
         (
-            "it reduces only values with all M x N elements, and the argument of amax has fewer: store its argument, and "
-            "reduce that in PyTorch"
+            "it reduces only values with all M x N elements, and the argument of amax has fewer: store its argument, "
+            "and reduce that in PyTorch"
         ),
     ),
     "every second sum": (arguments(every_second_sum, n=N), OF_REDUCED),

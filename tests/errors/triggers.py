@@ -411,6 +411,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "output_by_name": lambda: gemm("lambda accum: accum * 2", D=torch.ones(M, N)),
     "extra_operand": lambda: gemm("lambda accum: accum * 2", C=torch.ones(M, N)),
     "name_clash": lambda: gemm("lambda accum, precision: accum * precision", precision=2.0),
+    "operand_twice": lambda: gemm("lambda accum, C: accum + C", operands={"C": torch.ones(M, N)}, C=torch.ones(M, N)),
     "operand_names": lambda: gemm("lambda accum, C: accum + C", operands=[torch.ones(M, N)]),
     "linear_bias": lambda: ef.linear(torch.ones(M, K), torch.ones(N, K), epilogue="lambda accum, bias: accum + bias"),
     "operand_type": lambda: gemm("lambda accum, C: accum + C", C="text"),

@@ -81,6 +81,7 @@ CATALOGUE: dict[str, Sentence] = {
         "pass it as operands={{'{name}': ...}}, or rename it",
     ),
     "operand_names": Sentence(_AT, "operands must be a mapping, not {type}", "pass operands={{'name': value}}"),
+    "operand_twice": Sentence(_AT, "{function}() got '{name}' twice", "pass it by name or in operands={{...}}"),
     "linear_bias": Sentence(
         _A, "the epilogue has a parameter 'bias', and the call passes no bias", "pass a bias, or remove the parameter"
     ),

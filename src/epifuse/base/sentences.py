@@ -164,7 +164,7 @@ EPILOGUE: dict[str, Sentence] = {
     "captured_object": Sentence(
         _S,
         "'{name}' is {type}, which an epilogue cannot use",
-        "make it a parameter, or capture a number, or a tuple of numbers",
+        "make it a parameter, or capture a number; a tuple of integers may be dims or sizes",
     ),
     "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "{hint}"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),

@@ -9,11 +9,10 @@ from typing import Any
 from epifuse.frontend.context import Context, Pieces, TupleValue
 from epifuse.ir import Node
 from epifuse.ir.graph import topological
+from epifuse.ir.types import LAST
 
 MOST = 1024
 """Parts of one value: each is a node."""
-_END = 1 << 62
-"""Where a slice without an end ends."""
 
 
 def emit(context: Context, x: Node, dim: int, how: str, numbers: Sequence[int | Node], at: ast.AST) -> Node:
@@ -102,7 +101,7 @@ def bounds(key: ast.expr) -> list[ast.expr]:
 
 
 def _is_bound(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _END
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LAST
 
 
 def _inserts(key: ast.expr) -> bool:
@@ -150,7 +149,7 @@ def _step(
     if isinstance(step, Node) or (step is not None and step < 1):
         raise context.fail("unsupported_subscript", key)
     return emit(
-        context, x, dim, "range", (0 if start is None else start, _END if stop is None else stop, step or 1), at
+        context, x, dim, "range", (0 if start is None else start, LAST if stop is None else stop, step or 1), at
     ), 1
 
 

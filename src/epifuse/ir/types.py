@@ -47,6 +47,9 @@ class Factor(NamedTuple):
         return extents[self.axis] // self.stride if self.extent is None else self.extent
 
 
+LAST = 1 << 62
+"""Where a range ends that was written without its end."""
+
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from epifuse.ir import Dims, Factor
-from epifuse.ir.types import columns_of, dim_size, region, shape_of
+from epifuse.ir.types import LAST, columns_of, dim_size, region, shape_of
 from epifuse.passes.dims import DimsError, Extents, regroup
 
 Picked = tuple[tuple[Factor, int], ...]
@@ -43,7 +43,7 @@ def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
     if how == "range":
         start, stop, step = slice(*numbers).indices(size)
         if stop <= start:
-            first, last = ("" if number is None else number for number in numbers[:2])
+            first, last = ("" if number is None or number >= LAST else number for number in numbers[:2])
             raise DimsError("part_empty", start=first, stop=last, size=size)
         return Part(start, stop, step)
     *pieces, at = numbers

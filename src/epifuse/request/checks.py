@@ -57,7 +57,9 @@ def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
 def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
     """A plain dense tensor on `device`."""
     if not isinstance(tensor, torch.Tensor):
-        raise fail("tensor_type", None, name=name, type=kind_of(tensor), hint=_conversion(tensor))
+        raise fail(
+            "tensor_type", None, name=name, type=kind_of(tensor), hint="" if tensor is None else _conversion(tensor)
+        )
     if type(tensor) in PLAIN and _is_wrapped(tensor):
         raise fail("transformed", None, name=name)
     if type(tensor) not in (*PLAIN, FakeTensor):

@@ -131,7 +131,7 @@ def given_by_name(
                 raise fail("name_clash", None, name=name, function=function)
     if operands:
         for name in by_name.keys() & operands.keys():
-            raise fail("argument_twice", None, function=function, name=name)
+            raise fail("operand_twice", None, function=function, name=name)
         by_name = {**by_name, **operands}
     given = parsed.named(by_name)
     for name in given:
