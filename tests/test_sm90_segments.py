@@ -5,9 +5,7 @@ import re
 import pytest
 import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
-from fuzzing.check import function_of
 from gpu import test_segments as on_gpu
-from gpu.harness import run
 from hopper import BF16, SCHEDULES, arguments, reasons
 from machine_code import spills
 from test_sm90_compile import built
@@ -102,14 +100,6 @@ def quantised_gate(accum):
     scale = ef.where(largest == 0, 1.0, largest / 448.0)
     D = (h / scale).flatten(-2, -1)
     return D, scale
-
-
-SOURCE_OF_GATE = """def epi(accum):
-    gate, up = accum.chunk(2, dim=-1)
-    h = (silu(gate * 0.1) * up).unflatten(-1, (-1, {}))
-    scale = absmax(h, dim=-1, keepdim=True) + 1.0
-    D = (h / scale).flatten(-2, -1)
-    return D, scale"""
 
 
 def angles(width):
@@ -284,22 +274,10 @@ def of_a_gate(accum):
     return ef.absmax((ef.silu(gate) * up).unflatten(-1, (-1, 256)), dim=-1)
 
 
-def gated_norm(accum):
-    gate, up = accum.chunk(2, dim=-1)
-    h = ef.silu(gate * 0.1) * up
-    return h * ef.rsqrt(ef.mean(h * h, dim=-1, keepdim=True) + 1e-6)
-
-
 @pytest.mark.parametrize("columns", [32, 64, 96, 128])
-@pytest.mark.parametrize("epilogue", [gated_norm, "blocks"], ids=lambda each: getattr(each, "__name__", each))
-def test_a_gate_before_a_row_that_is_one_segment(epilogue, columns, emulated: Emulated):  # noqa: F811
-    """As an expert with few columns has it: no value needs a row that a tile does not hold."""
-    blocks = function_of(SOURCE_OF_GATE.format(columns), {}) if epilogue == "blocks" else epilogue
-    a, b = emulated.whole(70, 64), emulated.whole(2 * columns, 64).t()
-    found = run(emulated, blocks, a, b, {}, out_dtypes=torch.float32)
-    want = ef.reference(blocks)(a.double() @ b.double())
-    for got, one in zip(found.values(), want if isinstance(want, tuple) else (want,), strict=True):
-        torch.testing.assert_close(got.double(), one.double(), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("name", on_gpu.OF_A_GATE)
+def test_a_gate_before_a_row_that_is_one_segment(name, columns, emulated: Emulated):  # noqa: F811
+    on_gpu.test_a_gate_before_a_row_that_is_one_segment(name, columns, emulated)
 
 
 OUT = "store its argument, and reduce that in PyTorch"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from fuzzing.check import function_of
-from gpu.harness import LAYOUTS, Machine, check
+from gpu.harness import LAYOUTS, Machine, check, run
 
 import epifuse as ef
 from epifuse.providers.cutedsl import DESIGNS
@@ -316,3 +316,23 @@ def test_a_second_launch_is_not_needed(machine: Machine) -> None:
     kernel = ef.get_kernels(args, cc=90, providers=["cutedsl"])[0]
     assert kernel.get_workspace_size(args) == 0
     assert str(kernel.plan).count("once a segment of a row") == 2
+
+
+OF_A_GATE = {
+    "norm": "D = h * rsqrt(mean(h * h, dim=-1, keepdim=True) + 1e-6); return D",
+    "block": "x = h.unflatten(-1, (-1, {0})); s = absmax(x, dim=-1, keepdim=True) + 1.0; "
+    "D = (x / s).flatten(-2, -1); return D, s",
+}
+
+
+@pytest.mark.parametrize("columns", [32, 64, 96, 128])
+@pytest.mark.parametrize("name", OF_A_GATE)
+def test_a_gate_before_a_row_that_is_one_segment(name: str, columns: int, machine: Machine) -> None:
+    """As an expert with few columns has it: no value needs a row that a tile does not hold."""
+    head = "def epi(accum): gate, up = accum.chunk(2, -1); h = silu(gate * 0.1) * up;"
+    source = f"{head} {OF_A_GATE[name].format(columns)}"
+    a, b = machine.whole(200, 64), machine.whole(2 * columns, 64).t()
+    found = run(machine, source, a, b, {}, out_dtypes=torch.float32)
+    want = ef.reference(function_of(source, {}))(a.double().cpu() @ b.double().cpu())
+    for got, one in zip(found.values(), want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(got.double().cpu(), one.double(), rtol=1e-5, atol=1e-5)
