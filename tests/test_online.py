@@ -14,7 +14,8 @@ import epifuse as ef
 from epifuse.providers.cutedsl.online import EXPONENTIALS, MOST_PLACES, PLACE
 
 BODIES = {
-    "r = log_softmax(x, dim=-1).gather(-1, labels); return r": [EXPONENTIALS],
+    "r = log_softmax(x, dim=-1).gather(-1, labels); return r": ["logsumexp"],
+    "r = log(softmax(x, dim=-1).gather(-1, labels)); return r": [EXPONENTIALS],
     "r = softmax(x, dim=-1).gather(-1, labels); s = r.mean(); return r, s": [EXPONENTIALS],
     "r = argmax(x, -1); s = amax(x, -1); return r, s": [PLACE],
     "r = argmin(x, -1, keepdim=True); s = argmax(x * x, 1); return r, s": [PLACE, PLACE],
@@ -41,7 +42,20 @@ def test_what_is_found_in_one_pass(body: str, m: int, emulated: Emulated) -> Non
     for got, one in zip(found.values(), want if isinstance(want, tuple) else (want,), strict=True):
         torch.testing.assert_close(got.double(), one.double(), rtol=1e-5, atol=1e-5)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(source, used))
-    assert [name for name in reductions(hopper_kernel(args)) if name in (EXPONENTIALS, PLACE)] == BODIES[body]
+    assert [name for name in reductions(hopper_kernel(args)) if name in ("logsumexp", EXPONENTIALS, PLACE)] == BODIES[
+        body
+    ]
+
+
+def test_logarithms_of_what_is_not_finite(emulated: Emulated) -> None:  # noqa: F811
+    a, b, C = emulated.whole(6, 64), emulated.whole(64, 2056), torch.zeros(6, 2056)
+    C[0], C[1, 3], C[2, 9], C[3, 8], C[4, 7] = -torch.inf, torch.inf, torch.nan, -torch.inf, -torch.inf
+    labels = torch.tensor([[0], [5], [5], [8], [5], [-1]])
+    source = "def epi(accum, C, labels): r = log_softmax(accum + C, -1).gather(-1, labels); return r"
+    found = run(emulated, source, a, b, {"C": C, "labels": labels})["r"]
+    want = torch.log_softmax(a.float() @ b.float() + C, -1).gather(-1, labels.clamp(0))
+    want[5] = 0.0
+    torch.testing.assert_close(found, want, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
 def test_places_of_what_is_not_finite(emulated: Emulated) -> None:  # noqa: F811

@@ -7,12 +7,14 @@ place, as `argmax` gives it. Imports no cutlass.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.assign_stages import assign_stages, shares_rows
-from epifuse.passes.canonicalise import typed
+from epifuse.passes.canonicalise import constant, typed
 from epifuse.request.problem import Problem
 
 EXPONENTIALS, PLACE = "sum_of_exponentials", "place_of_largest"
@@ -38,11 +40,25 @@ def _one_reduction(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
             "amax", largest, x, gone
         ):
             return builder.node("reduce", x, attr=(EXPONENTIALS, gone))
+        # log_softmax: one reduction in place of two takes 0.95 of the time (vocabulary_h200.json). Both are rounded as
+        # x is itself.
+        case Node("sub"), (Node("sub", (y, largest)), Node("log", (Node("reduce", (x,), (name, gone)),))) if (
+            name == EXPONENTIALS and _is_extreme("amax", largest, x, gone)
+        ):
+            whole = builder.node("reduce", x, attr=("logsumexp", gone))
+            builder.types.setdefault(whole, builder.types[largest])
+            return builder.node("sub", y, _finite(whole, builder))
         case Node("reduce", _, ("amin", gone)), (
             Node("where", (there, Node("index", _, along), Node("const", _, end))),
         ) if along == gone and len(gone) == 1 and gone[0].extent is None and end == _LAST:
             return _place(there, old, builder) or keep(old, args, builder)
     return keep(old, args, builder)
+
+
+def _finite(x: Node, builder: Builder) -> Node:
+    """x, or NaN where it is infinite, as x - x is there."""
+    is_finite = typed(builder, "lt", (typed(builder, "abs", (x,)), constant(math.inf, builder)))
+    return typed(builder, "where", (is_finite, x, constant(math.nan, builder)))
 
 
 def _is_extreme(name: str, node: Node, x: Node, gone: object) -> bool:
