@@ -240,6 +240,11 @@ EPILOGUE: dict[str, Sentence] = {
     "masks_in_arithmetic": Sentence(
         _T, "{op} does not work on masks", "combine masks with & | ~, or make them numbers with where(mask, 1.0, 0.0)"
     ),
+    "logits_wanted": Sentence(
+        _T,
+        "{op} takes logits (M, N) and an integer of each row, (M,), not shapes {shapes}",
+        "beside batches write ef.cross_entropy; of probabilities -(y * x.log_softmax(-1)).sum(-1)",
+    ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
     "roll_parts": Sentence(
         _T,

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 
 from epifuse.fusion.activation import floor_power_of_two, sigmoid
-from epifuse.fusion.forms import cast, chunk, extent, full_like, index_along, linear_index
+from epifuse.fusion.forms import cast, chunk, extent, full_like, gather, index_along, linear_index, squeeze, unsqueeze
 from epifuse.fusion.literals import Positive, checked, in_float32
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
-from epifuse.fusion.reduction import DimArgument, amax, amin, mean, sum
+from epifuse.fusion.reduction import DimArgument, amax, amin, logsumexp, mean, sum
 
 _INFINITY = math.inf
 _LAST = 2**31 - 1
@@ -128,6 +128,30 @@ def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """The first place along `dim` of the minimum, or of NaN where there is one; int64. Without `dim`, in all of x."""
     return _first(x, amin(x, dim=dim, keepdim=True), dim, keepdim)
+
+
+@checked
+def cross_entropy(
+    x: Value,
+    target: Value,
+    *,
+    ignore_index: Value = -100,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    label_smoothing: Value = 0.0,
+) -> Value:
+    """`F.cross_entropy` of logits (M, N) and target (M,), the integer of the right column of each row.
+
+    Rows whose target is `ignore_index` give 0, and the mean leaves them out. With `label_smoothing` s the target has
+    1 - s, and all columns share s. A row whose target is no column has the loss of a logit of 0. Of batches of logits
+    (L, M, N) the columns are the last dim here, and target is (L, M).
+    """
+    counts = unsqueeze(target, -1) != ignore_index
+    whole = logsumexp(x, dim=-1, keepdim=True)
+    right = whole - gather(x, -1, where(counts, unsqueeze(target, -1), 0))
+    every = whole - mean(x, dim=-1, keepdim=True)
+    losses = where(counts, right + label_smoothing * (every - right) if label_smoothing != 0 else right, 0.0)
+    total = sum(losses) / (sum(counts) if reduction == "mean" else 1)
+    return squeeze(losses, -1) if reduction == "none" else total
 
 
 @checked

@@ -46,6 +46,7 @@ _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "held": (lambda x, value: x.kind == "float" or value.kind != "float", "float_wanted"),
     "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
     "prelu weight": (_prelu, "prelu_weight"),
+    "logits": (lambda x, target: (len(x.shape), len(target.shape)) == (2, 1), "logits_wanted"),
 }
 
 

@@ -68,6 +68,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
         "`x.shape`, `x.size(0)`, `x.numel()`: numbers that follow the shapes of a call",
     ),
     ("D = accum.logsumexp(-1, True) - accum.gather(-1, labels)", "`gather` of one column a row; 0 where there is none"),
+    ("D = F.cross_entropy(accum, labels[:, 0])", "the mean loss of all rows, of logits that are not stored"),
     ("D = torch.where(mask, accum, torch.zeros_like(accum))", "`zeros_like`, `ones_like`, `full_like`: constants"),
     ("D = accum.masked_fill(mask, float('-inf'))", "`float('-inf')`, `torch.finfo(dtype).min` are constants"),
     ("D = accum.to(torch.int32)", "casts by `.to`, `.float()`, `.half()` ...; towards zero for integers, as in torch"),
