@@ -473,6 +473,15 @@ def test_arguments_are_copied_and_run_on_their_own_tensors(copy: Any, epilogue: 
         assert torch.equal(made.epilogue.tensors[name], args.epilogue.tensors[name])
 
 
+@pytest.mark.parametrize("cc", [None, 90])
+@pytest.mark.parametrize("source", ["lambda accum: accum", "lambda accum: accum.softmax(-1).sum(0)"])
+def test_an_explanation_is_pickled_with_its_reasons(source: str, cc: int | None) -> None:
+    args = ef.GemmArguments(A, B, epilogue=ef.EpilogueArguments.partial(source, {}))
+    found = ef.explain(args, cc=cc)
+    told = str(pickle.loads(pickle.dumps(found)))
+    assert told == str(found) == str(pickle.loads(pickle.dumps(found)))
+
+
 def test_arguments_of_no_epilogue_or_a_lambda_can_be_copied() -> None:
     plain = deepcopy(ef.GemmArguments(A, B, torch.zeros(M, N)))
     ef.get_kernels(plain)[0].run(plain)

@@ -88,6 +88,9 @@ class Reason(str):
         made.loc = loc
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reason, (str(self), self.loc)
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -108,6 +111,9 @@ class Refusal:
     def loc(self) -> Loc | None:
         """The reason's place, where it has one."""
         return self.reason.loc if isinstance(self.reason, Reason) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Refusal, (self.kernel, self.reason)
 
     def __str__(self) -> str:
         return f"{self.kernel}: {self.reason}"
@@ -161,10 +167,21 @@ class Answers(NamedTuple):
             of_rows,
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With all of them made, and told."""
+        made = tuple(map(self.allocation, range(len(self.specs))))
+        return _made, (tuple(self.specs), tuple(self.costs), made, tuple(self.refusals()))
+
     @staticmethod
     def none(refusals: Callable[[], Sequence[Refusal]]) -> Answers:
         """Where no kernel can, whatever the number of rows."""
         return Answers((), (), _NO_ALLOCATIONS.__getitem__, refusals, lambda _: ())
+
+
+def _made(
+    specs: Sequence[KernelSpec], costs: Sequence[float], made: Sequence[Allocation], told: Sequence[Refusal]
+) -> Answers:
+    return Answers(specs, costs, made.__getitem__, lambda: told)
 
 
 _NO_ALLOCATIONS: tuple[Allocation, ...] = ()
