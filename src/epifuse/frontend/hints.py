@@ -145,7 +145,6 @@ _INSTEAD: dict[str, str] = {
     "device": "floats are float32 inside an epilogue, on A's device",
     **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
-    "nll_loss": _LOSS.format("-x.gather(-1, y[:, None])"),
     "binary_cross_entropy_with_logits": _LOSS.format("ef.softplus(x) - x * y"),
     "mse_loss": _LOSS.format("(x - y).square()"),
     "l1_loss": _LOSS.format("(x - y).abs()"),

@@ -70,7 +70,7 @@ ASKS: dict[str, Asks] = {
     **dict.fromkeys(("clamp_min", "clamp_max"), _numbers(_NO_MASK)),
     "lerp": Asks(((_TENSOR, ("x",)), (_TENSOR, ("end",)), (_SAME_FLOATS, ("x", "end", "weight")))),
     **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),
-    "cross_entropy": Asks((*_FLOATS.rules, ("logits", ("x", "target")))),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), Asks((*_FLOATS.rules, ("logits", ("x", "target"))))),
     "logaddexp": Asks((*_BOTH.rules, (_FLOAT, ("x",)), (_FLOAT, ("y",)))),
     "nan_to_num": _numbers(_FLOAT, "nan", "posinf", "neginf"),
     **dict.fromkeys(("var", "std"), _numbers(_FLOAT, "correction")._replace(either=("unbiased", "correction"))),

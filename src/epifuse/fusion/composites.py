@@ -149,9 +149,17 @@ def cross_entropy(
     whole = logsumexp(x, dim=-1, keepdim=True)
     right = whole - gather(x, -1, where(counts, unsqueeze(target, -1), 0))
     every = whole - mean(x, dim=-1, keepdim=True)
-    losses = where(counts, right + label_smoothing * (every - right) if label_smoothing != 0 else right, 0.0)
-    total = sum(losses) / (sum(counts) if reduction == "mean" else 1)
-    return squeeze(losses, -1) if reduction == "none" else total
+    losses = right + label_smoothing * (every - right) if label_smoothing != 0 else right
+    return _of_rows(losses, counts, reduction)
+
+
+@checked
+def nll_loss(
+    x: Value, target: Value, *, ignore_index: Value = -100, reduction: Literal["none", "mean", "sum"] = "mean"
+) -> Value:
+    """`F.nll_loss` of log-probabilities (M, N) and target (M,), with what `cross_entropy` says of both."""
+    counts = unsqueeze(target, -1) != ignore_index
+    return _of_rows(-gather(x, -1, where(counts, unsqueeze(target, -1), 0)), counts, reduction)
 
 
 @checked
@@ -171,6 +179,12 @@ def block_scale(largest: Value, most: Positive = 448.0, rounding: Literal["none"
     up = where(below < x, below * 2.0, below)
     power = below * 2.0 ** -math.floor(math.log2(most)) if rounding == "floor" else up
     return where(largest == 0, 1.0, maximum(x if rounding == "none" else power, _LEAST_POWER))
+
+
+def _of_rows(losses: Value, counts: Value, reduction: Literal["none", "mean", "sum"]) -> Value:
+    kept = where(counts, losses, 0.0)
+    total = sum(kept) / (sum(counts) if reduction == "mean" else 1)
+    return squeeze(kept, -1) if reduction == "none" else total
 
 
 def _first(x: Value, value: Value, dim: int | None, keepdim: bool) -> Value:
