@@ -1,5 +1,7 @@
 """Reductions that wait for the largest value of their row, and are found in one pass with it on Hopper."""
 
+import re
+
 import pytest
 import torch
 
@@ -19,6 +21,14 @@ BODIES = {
     "r = softmax(x, dim=-1).gather(-1, labels); s = r.mean(); return r, s": [EXPONENTIALS],
     "r = argmax(x, -1); s = amax(x, -1); return r, s": [PLACE],
     "r = argmin(x, -1, keepdim=True); s = argmax(x * x, 1); return r, s": [PLACE, PLACE],
+    "r = -(q * log_softmax(x, -1)).sum(-1); s = (q * (log(q) - log_softmax(x * 0.5, -1))).sum(-1); return r, s": [
+        *(EXPONENTIALS, EXPONENTIALS)
+    ],
+    "y = log_softmax(x, -1); r = 0.9 * y.gather(-1, labels) + 0.1 * y.mean(-1, True); return r": [
+        *("logsumexp", EXPONENTIALS)
+    ],
+    "y = log_softmax(x, -1); r = y.sum(-1); s = where(q > 0.001, -y / 3.0, 0.0).sum(-1); return r, s": [EXPONENTIALS],
+    "r = (q * (x - x.mean(-1, True)) / x.amax(-1, True)).sum(-1); return r": [],
     "r = where(argmax(x, -1, True) == labels, 1.0, 0.0).mean(); return r": [PLACE],
 }
 """What is found in one pass."""
@@ -33,10 +43,9 @@ def reductions(kernel: ef.Kernel) -> list[str]:
 @pytest.mark.parametrize("body", BODIES)
 def test_what_is_found_in_one_pass(body: str, m: int, emulated: Emulated) -> None:  # noqa: F811
     a, b = emulated.whole(m, 64), emulated.whole(64, 2056)
-    labels = torch.arange(m)[:, None] % 2056
-    source = f"def epi(accum, labels): x = accum * 0.25; {body}"
-    used = {"labels": labels} if "labels" in body else {}
-    source = source if used else source.replace(", labels", "", 1)
+    every = {"labels": torch.arange(m)[:, None] % 2056, "q": torch.rand(m, 2056) + 1e-4}
+    used = {name: value for name, value in every.items() if re.search(rf"\b{name}\b", body)}
+    source = f"def epi({', '.join(('accum', *used))}): x = accum * 0.25; {body}"
     found = run(emulated, source, a, b, used)
     want = ef.reference(function_of(source, {}))(a.double() @ b.double(), **used)
     for got, one in zip(found.values(), want if isinstance(want, tuple) else (want,), strict=True):
@@ -63,6 +72,18 @@ def test_places_of_what_is_not_finite(emulated: Emulated) -> None:  # noqa: F811
     C[0], C[1, 3], C[2, [4, 9]] = -torch.inf, torch.inf, torch.nan
     found = run(emulated, "def epi(accum, C): r = argmax(accum + C, -1); return r", a, b, {"C": C})
     assert torch.equal(found["r"], (a.float() @ b.float() + C).argmax(-1))
+
+
+@pytest.mark.parametrize("m", [3, 150])
+def test_only_rows_that_no_cluster_holds_lose_what_is_one_value_a_row(m: int) -> None:
+    def soft(accum, q):
+        loss = -(q * torch.log_softmax(accum, dim=-1)).sum(-1)
+        return loss
+
+    for n, is_wide in ((2048, False), (2056, True)):
+        kernel = hopper_kernel(arguments(soft, m=m, n=n, q=torch.empty(m, n)))
+        assert (EXPONENTIALS in reductions(kernel)) == is_wide
+        assert ("sums of terms with one value a row are computed without it" in str(kernel.plan)) == is_wide
 
 
 def test_a_value_of_a_tile_that_reads_them_still_needs_its_row() -> None:

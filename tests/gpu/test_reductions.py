@@ -185,9 +185,11 @@ CHOSEN = {
     "of softmax": "p = softmax(x * 2.0, dim=-1).gather(-1, labels); r = -log(p + 1e-9); return p, r",
     "of bent logits": "y = 30.0 * tanh(x / 30.0); s = mean(-log_softmax(y, -1).gather(-1, labels)); return s",
     "of what is masked": "y = where(C > -2.0, x, -inf); r = log_softmax(y, -1).gather(-1, labels); return r",
+    "probabilities as targets": "r = -(exp(C * 0.1) * log_softmax(x, -1)).sum(-1, True) / 100.0; return r",
+    "smoothed": "y = log_softmax(x, -1); r = y.gather(-1, labels) * 0.9 + y.mean(-1, True) * 0.1; return r",
     "clipped": "r = exp(log_softmax(x, -1).gather(1, labels) - old); s = min(r * w, clamp(r, 0.8, 1.2) * w); return s",
 }
-"""What is computed of whole rows, of which one column is stored."""
+"""What is computed of whole rows, of which one column or a sum is stored."""
 
 
 @pytest.mark.parametrize("n", [136, 4104])

@@ -50,6 +50,7 @@ from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
+from epifuse.providers.cutedsl.rows import MOST_COLUMNS
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, Rules, is_uneven, one_after_another
@@ -157,12 +158,14 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
     """What a plan tells people."""
     told = found.details(work, inputs.multiplied(problem, found.design.rewritten))
     given = swap.problem_of(problem) if work.is_swapped else problem
-    return told._replace(notes=(*told.notes, *refusals.rewritten(found.design, given)))
+    apart = ["no cluster holds a row: sums of terms with one value a row are computed without it"] * work.is_wide
+    return told._replace(notes=(*told.notes, *refusals.rewritten(found.design, given), *apart))
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
     plain, few, many, simple = _by_kind(specs)
+    work = work.wide if work.wide is not None and problem.extents["n"] > MOST_COLUMNS else work
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
     if (overwritten := work.overwritten(problem)) is not None:

@@ -27,7 +27,7 @@ from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.alone import as_segment, gated_segment
 from epifuse.providers.cutedsl.log_sums import split_log_sums
-from epifuse.providers.cutedsl.online import online
+from epifuse.providers.cutedsl.online import of_wide_rows, online
 from epifuse.providers.cutedsl.operand_sums import beside_rows
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
@@ -47,7 +47,8 @@ class Lowered:
 
     `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
     `is_swapped` where `walked` is of the transposed product. `regions` are launched where one launch cannot do it;
-    `is_of_region` where this is one of them.
+    `is_of_region` where this is one of them. `wide` is the same for rows that no cluster holds, where it differs;
+    `is_wide` where this is it.
     """
 
     typed: Graph
@@ -57,6 +58,8 @@ class Lowered:
     is_swapped: bool = False
     regions: Regions | None = None
     is_of_region: bool = False
+    wide: Lowered | None = None
+    is_wide: bool = False
     _splits: dict[tuple[bool, frozenset[str]], tuple[Launch, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -82,7 +85,7 @@ class Lowered:
     def swapped(self) -> Lowered | Reason:
         """The same of the transposed product, or why it is not computed."""
         refused = swap.refused(self.walked, in_parts=bool(self.order))
-        return refused or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True)
+        return refused or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True, is_wide=self.is_wide)
 
     @cached_property
     def loads(self) -> tuple[Node, ...]:
@@ -277,4 +280,6 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
     walked = assign_stages(split_log_sums(beside_rows(opened)), problem)
-    return Lowered(graph, online(walked, problem), order, refused, regions=regions)
+    made = Lowered(graph, online(walked, problem), order, refused, regions=regions)
+    wide = of_wide_rows(made.walked, problem)
+    return made if wide is None else replace(made, wide=replace(made, walked=wide, is_wide=True))

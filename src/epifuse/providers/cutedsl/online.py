@@ -15,6 +15,7 @@ from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.passes.canonicalise import constant, typed
+from epifuse.providers.cutedsl.row_constants import apart
 from epifuse.request.problem import Problem
 
 EXPONENTIALS, PLACE = "sum_of_exponentials", "place_of_largest"
@@ -32,6 +33,15 @@ def online(graph: Graph, problem: Problem) -> Graph:
         return graph
     found = assign_stages(rewrite(graph, _one_reduction), problem)
     return graph if shares_rows(found) else found
+
+
+def of_wide_rows(graph: Graph, problem: Problem) -> Graph | None:
+    """The same where no tile holds a row: what leaves its sums there is rounded as their largest terms are. None where
+    some value needs its whole row nevertheless, or none does anyway."""
+    if not shares_rows(graph):
+        return None
+    found = online(assign_stages(apart(graph), problem), problem)
+    return None if shares_rows(found) else found
 
 
 def _one_reduction(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
