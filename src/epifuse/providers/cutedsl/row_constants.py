@@ -76,6 +76,9 @@ class _Sum:
                 return self.scaled(self.terms(x), constant(-1.0, self.builder))
             case "add", (x, y):
                 return self.joined(self.terms(x), self.terms(y))
+            case "sub", (Node("sub", (x, y)), z) if not (self.varies(y) or self.varies(z)):
+                both = [_Term(None, self.made("add", y, z))]  # of log_softmax they are one reduction
+                return self.joined(self.terms(x), self.scaled(both, constant(-1.0, self.builder)))
             case "sub", (x, y):
                 return self.joined(self.terms(x), self.scaled(self.terms(y), constant(-1.0, self.builder)))
             case "mul", (x, y) if not self.waits(y):
