@@ -62,6 +62,8 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
             return x
         case ("neg", (Node("neg", (x,)),)) | ("logical_not", (Node("logical_not", (x,)),)):
             return x
+        case ("where", (Node("const", (), bool() as holds), x, y)) if builder.types[x if holds else y] == result:
+            return x if holds else y
         case ("pow", (x, Node("const", (), 2 | 2.0))) if same:
             return builder.node("mul", x, x)
         # As torch does: NaN of -infinity, and -0.0 of itself.
