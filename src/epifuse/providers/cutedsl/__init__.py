@@ -50,7 +50,7 @@ from epifuse.providers.cutedsl.heuristic import estimate, rows_of
 from epifuse.providers.cutedsl.launch import GpuKernel
 from epifuse.providers.cutedsl.lowering import Lowered, lower, lower_region
 from epifuse.providers.cutedsl.partials import Reduction
-from epifuse.providers.cutedsl.rows import MOST_COLUMNS
+from epifuse.providers.cutedsl.rows import MOST_COLUMNS, columns
 from epifuse.providers.cutedsl.sizes import Sized, sized
 from epifuse.providers.cutedsl.together import together
 from epifuse.providers.regions import Regions, Rules, is_uneven, one_after_another
@@ -165,12 +165,12 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
     """What each design takes for one product and its epilogue, or why it cannot."""
     plain, few, many, simple = _by_kind(specs)
-    work = work.wide if work.wide is not None and problem.extents["n"] > MOST_COLUMNS else work
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
     if (overwritten := work.overwritten(problem)) is not None:
         return _none(specs, overwritten)
     further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
+    work = _of_rows(work, problem, MOST_COLUMNS)
     if not plain and not few and not many:
         answers, *further = further
     elif (found := sized(work, problem)).family.refused is not None:
@@ -181,6 +181,11 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
         for own, is_few in ((few, True), (many, False)):
             answers = answers.beside(_swapped(own, work, problem, others, few=is_few))
     return reduce(Answers.beside, further, answers)
+
+
+def _of_rows(work: Lowered, problem: Problem, most: int) -> Lowered:
+    """What rows take of which a kernel holds so many columns at most."""
+    return work.wide if work.wide is not None and problem.extents["n"] > most else work
 
 
 def _none(specs: Sequence[KernelSpec], reason: str | Callable[[], str]) -> Answers:
@@ -219,6 +224,7 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
 def _considered(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> Answers:
     if (reason := _RULES[instruction].refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
+    work = _of_rows(work, problem, max(columns(spec.design) for spec in specs))
     found = sized(work, problem, instruction=instruction)
     if found.family.refused is not None:
         return _none(specs, found.family.refused)
