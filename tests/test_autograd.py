@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -757,3 +758,24 @@ def test_a_leaf_and_another_operand_of_a_sum() -> None:
             ef.linear(x, w, epilogue="lambda accum, C, E: accum + C + E", **given).sum().backward()
         assert torch.equal(leaf.grad, torch.full_like(leaf, 2))
         assert torch.equal(source.grad, torch.full_like(leaf, 4))
+
+
+LOSSES = {
+    "rounded": "accum.bfloat16().float().mean() + accum.half().logsumexp(-1).mean()",
+    "cross-entropy": "F.cross_entropy(accum, y, label_smoothing=0.1, ignore_index=3)",
+    "of a rounded value": "F.cross_entropy(accum.bfloat16().float(), y, reduction='sum') / 8.0",
+    "log-probabilities": "(torch.exp(F.log_softmax(accum, dim=-1).gather(-1, y[:, None])) * w).mean()",
+}
+
+
+@pytest.mark.parametrize("save", ["recompute", "preactivation"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_one_number_has_pytorchs_gradient(name: str, save: str) -> None:
+    body = LOSSES[name]
+    given = {"y": torch.arange(M) % N, "w": random(M, 1).float()}
+    used = {key: value for key, value in given.items() if re.search(rf"\b{key}\b", body)}
+    a, b = random(M, K).float().detach().requires_grad_(), random(K, N).float().detach()
+    text = f"def epi({', '.join(['accum', *used])}):\n    D = {body}\n    return D"
+    (found,) = torch.autograd.grad(ef.gemm(a, b, epilogue=text, operands=used, save=save), a)
+    (want,) = torch.autograd.grad(eval(body, {**used, "accum": a @ b, "F": F, "torch": torch}), a)
+    torch.testing.assert_close(found, want, rtol=2e-2, atol=2e-3)

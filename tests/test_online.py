@@ -73,7 +73,7 @@ def test_places_of_what_is_not_finite(emulated: Emulated) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("m", [3, 150])
-def test_only_rows_that_no_cluster_holds_lose_what_is_one_value_a_row(m: int) -> None:
+def test_only_wide_rows_lose_what_is_one_value_a_row(m: int) -> None:
     def soft(accum, q):
         loss = -(q * torch.log_softmax(accum, dim=-1)).sum(-1)
         return loss
@@ -92,6 +92,21 @@ def test_a_value_of_a_tile_that_reads_them_still_needs_its_row() -> None:
 
     assert not {EXPONENTIALS, PLACE} & set(reductions(hopper_kernel(arguments(both, n=1024))))
     assert any("softmax over N = 4096 does not fit" in one for one in reasons(arguments(both, n=4096)))
+
+
+def test_integers_are_compared_as_they_are() -> None:
+    """A sum of 8-bit products may be beyond what a float32 tells apart."""
+    a, b = torch.empty(256, 2048, dtype=torch.int8), torch.empty(1024, 2048, dtype=torch.int8).t()
+    places = ef.EpilogueArguments.partial("lambda accum: accum.argmax(-1)", {})
+    assert PLACE not in reductions(hopper_kernel(ef.GemmArguments(a, b, epilogue=places)))
+
+
+@pytest.mark.parametrize("written", ["accum.bfloat16().argmax(-1)", "accum.half().argmin(-1, keepdim=True)"])
+def test_places_of_what_is_rounded_to_16_bits(written: str, emulated: Emulated) -> None:  # noqa: F811
+    """Many are equal then: the first one counts."""
+    a, b = emulated.normal(5, 64), emulated.normal(64, 2056)
+    found = run(emulated, f"def epi(accum): r = {written}; return r", a, b, {})["r"]
+    assert torch.equal(found, eval(written, {"accum": (a.double() @ b.double()).float()}))
 
 
 def test_more_places_than_a_float_tells_apart() -> None:

@@ -48,6 +48,7 @@ LINES = [
     "where(accum == accum.amax(-1, keepdim=True), E, accum.softmax(-1)).gather(1, labels % 16) + row[0]",
     "F.cross_entropy(accum, (labels % 16).squeeze(-1), label_smoothing=0.1) + F.cross_entropy(E, (labels % 16)[:, 0])",
     "F.cross_entropy(accum * E, (labels % 16)[:, 0], ignore_index=3, reduction='none')",
+    "F.cross_entropy(accum, (labels % 16)[:, 0], None, None, 3, None, 'sum', 0.1)",
     "F.nll_loss(F.log_softmax(accum, dim=-1), (labels % 16)[:, 0], ignore_index=5)",
     "F.cross_entropy(accum + C, (labels % 16)[:, 0], reduction='sum', label_smoothing=0.5)",
     "accum / accum.shape[-1] + E * accum.size(0) - row.shape[0] + labels.numel()",

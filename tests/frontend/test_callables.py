@@ -251,9 +251,10 @@ def test_defaults_that_change_after_a_call_are_seen() -> None:
         return keyword(accum) + keyword(accum, alpha=1.0)
 
     check(of_helper)
-    for change in ({"alpha": 7.0}, {"alpha": 7}):
+    for change in ({"alpha": 7.0}, {"alpha": 7}, {"alpha": 0.0}, {"alpha": -0.0}):
         keyword.__kwdefaults__ = change
         check(of_helper)
+    assert torch.signbit(ef.gemm(A, B, epilogue=lambda accum: keyword(1.0 + 0 * accum))).all()
     keyword.__kwdefaults__["alpha"] = 8.0
     check(of_helper)
 

@@ -288,7 +288,7 @@ class Scope:
             held = Reader((reader.place, "defaults"), lambda root: getattr(reader.read(root), "__defaults__", None))
             self.guards.append(Guard(held, lambda: defaults, weak=True))
         for name, value in (function.__kwdefaults__ or {}).items():  # a dict that may be changed in place
-            self.guard(_keyword_default(reader, name), value)
+            self.guards.append(Guard(_keyword_default(reader, name), lambda value=value: value, weak=True))
 
 
 def _keyword_default(reader: Reader, name: str) -> Reader:

@@ -134,8 +134,10 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 def cross_entropy(
     x: Value,
     target: Value,
-    *,
+    weight: Literal[None] = None,
+    size_average: Literal[None] = None,
     ignore_index: Value = -100,
+    reduce: Literal[None] = None,
     reduction: Literal["none", "mean", "sum"] = "mean",
     label_smoothing: Value = 0.0,
 ) -> Value:
@@ -143,7 +145,8 @@ def cross_entropy(
 
     Rows whose target is `ignore_index` give 0, and the mean leaves them out. With `label_smoothing` s the target has
     1 - s, and all columns share s. A row whose target is no column has the loss of a logit of 0. Of batches of logits
-    (L, M, N) the columns are the last dim here, and target is (L, M).
+    (L, M, N) the columns are the last dim here, and target is (L, M). There are no weights of classes: multiply what
+    `reduction="none"` gives.
     """
     counts = unsqueeze(target, -1) != ignore_index
     whole = logsumexp(x, dim=-1, keepdim=True)
@@ -155,7 +158,13 @@ def cross_entropy(
 
 @checked
 def nll_loss(
-    x: Value, target: Value, *, ignore_index: Value = -100, reduction: Literal["none", "mean", "sum"] = "mean"
+    x: Value,
+    target: Value,
+    weight: Literal[None] = None,
+    size_average: Literal[None] = None,
+    ignore_index: Value = -100,
+    reduce: Literal[None] = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
 ) -> Value:
     """`F.nll_loss` of log-probabilities (M, N) and target (M,), with what `cross_entropy` says of both."""
     counts = unsqueeze(target, -1) != ignore_index
@@ -183,7 +192,7 @@ def block_scale(largest: Value, most: Positive = 448.0, rounding: Literal["none"
 
 def _of_rows(losses: Value, counts: Value, reduction: Literal["none", "mean", "sum"]) -> Value:
     kept = where(counts, losses, 0.0)
-    total = sum(kept) / (sum(counts) if reduction == "mean" else 1)
+    total = sum(kept) / (sum(where(counts, full_like(losses, 1.0), 0.0)) if reduction == "mean" else 1)
     return squeeze(kept, -1) if reduction == "none" else total
 
 

@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     """What a parameter takes: one of `values`, or where there are none a positive number, for which a tensor or a value
     of the graph may stand."""
 
-    values: tuple[str, ...]
+    values: tuple[str | None, ...]
 
     def holds(self, value: Any) -> bool:
         """Whether a value that is known is allowed."""
@@ -39,6 +39,8 @@ class Rule(NamedTuple):
 def rule(parameter: inspect.Parameter) -> Rule | None:
     """That of its annotation."""
     annotation = str(parameter.annotation)
+    if annotation == "Literal[None]":  # what PyTorch's function takes there has no form here
+        return Rule((None,))
     values = re.findall(r"['\"](.*?)['\"]", annotation) if annotation.startswith("Literal[") else ()
     return Rule(tuple(values)) if values or annotation == "Positive" else None
 

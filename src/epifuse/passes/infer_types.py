@@ -173,6 +173,8 @@ class _Inference(Sizes):
         dtype, x = node.attr, self.settle(args[0])
         assert isinstance(dtype, torch.dtype)
         compute = self.problem.float_dtype
+        if x.host and x.node.op != "const":
+            x = Typed(self.device(x), self.types[self.device(x)].kind)
         if dtype == compute:
             if x.kind == "float":
                 return replace(x, narrow=None)
@@ -256,7 +258,9 @@ class _Inference(Sizes):
         if index.host or self.shape(index) != want:
             shape = "a number" if index.host else self.shape(index)
             raise self.fail("gather_index", dim=node.attr, want=want, shape=shape)
-        if index.kind not in ("int32", "int64") or x.kind == "mask":
+        if x.kind == "mask":
+            raise self.fail("masks_in_arithmetic", op="gather")
+        if index.kind not in ("int32", "int64"):
             raise self.fail("integers_wanted", op="the index of gather", kind=kinds.NAMES[index.kind])
         here = self.result("eq", [self.coordinate(x, len(x.dims) - at), index], "mask")
         nothing = 0.0 if x.kind == "float" else 0

@@ -86,6 +86,9 @@ def _place(there: Node, old: Node, builder: Builder) -> Node | None:
     gone = old.attr[1]
     match there:
         case Node("logical_or", (Node("eq", (x, extreme)), Node("ne", (one, other)))) if one == other == x:
+            extreme = extreme.args[0] if extreme.op == "cast" else extreme  # of 16 bits, which it has already
+            if builder.types[x].kind != "float":  # an integer of 32 bits is no float32
+                return None
             if _is_extreme("amin", extreme, x, gone):
                 x = typed(builder, "neg", (x,))
             elif not _is_extreme("amax", extreme, x, gone):

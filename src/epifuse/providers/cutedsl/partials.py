@@ -19,7 +19,7 @@ from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
-from epifuse.providers.cutedsl.online import MOST_PLACES, PLACE
+from epifuse.providers.cutedsl.online import EXPONENTIALS, MOST_PLACES, PLACE
 from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
 from epifuse.request.problem import Problem
@@ -181,6 +181,8 @@ def _too_many(graph: Graph, problem: Problem) -> str | None:
 _WAY_OUT = "store its argument, and reduce that in PyTorch"
 
 _WRITTEN = {made: name for name, made in APART.items()}
+_TOLD = {PLACE: "argmax or argmin", EXPONENTIALS: "softmax"}
+"""How people write what is found online."""
 
 
 def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None:
@@ -194,7 +196,8 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         return _of_parts(node, graph)
     if name == PLACE and (count := max(factor.size(problem.extents) for factor in node.attr[1])) > MOST_PLACES:
         return f"a place is exact to {MOST_PLACES} elements, and a row has {count}: store the product, and search it"
-    smaller = f"it reduces only values with all M x N elements, and the argument of {name} has fewer: {_WAY_OUT}"
+    told = _TOLD.get(name, name)
+    smaller = f"it reduces only values with all M x N elements, and the argument of {told} has fewer: {_WAY_OUT}"
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
         return smaller
     if columns := segments.width(node):
@@ -206,9 +209,9 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     elif (cut := _of_parts(node, graph)) is not None:
         return cut
     elif {"m", "n"} <= graph.types[node].axes:
-        return f"it has no {name} over the batches alone: store the value, and reduce it in PyTorch"
+        return f"it has no {told} over the batches alone: store the value, and reduce it in PyTorch"
     if problem.batched and problem.extents["l"] > 1 and "l" not in source.axes:
-        return f"it has no {name} of a value that is the same in every batch"
+        return f"it has no {told} of a value that is the same in every batch"
     return None
 
 
