@@ -147,7 +147,7 @@ SOURCES: dict[str, str] = {
     "too_many_arguments": epilogue("return relu(accum, C)"),
     "unexpected_argument": epilogue("return relu(accum, inplace=True)"),
     "clamp_bounds": epilogue("return accum.clamp()"),
-    "logits_wanted": epilogue("return F.cross_entropy(accum, C)"),
+    "logits_wanted": epilogue("return F.cross_entropy(accum, index_m(accum))"),
     "argument_twice": epilogue("return maximum(accum, x=C)"),
     "by_name": epilogue("return F.gelu(accum, 'tanh')"),
     "not_static": epilogue("return accum.sum(dim=alpha)"),

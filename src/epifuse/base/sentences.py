@@ -242,8 +242,8 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "logits_wanted": Sentence(
         _T,
-        "{op} takes logits (M, N) and an integer of each row, (M,), not shapes {shapes}",
-        "beside batches write ef.cross_entropy; of probabilities -(y * x.log_softmax(-1)).sum(-1)",
+        "{op} takes logits (M, N) and an integer for each row, (M,), not shapes {shapes}",
+        "of batches write ef.cross_entropy or ef.nll_loss; of probabilities -(y * x.log_softmax(-1)).sum(-1)",
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),
     "roll_parts": Sentence(

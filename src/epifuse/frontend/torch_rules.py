@@ -45,6 +45,7 @@ _TERMS = Asks(
         (_SAME_FLOATS, ("x", "tensor1", "tensor2")),
     )
 )
+_LOGITS = Asks((*_FLOATS.rules, (_TENSOR, ("target",)), ("whole", ("target",)), ("logits", ("x", "target"))))
 _ANYTHING = Asks(((_TENSOR, ("x",)),))
 
 
@@ -70,7 +71,7 @@ ASKS: dict[str, Asks] = {
     **dict.fromkeys(("clamp_min", "clamp_max"), _numbers(_NO_MASK)),
     "lerp": Asks(((_TENSOR, ("x",)), (_TENSOR, ("end",)), (_SAME_FLOATS, ("x", "end", "weight")))),
     **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), Asks((*_FLOATS.rules, ("logits", ("x", "target"))))),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _LOGITS),
     "logaddexp": Asks((*_BOTH.rules, (_FLOAT, ("x",)), (_FLOAT, ("y",)))),
     "nan_to_num": _numbers(_FLOAT, "nan", "posinf", "neginf"),
     **dict.fromkeys(("var", "std"), _numbers(_FLOAT, "correction")._replace(either=("unbiased", "correction"))),

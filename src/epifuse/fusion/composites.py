@@ -150,7 +150,7 @@ def cross_entropy(
     """
     counts = unsqueeze(target, -1) != ignore_index
     whole = logsumexp(x, dim=-1, keepdim=True)
-    right = whole - gather(x, -1, where(counts, unsqueeze(target, -1), 0))
+    right = whole - _of_target(x, target, counts)
     every = whole - mean(x, dim=-1, keepdim=True)
     losses = right + label_smoothing * (every - right) if label_smoothing != 0 else right
     return _of_rows(losses, counts, reduction)
@@ -168,7 +168,7 @@ def nll_loss(
 ) -> Value:
     """`F.nll_loss` of log-probabilities (M, N) and target (M,), with what `cross_entropy` says of both."""
     counts = unsqueeze(target, -1) != ignore_index
-    return _of_rows(-gather(x, -1, where(counts, unsqueeze(target, -1), 0)), counts, reduction)
+    return _of_rows(-_of_target(x, target, counts), counts, reduction)
 
 
 @checked
@@ -190,8 +190,13 @@ def block_scale(largest: Value, most: Positive = 448.0, rounding: Literal["none"
     return where(largest == 0, 1.0, maximum(x if rounding == "none" else power, _LEAST_POWER))
 
 
+def _of_target(x: Value, target: Value, counts: Value) -> Value:
+    return gather(x, -1, where(counts, unsqueeze(target, -1), 0))
+
+
 def _of_rows(losses: Value, counts: Value, reduction: Literal["none", "mean", "sum"]) -> Value:
     kept = where(counts, losses, 0.0)
+    # Counted in the shape of the losses: beside heads the target alone has none that fits accum.
     total = sum(kept) / (sum(where(counts, full_like(losses, 1.0), 0.0)) if reduction == "mean" else 1)
     return squeeze(kept, -1) if reduction == "none" else total
 

@@ -6,6 +6,7 @@ alone. No value of a tile then waits for its row, so that rows of any length tak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,11 +35,9 @@ def waiting(root: Node, along: Dim, to: Alignment) -> tuple[Node, ...]:
     return tuple(node for node, waits in found.items() if waits and _varies(node, along, to))
 
 
-def chosen(root: Node, here: Node, along: Dim, to: Alignment) -> Node:
-    """The element of `root` where the mask `here` is true, which is one along the dim. Where none is, it means nothing.
-
-    `root` is among what is `waiting`.
-    """
+def chosen(waits: Sequence[Node], here: Node, along: Dim, to: Alignment) -> Node:
+    """The element of the last value of `waiting` at the one place along the dim where the mask `here` is true. Where it
+    is true nowhere, the element means nothing."""
     made: dict[Node, Node] = {}
 
     def of(node: Node) -> Node:
@@ -46,10 +45,10 @@ def chosen(root: Node, here: Node, along: Dim, to: Alignment) -> Node:
             made[node] = _picked(node, here, along, to) if _varies(node, along, to) else node
         return made[node]
 
-    for node in waiting(root, along, to):
+    for node in waits:
         if node.op in _ELEMENTWISE:
             made[node] = _emitted(to, node.op, *map(of, node.args), attr=node.attr, kind=to.types[node].kind)
-    return of(root)
+    return of(waits[-1])
 
 
 def _varies(node: Node, along: Dim, to: Alignment) -> bool:

@@ -174,7 +174,8 @@ class _Inference(Sizes):
         assert isinstance(dtype, torch.dtype)
         compute = self.problem.float_dtype
         if x.host and x.node.op != "const":
-            x = Typed(self.device(x), self.types[self.device(x)].kind)
+            read = self.device(x)
+            x = Typed(read, self.types[read].kind)
         if dtype == compute:
             if x.kind == "float":
                 return replace(x, narrow=None)
@@ -265,9 +266,9 @@ class _Inference(Sizes):
         here = self.result("eq", [self.coordinate(x, len(x.dims) - at), index], "mask")
         nothing = 0.0 if x.kind == "float" else 0
         zero = self.infer_const(Node("const", attr=nothing), [])
-        if waiting(x.node, x.dims[at], self):
+        if waits := waiting(x.node, x.dims[at], self):
             dims = tuple(() if i == at else dim for i, dim in enumerate(x.dims))
-            found = replace(x, node=chosen(x.node, here.node, x.dims[at], self), dims=dims)
+            found = replace(x, node=chosen(waits, here.node, x.dims[at], self), dims=dims)
             return self.result("where", [self.is_inside(index, x.dims[at]), found, zero], x.kind)
         found = self.reduction("sum", self.result("where", [here, x, zero], x.kind), (at,), keepdim=True)
         if x.kind != "int32":

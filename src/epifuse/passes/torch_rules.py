@@ -35,11 +35,6 @@ def _same_floats(*arguments: Argument) -> bool:
     return all((x.kind, x.narrow) == ("float", tensors[0].narrow) for x in tensors)
 
 
-def _are_logits(x: Argument, target: Argument) -> bool:
-    whole = target.kind in ("int32", "int64") and not target.host
-    return whole and len(x.shape) == 2 and target.shape == x.shape[:1]
-
-
 _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "tensor": (lambda x: not x.host, "tensor_wanted"),
     "number": (lambda x: x.host, "number_wanted"),
@@ -51,7 +46,8 @@ _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "held": (lambda x, value: x.kind == "float" or value.kind != "float", "float_wanted"),
     "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
     "prelu weight": (_prelu, "prelu_weight"),
-    "logits": (_are_logits, "logits_wanted"),
+    "whole": (lambda x: x.kind in ("int32", "int64"), "integers_wanted"),
+    "logits": (lambda x, target: len(x.shape) == 2 and target.shape == x.shape[:1], "logits_wanted"),
 }
 
 

@@ -158,7 +158,7 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
     """What a plan tells people."""
     told = found.details(work, inputs.multiplied(problem, found.design.rewritten))
     given = swap.problem_of(problem) if work.is_swapped else problem
-    apart = ["no cluster holds a row: sums of terms with one value a row are computed without it"] * work.is_wide
+    apart = ["rows are wider than tiles hold: sum(q * (x - c)) is computed as sum(q * x) - c * sum(q)"] * work.is_wide
     return told._replace(notes=(*told.notes, *refusals.rewritten(found.design, given), *apart))
 
 

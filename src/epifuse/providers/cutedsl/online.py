@@ -29,7 +29,7 @@ def online(graph: Graph, problem: Problem) -> Graph:
 
     `graph` has its stages, and so has the result.
     """
-    if not shares_rows(graph):
+    if not _may_lose_rows(graph):
         return graph
     found = assign_stages(rewrite(graph, _one_reduction), problem)
     return graph if shares_rows(found) else found
@@ -38,10 +38,15 @@ def online(graph: Graph, problem: Problem) -> Graph:
 def of_wide_rows(graph: Graph, problem: Problem) -> Graph | None:
     """The same where no tile holds a row: what leaves its sums there is rounded as their largest terms are. None where
     some value needs its whole row nevertheless, or none does anyway."""
-    if not shares_rows(graph):
+    if not _may_lose_rows(graph):
         return None
     found = online(assign_stages(apart(graph), problem), problem)
     return None if shares_rows(found) else found
+
+
+def _may_lose_rows(graph: Graph) -> bool:
+    """Whether values need whole rows, and none of them is stored: that one would need its row in any form."""
+    return shares_rows(graph) and all(graph.stages[root].kind != "row" for root in graph.roots)
 
 
 def _one_reduction(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
@@ -86,7 +91,8 @@ def _place(there: Node, old: Node, builder: Builder) -> Node | None:
     gone = old.attr[1]
     match there:
         case Node("logical_or", (Node("eq", (x, extreme)), Node("ne", (one, other)))) if one == other == x:
-            extreme = extreme.args[0] if extreme.op == "cast" else extreme  # of 16 bits, which it has already
+            if extreme.op == x.op == "cast" and extreme.attr == x.attr:  # the largest of rounded values is one of them
+                (extreme,) = extreme.args
             if builder.types[x].kind != "float":  # an integer of 32 bits is no float32
                 return None
             if _is_extreme("amin", extreme, x, gone):
