@@ -186,6 +186,8 @@ class Block:
         if operand.startswith("%"):
             assert operand in self.registers or operand[-1].isdigit(), f"{operand} is not known"
             found = self.registers.setdefault(operand, np.zeros(count, np.int64))
+        elif parameter := re.fullmatch(r"\w+_param_(\d+)", operand):  # its address
+            found = np.full(count, int(parameter[1]))
         else:  # the start of shared memory is 0
             found = np.full(count, 0 if operand.startswith("__") else int(operand.replace("0f", "0x").rstrip("U"), 0))
         return _number(found, kind)
@@ -200,7 +202,12 @@ class Block:
         self.registers[target] = np.where(those, values, before)
 
     def parameter(self, one: Instruction, kind: str, those: np.ndarray) -> None:
-        """Read one, or two neighbours."""
+        """Read one, or two neighbours, or the one at an address."""
+        if one.operands[1].startswith("[%"):
+            own = self.value(one.operands[1].strip("[]"), "b64")
+            found = [struct.unpack_from("<q" if _bits(kind) == 64 else "<i", self.parameters[at])[0] for at in own]
+            self.put(one.operands[0], np.array(found), those)
+            return
         index, offset = _PARAMETER.fullmatch(one.operands[1]).groups()
         names = _names(one.operands[0])
         values = struct.unpack_from(
@@ -380,6 +387,7 @@ _WHOLE = {
     "shl": lambda x, y: x << y,
     "shr": lambda x, y: x >> y,
     "div": lambda x, y: np.sign(x) * np.sign(y) * (abs(x) // np.maximum(abs(y), 1)),
+    "rem": lambda x, y: np.fmod(x, np.where(y == 0, 1, y)),
     "mov": lambda x: x,
     "cvt": lambda x: x,
     "neg": lambda x: -x,

@@ -35,7 +35,8 @@ class Driver(SimpleNamespace):
 def test_the_driver_is_asked_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Driver()
     monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: fake)
-    assert clusters._occupancy(8) == 16
+    with clusters._Probe() as probe:
+        assert probe.resident(8) == 16
     assert fake.called[-1] == "cuModuleUnload"
     want, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -55,11 +56,39 @@ def without(structure: bytes, field: Any) -> bytes:
 
 def test_the_constants_are_the_drivers() -> None:
     shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    assert int(shared) == clusters._MAX_DYNAMIC_SHARED_SIZE_BYTES
+    wide = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    assert (int(shared), int(wide)) == (
+        clusters._MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        clusters._NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    )
 
 
 @pytest.mark.parametrize("call", ["cuModuleLoadData", "cuFuncSetAttribute", "cuOccupancyMaxActiveClusters"])
 def test_what_the_driver_refuses_is_said(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: Driver(**{call: 201}))
-    with pytest.raises(LaunchError, match=f"{call} returned 201"):
-        clusters._occupancy(4)
+    with pytest.raises(LaunchError, match=f"{call} returned 201"), clusters._Probe() as probe:
+        probe.resident(4)
+
+
+def test_groups_are_what_was_seen_together() -> None:
+    assert clusters._groups([(0, 1), (4, 5), (2, 3), (5, 1), (6, 7)]) == {
+        0: 0,
+        1: 0,
+        4: 0,
+        5: 0,
+        2: 2,
+        3: 2,
+        6: 6,
+        7: 6,
+    }
+
+
+def test_clusters_of_a_group_have_ranks_one_after_the_other() -> None:
+    groups = [9, 0, 2, 0, 2, 9, 0]
+    found = clusters._ranked(groups, 2)
+    assert found.shape == (8, 8 * clusters.rank_words(2))
+    for count in range(len(groups) + 1):
+        own = found[count, :count].tolist()
+        assert sorted(own) == list(range(count))
+        ordered = [cluster for _, cluster in sorted(zip(own, range(count), strict=True))]
+        assert ordered == sorted(range(count), key=lambda cluster: (groups[cluster], cluster))

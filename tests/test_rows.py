@@ -60,6 +60,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(settle, "target_of", lambda device: TARGETS[90])
     monkeypatch.setattr(launch, "function", lambda text, name: lambda *given: found.append((text, given)))
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
+    monkeypatch.setattr(launch, "rank_table", lambda *_: (0, True))
     monkeypatch.setattr(launch, "_nothing_given", lambda: ())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(cutedsl.CuteDslProvider, "is_loaded", lambda self, text: True)
@@ -94,7 +95,7 @@ def looks(prepared: Prepared) -> list[Any]:
     """All that a launch takes from a prepared call."""
     plan, runner = prepared.plan, vars(prepared.runner)
     told = plan.spec, plan.problem, plan.problem.extents, plan.digest, plan.binding, plan.allocation.bits
-    passing = {name: value for name, value in runner.items() if name not in ("function", "clusters")}
+    passing = {name: value for name, value in runner.items() if name not in ("function", "clusters", "ranks")}
     return [told, passing, prepared.kinds, prepared.outputs, prepared.accumulates, prepared.is_final]
 
 

@@ -260,5 +260,5 @@ def test_short_and_long_k_share_a_function_for_any_raster():
         next(kernel.plan.allocation.program for kernel in kernels if kernel.spec.design == SCHEDULES[128, 128])
         for kernels in both
     )
-    assert (short.design.raster, long.design.raster) == (4, 8)
+    assert short.design.raster != long.design.raster
     assert short.text == long.text

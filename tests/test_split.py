@@ -39,7 +39,7 @@ def test_sums_and_flags_do_not_overlap_in_the_workspace(design, monkeypatch):
     workspace = SimpleNamespace(words=(before + size) // 4, iterator=iterator)
     parts, taken = Split(design), set()
     for turn, x, y in product(range(6), range(design.cluster[0]), range(design.cluster[1])):
-        cta = SimpleNamespace(order=SimpleNamespace(total=6), place=(x, y))
+        cta = SimpleNamespace(turns=SimpleNamespace(total=6), place=(x, y))
         for thread in (0, 1, WARP_GROUP * design.sharing - 1):
             at = parts.place(workspace, turn, cta, thread)
             for part in range(design.split - 1):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import epifuse as ef
+from epifuse.providers.cutedsl import clusters
 from epifuse.providers.cutedsl.clusters import resident_clusters
 
 pytestmark = pytest.mark.gpu
@@ -94,3 +95,13 @@ def test_the_driver_counts_clusters_as_the_compiler_does(size: int) -> None:
     torch.empty(1, device="cuda")
     resident_clusters.cache_clear()
     assert resident_clusters(0, size) == hardware.HardwareInfo(0).get_max_active_clusters(size)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_number_the_clusters_that_run_at_once(size: int) -> None:
+    count = resident_clusters(0, size)
+    found = clusters._measured(0, size, 1, count)
+    if found is None:
+        pytest.skip("clusters of this size are not placed alike twice here")
+    for taken in range(count + 1):
+        assert sorted(found[taken, :taken].tolist()) == list(range(taken))

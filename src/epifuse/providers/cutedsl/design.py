@@ -48,7 +48,7 @@ class Design:
     - `spare`: stages of A and B into which the operands of a CTA's last tile are loaded early.
     - `exchanged`: 32-bit words of a row that the CTAs of a cluster send to each other in one exchange.
     - `registers`: registers of a thread of a consumer warp group.
-    - `raster`: clusters along M in a raster band.
+    - `raster`: clusters in a raster band, along M, or along N where it is `turned`.
     - `parts`: columns of the product from which one column of the result is computed, where the epilogue takes parts.
     - `swapped`: A and B are exchanged. Tile and cluster are then (n, m) of the result; `designs.py` lists (m, n).
     - `split`: parts of K, each of which a cluster of its own multiplies.
@@ -180,6 +180,11 @@ class Design:
     def subtiles(self) -> int:
         """Subtiles of the result that one warp group has in one tile."""
         return self.rows // SUBTILE[0] * (self.columns // self.subtile[1])
+
+    @property
+    def turned(self) -> bool:
+        """Whether raster bands lie along N: CTAs that share B alone should have neighbours with the same rows of A."""
+        return self.instruction == WGMMA and self.cluster[0] > self.cluster[1]
 
     @property
     def exchanged_sides(self) -> Design:

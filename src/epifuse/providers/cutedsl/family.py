@@ -289,7 +289,8 @@ class Family:
         work, problem, graph = self.work, self.problem, self.work.stored
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
-        design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0, raster=band(problem))
+        design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0)
+        design = replace(design, raster=band(problem, design))
         design = self.given(design)
         loaded = any(a.travels.staged for a in loads)
         # Outputs by columns need stages of their own (`budget.fit`).

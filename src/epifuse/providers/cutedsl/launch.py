@@ -16,8 +16,8 @@ from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl import swap, tuned, weave
 from epifuse.providers.cutedsl.addresses import UNCUT, Along, Seen, modes, seen, written
-from epifuse.providers.cutedsl.clusters import resident_clusters
-from epifuse.providers.cutedsl.design import round_up
+from epifuse.providers.cutedsl.clusters import rank_table, resident_clusters
+from epifuse.providers.cutedsl.design import WGMMA, round_up
 from epifuse.providers.cutedsl.family import Arranged
 from epifuse.providers.cutedsl.inputs import filled, is_shared, multiplied
 from epifuse.providers.cutedsl.load import function
@@ -90,8 +90,9 @@ class GpuKernel:
         self.numbers = found.number_names
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
+        self.ranked = design.instruction == WGMMA
         self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
-        self.clusters = 0
+        self.clusters, self.ranks = 0, 0
 
     def with_rows(self, rows: int) -> GpuKernel | None:
         """The same of a problem that differs in its rows alone; None where more than extents depends on them."""
@@ -146,7 +147,7 @@ class GpuKernel:
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
         workspace = ((self.workspace_bytes // 4,), (1,), torch.float32) if self.workspace_bytes else None
-        tail = (self.clusters or self._count_clusters(), self.band, self.kept)
+        tail = (self.clusters or self._count_clusters(), self.band, self.kept, self.ranks)
         allocate = allocator(outputs[0].device)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
@@ -165,10 +166,14 @@ class GpuKernel:
 
     def _count_clusters(self) -> int:
         """How many clusters run at once for each part of K. The first call asks the GPU, as a kernel may be built
-        without one."""
+        without one, also for their ranks."""
         clusters = max(resident_clusters(self.index, self.cluster_size) // self.split, 1)
-        self.clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
-        return self.clusters
+        clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
+        is_final = True
+        if self.ranked:
+            self.ranks, is_final = rank_table(self.index, self.cluster_size, self.split, clusters)
+        self.clusters = clusters if is_final else 0
+        return clusters
 
     def _launch(self, a: Any, b: Any, operands: Any, numbers: Any, outputs: Any, workspaces: Any) -> None:
         """The function with these arguments. Two streams may run one step at once, and a captured graph keeps its own
@@ -181,10 +186,10 @@ class GpuKernel:
         # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
         # CUDA is initialised, which torch.cuda.current_device() would ask.
         if torch._C._cuda_getDevice() == self.index:
-            self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept)
+            self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept, self.ranks)
         else:
             with torch.cuda.device(self.index):
-                self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept)
+                self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept, self.ranks)
 
     def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from epifuse.providers.cutedsl import tuned
+from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import itemsize
 from epifuse.request.problem import Problem
 
 
-def band(problem: Problem) -> int:
-    """Clusters along M in a raster band: where K is small it is outputs that count, which want longer lines."""
-    return (tuned.SHORT_BAND if _k_bytes(problem) <= tuned.SHORT_K.value else tuned.BAND).value
+def band(problem: Problem, design: Design) -> int:
+    """Clusters in a raster band, at least: along M, or along N where it is turned."""
+    return (tuned.SHORT_BAND if design.turned and _has_longer_lines(problem) else tuned.BAND).value
 
 
 def is_short(problem: Problem) -> bool:
@@ -22,14 +23,18 @@ def is_long(problem: Problem) -> bool:
     return _k_bytes(problem) >= tuned.LONG_K.value
 
 
-def length_class(problem: Problem) -> tuple[int, bool, bool]:
+def length_class(problem: Problem) -> tuple[bool, bool, bool]:
     """How long K is, as far as kernels differ by it."""
-    return band(problem), is_short(problem), is_long(problem)
+    return _has_longer_lines(problem), is_short(problem), is_long(problem)
 
 
 def wide_k(problem: Problem) -> float:
     """Elements of 16 bits along K."""
     return _k_bytes(problem) / 2
+
+
+def _has_longer_lines(problem: Problem) -> bool:
+    return _k_bytes(problem) <= tuned.SHORT_K.value
 
 
 def _k_bytes(problem: Problem) -> int:

@@ -150,7 +150,8 @@ def _bytes(count: int) -> str:
 
 def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     """What else is worth knowing of a design with its stages."""
-    shown, along = (design.exchanged_sides, "N") if design.swapped else (design, "M")
+    shown = design.exchanged_sides if design.swapped else design
+    along = "N" if design.swapped != design.turned else "M"
     return (
         *(multistage.notes(design, problem) if design.by_warps else []),
         *(tensor_memory.notes(design, problem) if design.in_tensor_memory else []),

@@ -94,7 +94,8 @@ def _allocated(
 ) -> Allocation | str:
     short, long = is_short(problem), is_long(problem)
     loads, stores = _coming(programs), _buffers([program.stores for program in programs])
-    given = replace(arranged[0].design, raster=band(problem), spare=0)
+    first = arranged[0].design
+    given = replace(first, raster=band(problem, first), spare=0)
     enough = (tuned.SHORT_STAGES if short else tuned.ENOUGH_STAGES).value
     found = budget.fit(given, loads, stores, problem.target.shared_memory, enough)
     if found is None:

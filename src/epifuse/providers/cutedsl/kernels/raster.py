@@ -1,7 +1,9 @@
 """The order in which tiles are worked on: bands of a few clusters along m, walked column by column, for reuse in L2.
 
-Clusters are numbered as the GPU places them: which multiprocessors work on neighbouring tiles matters beside that
-(kernel_variants.json#order-of-tiles).
+On Hopper the multiprocessors of one group (GPC) take neighbouring tiles of this order. Their requests for one line of A
+or B are then merged on the way to L2, if it is no multicast: a line that a cluster shares is never merged with that of
+another cluster. So what CTAs of a cluster do not share should be the same for their neighbours in the order
+(placement_h200.json).
 """
 
 from typing import Any, NamedTuple
@@ -9,6 +11,9 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+
+from epifuse.providers.cutedsl.clusters import GROUPS, rank_words
+from epifuse.providers.cutedsl.design import Design
 
 _HALF = 31
 
@@ -69,3 +74,71 @@ def tile_of(turn, order: Raster, cluster, place):
     column = quotient(within, height)
     row = first + within - column * height.value
     return row * cluster[0] + place[0], column * cluster[1] + place[1], l
+
+
+class Turns(NamedTuple):
+    """The raster of a persistent grid, and its clusters' ranks in a whole wave and in the last one, a byte each."""
+
+    raster: Raster
+    whole: tuple
+    last: tuple
+
+    @property
+    def total(self):
+        """How many turns there are."""
+        return self.raster.total
+
+
+class Order:
+    """In which order clusters take a design's tiles."""
+
+    def __init__(self, design: Design, *, by_ranks: bool) -> None:
+        self.turned, self.by_ranks, self.words = design.turned, by_ranks, rank_words(design.ctas)
+
+    def turns(self, shape, step, band, clusters, table) -> Turns:
+        """On the host, from the address of the ranks (`clusters.rank_table`).
+
+        A turned raster has bands along n. Bands are as even as can be, and not lower than `band`.
+        """
+        if self.turned:
+            shape, step = (shape[1], shape[0], shape[2]), step[::-1]
+        across = cute.ceil_div(shape[0], step[0])
+        height = cute.ceil_div(across, cutlass.max(across // band, 1))
+        order = raster(shape, step, height)
+        rows = [self._row(table, count) for count in (clusters, order.total % clusters)] if self.by_ranks else [(), ()]
+        return Turns(order, *rows)
+
+    def _row(self, table, count):
+        start = table + Int64(count) * (8 * self.words)
+        row = cute.make_ptr(Int64, start, cute.AddressSpace.generic, assumed_align=8)
+        words = cute.make_tensor(row, cute.make_layout(self.words))
+        return tuple(words[i] for i in range(self.words))
+
+    def ranked(self, own, count, turns: Turns):
+        """The ranks of a cluster among the `count` of a whole wave, and among those of the last one."""
+        if self.by_ranks:
+            return _byte(turns.whole, own), _byte(turns.last, own)
+        return _by_eights(own, count), _by_eights(own, turns.total % count)
+
+    def tile(self, turn, cta, cluster):
+        """Coordinates (m, n, l) of a CTA's tile in its cluster's `turn`."""
+        start, (whole, last) = turn - cta.first, cta.ranks
+        place = start + cutlass.select_(start + cta.step <= cta.turns.total, whole, last)
+        if self.turned:
+            n, m, l = tile_of(place, cta.turns.raster, cluster[::-1], cta.place[::-1])
+            return m, n, l
+        return tile_of(place, cta.turns.raster, cluster, cta.place)
+
+
+def _by_eights(own, count):
+    """The rank where eight groups of multiprocessors take clusters in turn."""
+    group = own % GROUPS
+    return group * (count // GROUPS) + cutlass.min(group, count % GROUPS) + own // GROUPS
+
+
+def _byte(words, index):
+    """Words are arguments of the kernel: in memory, what was read before this launch would have displaced them."""
+    word, *others = words
+    for i, other in enumerate(others, 1):
+        word = cutlass.select_(index // 8 == i, other, word)
+    return Int32((word >> Int64(8 * (index % 8))) & 255)

@@ -83,6 +83,7 @@ class Sm100Gemm:
         clusters: Int32,
         band: Int32,
         kept: Int64,
+        ranks: Int64,
         stream: Any,
     ):
         a, b = with_batches(a), with_batches(b)

@@ -89,6 +89,7 @@ class Sm80Gemm:
         ctas: Int32,
         band: Int32,
         kept: Int64,
+        ranks: Int64,
         stream: Any,
     ):
         a, b = _with_batches(a), _with_batches(b)

@@ -32,11 +32,12 @@ from epifuse.providers.cutedsl.kernels.multiply import (
 from epifuse.providers.cutedsl.kernels.parts import in_turn, lie_apart, parts_of, sources
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.promotion import Promotion
-from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
+from epifuse.providers.cutedsl.kernels.raster import Order, Turns
 from epifuse.providers.cutedsl.kernels.regions import Regions
 from epifuse.providers.cutedsl.kernels.rewrite import Rewrite
 from epifuse.providers.cutedsl.kernels.split import Split
 from epifuse.providers.cutedsl.kernels.states import after
+from epifuse.providers.cutedsl.partials import is_carried, reductions_of
 from epifuse.providers.cutedsl.program import Program
 
 try:
@@ -54,8 +55,8 @@ class Cta(NamedTuple):
     """What all roles of a CTA know.
 
     The buffers of A and B; the epilogue's shared memory, of each region of N, and TMA's carriers; tiles and scales of
-    A and B; the order of tiles, the CTA's place in its cluster, its first tile, and how far it is to the next; which
-    part of K it has, and its blocks of it.
+    A and B; the order of the tiles, the ranks of the CTA's cluster, its place there, its first turn, and how far it is
+    to the next; which part of K it has, and its blocks of it.
     """
 
     buffers: tuple
@@ -63,7 +64,8 @@ class Cta(NamedTuple):
     carriers: tuple
     tiles: tuple
     scales: tuple
-    order: Any
+    turns: Any
+    ranks: Any
     place: Any
     first: Any
     step: Any
@@ -112,6 +114,9 @@ class Sm90Gemm:
         how = design.rewritten_as_given
         self.rewrite: Any = None if how is None else Rewrite(how, types[0])
         self.split = Split(design, accumulator)
+        # Where numbers are carried from tile to tile, which GPU it is must not decide which tiles a CTA adds up.
+        carried = any(is_carried(each) for one in programs for each in reductions_of(one.graph))
+        self.order = Order(design, by_ranks=not carried)
         self.merging = merging_kernels(design, program)
 
     @cute.jit
@@ -126,6 +131,7 @@ class Sm90Gemm:
         clusters: Int32,
         band: Int32,
         kept: Int64,
+        ranks: Int64,
         stream: Any,
     ):
         tensors, scales = self.scales.apart(tensors)
@@ -164,7 +170,8 @@ class Sm90Gemm:
         columns = cute.size(b, mode=[0])
         columns = columns // self.design.parts if self.design.parts > 1 else columns
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
-        order = raster(shape, (bm * self.cluster[0], self.design.columns * self.cluster[1]), band)
+        step = bm * self.cluster[0], self.design.columns * self.cluster[1]
+        turns = self.order.turns(shape, step, band, clusters, ranks)
         policy = self.epilogue.departures.policy(shape, kept)
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
@@ -181,7 +188,7 @@ class Sm90Gemm:
             smem_a,
             smem_b,
             shape,
-            order,
+            turns,
             policy,
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
@@ -219,7 +226,7 @@ class Sm90Gemm:
         smem_a: cute.ComposedLayout,
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
-        order: Raster,
+        turns: Turns,
         policy: Int64,
     ):
         (_, tensor_a), *loads_b = loads
@@ -262,10 +269,6 @@ class Sm90Gemm:
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         box_b = bn // len(loads_b), bk
         tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
-        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
-
-        # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
-        cute.arch.griddepcontrol_wait()
         # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
@@ -273,9 +276,14 @@ class Sm90Gemm:
         if const_expr(self.design.split > 1):
             part = self.split.part(first)
             first, step = first // self.design.split, step // self.design.split
+        ranks = self.order.ranked(first, step, turns)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+
+        # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
+        cute.arch.griddepcontrol_wait()
         k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
         tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
-        cta = Cta(buffers, shared, carriers, tiles, scales, order, place, first, step, part, k_first, k_tiles)
+        cta = Cta(buffers, shared, carriers, tiles, scales, turns, ranks, place, first, step, part, k_first, k_tiles)
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
@@ -311,8 +319,8 @@ class Sm90Gemm:
             for atom, buffer, tiles in zip(atoms_b, buffers, tiles_b, strict=True)
         )
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        while turn < cta.order.total:
-            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+        while turn < cta.turns.total:
+            m, n, l = self.order.tile(turn, cta, self.cluster)
             for k in cutlass.range(cta.k_tiles, unroll=1):
                 pipe.producer_acquire(state)
                 barrier = pipe.producer_get_barrier(state)
@@ -350,13 +358,13 @@ class Sm90Gemm:
         turn += team * cta.step
         brought = [self.arriving(region, cta) for region in range(len(self.programs))]
         arrivals = Int32(0)
-        while turn < cta.order.total:
-            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+        while turn < cta.turns.total:
+            m, n, l = self.order.tile(turn, cta, self.cluster)
             at = Place(m, n, l, within)
             if const_expr(len(self.programs) == 1):
                 coming = Int32(self.arrivals.brought)
                 if const_expr(self.design.spare > 0):
-                    last = turn + cta.step >= cta.order.total
+                    last = turn + cta.step >= cta.turns.total
                     coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
                 arrivals = self.bring(self.arrivals, coming, arrivals, at, served, brought[0])
             else:
@@ -370,12 +378,12 @@ class Sm90Gemm:
             turn += stride
         if const_expr(self.design.spare > 0):
             turn -= stride
-            if turn >= 0 and turn + cta.step >= cta.order.total:
+            if turn >= 0 and turn + cta.step >= cta.turns.total:
                 behind = after(
                     pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages),
                     (turn // cta.step + 1) * cta.k_tiles,
                 )
-                m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+                m, n, l = self.order.tile(turn, cta, self.cluster)
                 at = Place(m, n, l, within)
                 own, tma = brought[0]
                 starts = self.arrivals.spare.starts(within, behind, cta.buffers, own.buffers)
@@ -430,8 +438,8 @@ class Sm90Gemm:
                 read = after(read, cta.k_tiles)
                 free = after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
-        while turn < cta.order.total:
-            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+        while turn < cta.turns.total:
+            m, n, l = self.order.tile(turn, cta, self.cluster)
             at = Place(m, n, l, within)
             held = self.regions.fetch(at, own, given)
             scales = self.scales.begin(cta.scales, at, self.epilogue, atom, own, cta.k_first)
@@ -443,7 +451,7 @@ class Sm90Gemm:
             starts = self.arrivals.spare.starts(
                 within, read, cta.buffers, cta.shared[0].own[self.arrivals.number].buffers
             )
-            ending = Last(turn + cta.step >= cta.order.total, within, starts)
+            ending = Last(turn + cta.step >= cta.turns.total, within, starts)
             before = Before(executed, rounds)
             threads = self.epilogue.team(atom, own, served, before, cta.shared[0], given[0], ending)
             early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
@@ -605,8 +613,8 @@ class Sm90Gemm:
                 read = after(read, cta.k_tiles)
                 free = after(free, cta.k_tiles)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
-        while turn < cta.order.total:
-            m, n, l = tile_of(turn, cta.order, self.cluster, cta.place)
+        while turn < cta.turns.total:
+            m, n, l = self.order.tile(turn, cta, self.cluster)
             at = Place(m, n, l, within)
             scales = self.scales.begin(cta.scales, at, self.epilogue, atom, thread % WARP_GROUP, cta.k_first)
             if const_expr(self.pingpong):

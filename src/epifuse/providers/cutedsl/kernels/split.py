@@ -60,7 +60,7 @@ class Split:
 
     def place(self, workspace, turn, cta, thread) -> Sums:
         """Of a CTA's tile, for one thread of those that share it."""
-        slots = Int64(cta.order.total * self.ctas * (self.parts - 1))
+        slots = Int64(cta.turns.total * self.ctas * (self.parts - 1))
         flags = workspace.iterator.toint() + cute.size(workspace) * 4 - slots * budget.FLAG_BYTES
         rank = cta.place[0] + self.width * cta.place[1]
         slot = Int64((turn * self.ctas + rank) * (self.parts - 1))
