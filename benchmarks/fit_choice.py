@@ -1,6 +1,6 @@
 """Fit the constants of the choice of designs (`tuned.py`, `base/processors.py`) to what `shapes.py pick` measured.
 
-    python benchmarks/fit_choice.py benchmarks/results/{picked,drawn}_*.json [--hold benchmarks/results/drawn_h200.json]
+    python benchmarks/fit_choice.py benchmarks/results/placed_*.json [--hold FILE ...]
 
 Coordinate descent: each constant in turn is multiplied by a step, and keeps what makes the choice better, until nothing
 does. What it minimises is the mean over all products of how much longer the chosen design takes than the fastest one,
@@ -33,12 +33,8 @@ FITTED = (
     "WAVE_HIDDEN",
     "CLUSTER_LAUNCH",
     "L2_EXPOSED",
-    "SHARED_B",
-    "NARROW",
-    "DRIFT",
-    "DRIFTING_K",
+    "MERGED",
     "TWO_LINES",
-    "BEYOND",
     "SUM_READ",
     "SUM_WRITTEN",
     "HANDED_OVER",

@@ -13,44 +13,10 @@ from shapes_report import Summary  # noqa: E402
 
 PAGE = " ".join((ROOT / "docs/hopper_notes.md").read_text().split())
 TUNING = " ".join((ROOT / "docs/tuning.md").read_text().split())
-CASES = ("plain", "gelu", "gelu_residual", "accumulated")
-"""In the order of the page, each before and now."""
 
 
 def saved(name):
     return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
-
-
-@pytest.mark.parametrize("name", ["epilogues_h100", "epilogues_h200", "epilogues_h100_second", "epilogues_h200_second"])
-def test_the_choice_with_epilogues_is_as_said(name):
-    data, ratios = saved(name), {}
-    for case, product, times in epilogues.timed(data):
-        best, now = min(times.values()), next(iter(times.values()))
-        before = data["before"]["chosen"][product].get(case)
-        ratios.setdefault((case, "now"), []).append(now / best)
-        if before in times:
-            ratios.setdefault((case, "before"), []).append(times[before] / best)
-    means = [Summary.of(ratios[case, when]).mean for case in CASES for when in ("before", "now")]
-    assert PAGE.partition(f"/{name}.json) | ")[2].startswith(" | ".join(f"{mean:.3f}" for mean in means))
-    assert means[5] < means[4] - 0.02, "what a heavy epilogue computes counts"
-
-
-def test_what_exchanged_tiles_for_many_rows_gain_is_said():
-    page = " ".join((ROOT / "docs/hopper_kernel.md").read_text().split())
-    for name, card, said in (
-        ("epilogues_h100_third", "an H100", ", which then take {less} % less time on average"),
-        ("epilogues_h200_third", "an H200", ", which take {less} % less"),
-    ):
-        gains, cases = [], 0
-        for _, _, times in epilogues.timed(saved(name)):
-            first, others = next(iter(times)), [design for design in times if "swapped" not in design]
-            cases += bool(others)
-            if others and "swapped" in first:
-                gains.append(times[first] / times[others[0]])
-        less = round(100 * (1 - Summary.of(gains).mean))
-        found = page.partition(f"[{card}](../benchmarks/results/{name}.json)")
-        assert found[0].rstrip().endswith(f"in {len(gains)} of {cases} cases on")
-        assert found[2].startswith(said.format(less=less))
 
 
 def test_what_other_shared_tiles_would_gain_is_said():

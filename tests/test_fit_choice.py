@@ -33,7 +33,7 @@ def saved() -> dict[str, object]:
 
 
 @pytest.fixture
-def beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constant is what it was after the test, whatever was fitted."""
     monkeypatch.setattr(tuned, "RATES", tuned.RATES)
     for name in fit_choice.FITTED:
@@ -41,18 +41,18 @@ def beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_choice.processors, "GPUS", dict(fit_choice.processors.GPUS))
 
 
-@pytest.mark.usefixtures("beyond")
+@pytest.mark.usefixtures("as_before")
 def test_what_the_model_made_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = fit_choice.cases_of(saved())
     assert fit_choice.loss(cases) == 0.0
-    monkeypatch.setattr(tuned, "BEYOND", replace(tuned.BEYOND, value=1))
+    monkeypatch.setattr(tuned, "L2_EXPOSED", replace(tuned.L2_EXPOSED, value=2.0))
     lost = fit_choice.loss(cases)
-    assert lost > 0.0, "a row beyond A changes the choice of some product here"
+    assert lost > 0.0, "how much L2 bounds changes the choice of some product here"
     assert fit_choice.fit(cases)
     assert fit_choice.loss(cases) < lost
 
 
-@pytest.mark.usefixtures("beyond")
+@pytest.mark.usefixtures("as_before")
 def test_the_command_tells_of_files_that_are_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("fitted", "held"):
         (tmp_path / f"{name}.json").write_text(json.dumps(saved()))

@@ -46,9 +46,8 @@ def wide(m, epilogue=bias_gelu, n=4096, k=4096, **operands):
     return [design for design in designs if design.swapped and not design.for_few_rows]
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(298, 6144, 6144), (290, 8192, 3584), (300, 5120, 17920)])
-def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160(m, n, k):
-    design = best(m, n=n, k=k)
+def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160():
+    design = best(290, n=8192, k=3584)
     assert design.swapped
     assert design.tile == (160, 128)
 

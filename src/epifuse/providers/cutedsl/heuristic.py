@@ -8,7 +8,7 @@ from typing import NamedTuple
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
-from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.design import WGMMA, Design
 from epifuse.providers.cutedsl.inputs import LINE, is_shared, itemsize
 from epifuse.providers.cutedsl.length import wide_k
 from epifuse.request.problem import Problem, TensorInfo
@@ -50,7 +50,8 @@ class Rewritten(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents. Times are in the unit of `Terms`.
 
-    - `down`, `across`: rows and columns of a cluster; `shares_b`: whether several of its CTAs read the same part of B.
+    - `down`, `across`: rows and columns of a cluster; `merged`: of how many clusters beside each other that read the
+      same part of A, and of B, L2 sends it once. 1 where it sends it to each.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
     - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
@@ -65,7 +66,7 @@ class Rated(NamedTuple):
 
     down: int
     across: int
-    shares_b: bool
+    merged: tuple[int, int]
     ctas: int
     resident: int
     byte: float
@@ -87,7 +88,7 @@ class Rated(NamedTuple):
     ) -> Rated:
         """`instructions` compute a value, and `moving` ones bring and store it; `shares_rows` where values need whole
         rows, which the CTAs of a cluster share."""
-        (m, n), (cm, cn), second = design.tile, design.cluster, _multiplications_a_second(processor)
+        (m, n), second = design.tile, _multiplications_a_second(processor)
         tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
@@ -96,15 +97,13 @@ class Rated(NamedTuple):
             each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
             computing, going = (count * m * design.columns * each for count in (instructions, moving))
             launching += second * code.waited_for(instructions, design)
-        shares_well = cm > 1 or (cn > 1 and design.pingpong and m > tuned.TALL_ROWS.value)
-        sent = tuned.L2_EXPOSED.value * (tuned.SHARED_B.value if shares_well else 1.0)
         return Rated(
             *design.step,
-            cm > 1,
+            _merged(design),
             design.ctas * design.split,
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
-            sent * second / processor.l2_bytes_a_second,
+            tuned.L2_EXPOSED.value * second / processor.l2_bytes_a_second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
             0.0 if design.pingpong else computing + going,
             tuned.BY_ONE_GROUP.value * computing + going if design.pingpong else 0.0,
@@ -116,6 +115,20 @@ class Rated(NamedTuple):
             Parts.of(design),
             Rewritten.of(design),
         )
+
+
+def _merged(design: Design) -> tuple[int, int]:
+    """What CTAs of a cluster share is sent to each cluster. For the rest see `raster`: a group of multiprocessors has
+    eight neighbouring clusters of two CTAs, or 8 x 2 single ones."""
+    if design.instruction != WGMMA or min(design.cluster) > 1:
+        return 1, 1
+    if design.ctas == 1:
+        return _GROUP // 4, _GROUP
+    return (_GROUP, 1) if design.cluster[0] > 1 else (1, _GROUP)
+
+
+_GROUP = 8
+"""Clusters of two CTAs in a group of multiprocessors."""
 
 
 def _rate(design: Design) -> float:
@@ -180,7 +193,7 @@ class Priced(NamedTuple):
     K. `resident` CTAs run at once, and a wave of them takes the time `wave`. With R rows of the result there are
     C = ceil(R / rows) rows of clusters and W = ceil(C * abreast / resident) waves, and `terms` estimates these times:
 
-        L2                 sent * C - less * R, which is shorter where C <= few
+        L2                 sent * C + together * ceil(C / merged)
         memory             moved + moved_a_row * R + moved_again * C
         rewriting A and B  rewritten + rewritten_a_row * R
         sums of parts of K summed * W + handed_over
@@ -193,8 +206,8 @@ class Priced(NamedTuple):
     resident: int
     wave: float
     sent: float
-    less: float
-    few: int
+    merged: int
+    together: float
     moved: float
     moved_a_row: float
     moved_again: float
@@ -240,14 +253,13 @@ class _Lying(NamedTuple):
 def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
     """Each design at a problem, whatever its rows.
 
-    L2 sends A and B to each cluster, whose CTAs share what it reads. Rows of a tile beyond A or B take it longer, and
-    where few clusters lie along N it is faster. Memory sends A and B once; where K is long, it sends a part of what L2
-    sends again.
+    L2 sends A and B to each cluster, whose CTAs share what it reads, and to several at once where their requests are
+    merged. Memory sends A and B once.
     """
     found = []
     for one in designs:
         lying = _Lying.of(one, problem)
-        price = (_for_few_rows if one.for_few_rows else _exchanged) if one.swapped else _as_it_is
+        price = _exchanged if one.swapped else _as_it_is
         rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile + one.shown
@@ -273,51 +285,45 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
     return found
 
 
-_Prices = tuple[int, int, tuple[float, float, int], tuple[float, float, float], tuple[float, float]]
+_Prices = tuple[int, int, tuple[float, int, float], tuple[float, float, float], tuple[float, float]]
 """Rows of a cluster, clusters beside each other for these, and what `Priced` holds of L2, memory and rewriting."""
 
 
 def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
-    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), k = lying
+    extents, (of_a, of_b), (a, b), lines, (a_written, b_written), _ = lying
     batches, width = extents["l"], extents["n"]
-    columns, beyond = -(-width // one.across), tuned.BEYOND.value - 1
-    beside, covered = batches * columns, columns * one.across
-    sent = a_line * beside * one.down * (1 + beyond) + b_line * batches * (covered + beyond * (covered - width))
-    less = a_line * beside * beyond
-    if columns <= tuned.FEW_COLUMNS.value and not one.shares_b:
-        sent, less = sent * tuned.NARROW.value, less * tuned.NARROW.value
-    again = tuned.DRIFT.value * max(1 - tuned.DRIFTING_K.value / k, 0.0) if k else 0.0
-    once = 1 - again
-    moved = once * of_b * b * width, once * of_a * a + 2 * batches * width  # D, of 16 bits
-    clusters = again * beside * (one.down * a + one.across * b)
-    return one.down, beside, (sent, less, 0), (*moved, clusters), (b_written * width, a_written)
+    columns = -(-width // one.across)
+    sent = _sent(lines, (one.down, one.across), columns, one.merged)
+    moved = of_b * b * width, of_a * a + 2 * batches * width, 0.0  # D, of 16 bits
+    return one.down, batches * columns, _times(batches, sent), moved, (b_written * width, a_written)
 
 
 def _exchanged(one: Rated, lying: _Lying) -> _Prices:
-    """The same where the rows are N here."""
-    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), k = lying
+    """The same where the rows are N here. Where they are few, each cluster of them reads the long operand again."""
+    extents, (of_a, of_b), (a, b), lines, (a_written, b_written), _ = lying
     batches, height = extents["l"], extents["m"]
-    rows, beyond = -(-height // one.down), tuned.BEYOND.value - 1
-    beside, covered = batches * rows, rows * one.down
-    sent = b_line * beside * one.across * (1 + beyond) + a_line * batches * (covered + beyond * (covered - height))
-    less = b_line * beside * beyond
-    again = tuned.DRIFT.value * max(1 - tuned.DRIFTING_K.value / k, 0.0) if k else 0.0
-    once = 1 - again
-    moved = once * of_a * a * height, once * of_b * b + 2 * batches * height  # D, of 16 bits
-    clusters = again * beside * (one.down * a + one.across * b)
-    few = 0 if one.shares_b else tuned.FEW_COLUMNS.value
-    return one.across, beside, (sent, less, few), (*moved, clusters), (a_written * height, b_written)
+    rows = -(-height // one.down)
+    sent = _sent(lines[::-1], (one.across, one.down), rows, one.merged[::-1])
+    long, by_row = of_a * a * height, of_b * b + 2 * batches * height
+    moved = (0.0, by_row, long) if one.for_few_rows else (long, by_row, 0.0)
+    return one.across, batches * rows, _times(batches, sent), moved, (a_written * height, b_written)
 
 
-def _for_few_rows(one: Rated, lying: _Lying) -> _Prices:
-    """The rows are N here, and each cluster of them reads the long operand again."""
-    extents, (of_a, of_b), (a, b), (a_line, b_line), (a_written, b_written), _ = lying
-    batches, height = extents["l"], extents["m"]
-    beside = batches * -(-height // one.down)
-    sent = beside * (a_line * one.down + b_line * one.across)
-    moved = 0.0, of_b * b + 2 * batches * height, of_a * a * height
-    few = 0 if one.shares_b else tuned.FEW_COLUMNS.value
-    return one.across, beside, (sent, 0.0, few), moved, (a_written * height, b_written)
+def _sent(
+    lines: tuple[float, float], sides: tuple[int, int], beside: int, merged: tuple[int, int]
+) -> tuple[float, int, float]:
+    """What `Priced` holds of L2, of one batch. First of the rows, and then of what the `beside` clusters of one row of
+    clusters differ in: the time of a line, the lines of a cluster, and of how many clusters' requests one is merged."""
+    part, (of_rows, of_others) = tuned.MERGED.value, merged
+    each, all_ = lines[0] * sides[0], lines[1] * sides[1] * beside
+    each *= beside if of_rows == 1 else (1 - part) * beside + part * -(-beside // of_rows)
+    alone = 1.0 if of_others == 1 else 1 - part
+    return each + alone * all_, of_others, (1 - alone) * all_
+
+
+def _times(batches: int, sent: tuple[float, int, float]) -> tuple[float, int, float]:
+    each, merged, together = sent
+    return batches * each, merged, batches * together
 
 
 def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
@@ -326,18 +332,16 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
     Multiplying takes whole waves of tiles, less a part of one: a multiprocessor begins its next tile without the
     others. Asked of every design for every M that was not seen, so it makes no calls.
     """
-    hidden, narrow = tuned.WAVE_HIDDEN.value, tuned.NARROW.value
+    hidden = tuned.WAVE_HIDDEN.value
     for (
-        tile, abreast, resident, wave, sent, less, few, moved, moved_a_row, moved_again, rewritten, rewritten_a_row,
-        summed, handed_over, spilling, besides,
+        tile, abreast, resident, wave, sent, merged, together, moved, moved_a_row, moved_again, rewritten,
+        rewritten_a_row, summed, handed_over, spilling, besides,
     ) in designs:  # fmt: skip
         clusters = -(-rows // tile)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
         waves = -(-abreast * clusters // resident)
         multiplying = (waves - hidden) * wave
-        of_l2 = sent * clusters - less * rows
-        if clusters <= few:
-            of_l2 *= narrow
+        of_l2 = sent * clusters + together * -(-clusters // merged)
         reading = moved + moved_a_row * rows + moved_again * clusters
         sums, splitting = waves * summed + handed_over, rewritten + rewritten_a_row * rows
         rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5  # a call would take longer

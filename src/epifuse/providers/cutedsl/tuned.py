@@ -23,7 +23,8 @@ class Tuned(Generic[Value]):
     why: str
 
 
-MODEL = ("picked_h100.json", "picked_h200.json", "drawn_h100.json", "drawn_h100_second.json")
+MODEL = ("picked_h100.json", "picked_h200.json", "drawn_h100.json", "drawn_h100_second.json", "placed_h200.json")
+ORDER = ("placed_h200.json", "placement_h200.json")
 EPILOGUES = ("epilogues_h100.json", "epilogues_h200.json")
 COLD = ("cold_code_h200.json",)
 SPLITS = ("split_h100.json",)
@@ -53,17 +54,17 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
         ((128, 192), False): 0.95,
         ((192, 128), True): 0.94,
         ((128, 160), True): 0.96,
-        ((64, 256), True): 0.83,
+        ((64, 256), True): 0.88,
         ((128, 256), False): 0.89,
         ((128, 224), False): 0.9,
         ((256, 128), False): 0.88,
-        ((64, 128), True): 0.69,
+        ((64, 128), True): 0.87,
         ((128, 96), True): 0.9,
-        ((128, 64), True): 0.67,
+        ((128, 64), True): 0.84,
         ((64, 64), True): 0.62,
         ((32, 64), True): 0.4,
         ((16, 64), True): 0.36,
-        ((80, 128), True): 0.81,
+        ((80, 128), True): 0.85,
         ((96, 256), False): 0.93,
         ((144, 128), True): 0.92,
         ((160, 128), True): 0.92,
@@ -71,7 +72,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     },
     "of the processor's operations a second, by tile and ping-pong",
     MODEL,
-    "What the tensor cores reach where L2 and memory are no bound, by a fit of the model to 580 products.",
+    "What the tensor cores reach where L2 and memory are no bound, by a fit of the model to 730 products.",
 )
 PROMOTED_RATE: Tuned[Mapping[tuple[bool, bool], float]] = Tuned(
     {(False, False): 0.95, (True, False): 0.55, (False, True): 0.77, (True, True): 0.39},
@@ -120,53 +121,32 @@ SPILLING = Tuned(
 )
 BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
 L2_EXPOSED = Tuned(0.77, "of the time", MODEL, "So much of what L2 takes to send A and B counts as a bound, by a fit.")
-SHARED_B = Tuned(
-    0.73,
-    "of that",
-    MODEL,
-    "Where two CTAs share B. With A shared instead all takes 7 % longer on an H100, though L2 sends as much.",
+MERGED = Tuned(
+    0.55,
+    "of what clusters beside each other read alike",
+    ORDER,
+    "Their requests are merged on the way to L2, where they come at the same time.",
 )
-TALL_ROWS = Tuned(
-    128,
-    "rows of a ping-pong tile",
-    ("drawn_h100_second.json", "projection_h100.json"),
-    "With more, sharing A is as good: 192 x 128 in clusters of 1 x 2 takes what 128 x 192 takes in clusters of 2 x 1.",
-)
-DRIFT = Tuned(
-    0.26,
-    "of what L2 sends",
-    MODEL,
-    "Memory sends so much again. By inference clusters that share A and B drift apart along K, until it has left L2.",
-)
-DRIFTING_K = Tuned(2816, "elements of 16 bits along K", MODEL, "Shorter, they share what they read all the same.")
 TWO_LINES = Tuned(
     2.5,
     "time of a line of L2",
     MODEL,
     "Of a row that begins within a line 128 bytes lie in two: where rows are 2000 bytes, L2 bounds all designs.",
 )
-BEYOND = Tuned(
-    6,
-    "lines of L2",
-    (*MODEL, "drawn_h200.json"),
-    "A row of a tile that lies beyond A or B, which TMA fills with zeros, takes as long as so many that it reads.",
+SUM_READ = Tuned(180, "multiplications", MODEL, "Adding up a value of another part of K: 4 bytes.")
+SUM_WRITTEN = Tuned(50, "multiplications", MODEL, "Writing it, which all parts do at once.")
+HANDED_OVER = Tuned(5_500_000, "multiplications", MODEL, "Until the flags of other parts are seen, 1.8 us in all.")
+BAND = Tuned(
+    8,
+    "clusters along a side",
+    ("bands-long-k", "stages-cool-clock", *ORDER),
+    "Eight share operands best; a group of multiprocessors has as many.",
 )
-FEW_COLUMNS = Tuned(
-    6,
-    "clusters along N",
-    MODEL,
-    "With up to so many L2 sends up to 14 TB/s, but where CTAs share B, and with eight 8 TB/s.",
-)
-NARROW = Tuned(0.62, "of the time", MODEL, "What it takes to send A and B then, by a fit.")
-SUM_READ = Tuned(230, "multiplications", MODEL, "Adding up a value of another part of K: 4 bytes.")
-SUM_WRITTEN = Tuned(63, "multiplications", MODEL, "Writing it, which all parts do at once.")
-HANDED_OVER = Tuned(7_000_000, "multiplications", MODEL, "Until the flags of other parts are seen, 2.3 us in all.")
-BAND = Tuned(8, "clusters along M", ("bands-long-k", "stages-cool-clock"), "Eight share operands best.")
 SHORT_BAND = Tuned(
-    4,
-    "clusters along M",
+    16,
+    "clusters along N",
     ("bands-short-k", "bands-of-two"),
-    "Where K is small it is outputs that count, and four leave longer lines of them.",
+    "Where K is small it is outputs that count, and bands of 16, which 4 clusters along M fill, have longer lines.",
 )
 
 # Stages.
