@@ -1,0 +1,105 @@
+"""What it gains that clusters of one group of multiprocessors (GPC) take neighbouring tiles, on the GPU at hand.
+
+    python benchmarks/placement.py --save benchmarks/results/placement_NAME.json [--products 4096x4096x4096,...]
+
+The kernel that is chosen for each product is timed with three tables of ranks: measured on this GPU, of eight groups
+that are assumed to take clusters in turn, and of no groups, in which clusters take tiles as they are numbered; and
+cuBLAS. All are interleaved, with as many operands in turn as exceed four times the L2 cache. Prints the groups first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from gemm_cases import Operands
+from layers import Product, parsed
+from shapes import PLAIN, Calls, cublas, sets_of
+from timing import command, machine, save
+
+import epifuse as ef
+from epifuse.providers.cutedsl import clusters
+from epifuse.runtime.timing import in_turn
+
+PRODUCTS = (
+    "4608x1152x8192,1435x1152x6912,524x2560x10240,1024x1152x4608,462x2048x2048,2048x640x2560,tn:1408x1408x65536,"
+    "tn:1920x640x4096,4096x4096x4096,8192x8192x512,16384x4096x1024,512x4096x4096"
+)
+GROUPED, ASSUMED, NUMBERED = "by groups", "eight groups assumed", "as numbered"
+
+
+def groups(size: int) -> list[int] | None:
+    """Of each cluster of `size` CTAs that runs at once the group of multiprocessors, as a number; None where clusters
+    are not placed alike twice."""
+    count = clusters.resident_clusters(0, size)
+    found = clusters._measured(0, size, 1, count)
+    if found is None:
+        return None
+    known = clusters._groups_of(0)
+    with clusters._Probe() as probe:
+        first = [known.get(one, one) for one in probe.placed(size, count)[::size]]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(first))}
+    return [numbers[group] for group in first]
+
+
+def variants(sets: Sequence[Operands]) -> tuple[str, dict[str, Calls]]:
+    """The name of the chosen kernel, and calls of it by table of ranks."""
+    arguments = [PLAIN.arguments(x) for x in sets]
+    kernel = ef.get_kernels(arguments[0], limit=1)[0]
+    runner: Any = kernel.compile(arguments[0]).prepared.runner
+    count, size = runner._count_clusters(), runner.cluster_size
+    tables = {
+        GROUPED: runner.ranks,
+        ASSUMED: clusters._assumed(size, count).data_ptr(),
+        NUMBERED: _UNGROUPED.setdefault((size, count), clusters._ranked([0] * count, size)).data_ptr(),
+    }
+    made: dict[str, Calls] = {}
+    for name, address in tables.items():
+        own = copy(runner)
+        own.ranks, own.clusters = address, count
+        made[name] = [own(x.a, x.b, {}, {"D": x.D}) for x in sets]
+    return kernel.metadata.kernel_name, made
+
+
+_UNGROUPED: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def measure(product: Product, rounds: int) -> dict[str, Any]:
+    """Microseconds of each way."""
+    sets = sets_of(product, "cuda")
+    name, made = variants(sets)
+    made["cuBLAS"] = cublas(sets)
+    taken = in_turn([*made.values()], torch.device("cuda"), rounds, close=math.inf)
+    times = {way: round(1e6 * statistics.median(each), 2) for way, each in zip(made, taken, strict=True)}
+    return {"kernel": name, "microseconds": times}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--products", default=PRODUCTS, help="as in 4096x4096x4096,tn:1024x1024x65536")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    torch.manual_seed(0)
+    placed = {str(size): groups(size) for size in (1, 2)}
+    print(placed, flush=True)
+    rows = {}
+    for product in map(parsed, options.products.split(",")):
+        rows[product.name] = row = measure(product, options.rounds)
+        print(f"{product.name}: {row['kernel']} {row['microseconds']}", flush=True)
+        torch.cuda.empty_cache()
+    if options.save:
+        save(options.save, {"placed": placed, "products": rows, **machine("cuda"), "command": command(sys.argv)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
