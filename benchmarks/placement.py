@@ -38,15 +38,9 @@ GROUPED, ASSUMED, NUMBERED = "by groups", "eight groups assumed", "as numbered"
 def groups(size: int) -> list[int] | None:
     """Of each cluster of `size` CTAs that runs at once the group of multiprocessors, as a number; None where clusters
     are not placed alike twice."""
-    count = clusters.resident_clusters(0, size)
-    found = clusters._measured(0, size, 1, count)
-    if found is None:
-        return None
-    known = clusters._groups_of(0)
-    with clusters._Probe() as probe:
-        first = [known.get(one, one) for one in probe.placed(size, count)[::size]]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(first))}
-    return [numbers[group] for group in first]
+    first = clusters.placed(0, size, clusters.resident_clusters(0, size))
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(first or ()))}
+    return first and [numbers[group] for group in first]
 
 
 def variants(sets: Sequence[Operands]) -> tuple[str, dict[str, Calls]]:
@@ -54,21 +48,20 @@ def variants(sets: Sequence[Operands]) -> tuple[str, dict[str, Calls]]:
     arguments = [PLAIN.arguments(x) for x in sets]
     kernel = ef.get_kernels(arguments[0], limit=1)[0]
     runner: Any = kernel.compile(arguments[0]).prepared.runner
-    count, size = runner._count_clusters(), runner.cluster_size
-    tables = {
-        GROUPED: runner.ranks,
-        ASSUMED: clusters._assumed(size, count).data_ptr(),
-        NUMBERED: _UNGROUPED.setdefault((size, count), clusters._ranked([0] * count, size)).data_ptr(),
-    }
+    count, words = runner._count_clusters(), clusters.rank_words(runner.cluster_size)
+    turns = [cluster % clusters.GROUPS for cluster in range(count)]
     made: dict[str, Calls] = {}
-    for name, address in tables.items():
-        own = copy(runner)
-        own.ranks, own.clusters = address, count
-        made[name] = [own(x.a, x.b, {}, {"D": x.D}) for x in sets]
+    for name, own in ((GROUPED, None), (ASSUMED, turns), (NUMBERED, [0] * count)):
+        launched = copy(runner)
+        if own is not None:
+            _TABLES.append(clusters.RankTable(own, words))
+            launched.ranks, launched.clusters = _TABLES[-1].address, count
+        made[name] = [launched(x.a, x.b, {}, {"D": x.D}) for x in sets]
     return kernel.metadata.kernel_name, made
 
 
-_UNGROUPED: dict[tuple[int, int], torch.Tensor] = {}
+_TABLES: list[clusters.RankTable] = []
+"""Launches know their addresses."""
 
 
 def measure(product: Product, rounds: int) -> dict[str, Any]:

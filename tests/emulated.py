@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gpu.harness import Machine
+from hopper import RANKED
 
 import epifuse as ef
 from epifuse.fusion.reduction import REDUCTIONS
@@ -193,6 +194,6 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
     """A machine for the tests of tests/gpu: they judge the text of the kernel, and the views that it is handed."""
     monkeypatch.setattr(launch, "function", function)
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
-    monkeypatch.setattr(launch, "rank_table", lambda *_: (0, True))
+    monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     return Emulated("cpu")

@@ -7,6 +7,7 @@ import torch
 import epifuse as ef
 from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import DESIGNS
+from epifuse.providers.cutedsl.clusters import RankTable
 from epifuse.providers.cutedsl.family import family_of
 from epifuse.providers.cutedsl.lowering import lower
 
@@ -103,3 +104,7 @@ PLACED = "def epi(accum, C): D = accum + C; return D"
 def storing(source: str, dtypes: dict[str, torch.dtype], **operands: Any) -> ef.GemmArguments:
     made = arguments(source, **operands)
     return ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, out_dtypes=dtypes)
+
+
+RANKED = RankTable([0], 1), True
+"""What stands for the ranks of a GPU's clusters where there is none."""

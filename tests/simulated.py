@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from emulated import _KINDS, Emulated, _products, transposed
+from hopper import RANKED
 from test_fragment import traced
 
 from epifuse.fusion.vocabulary import VOCABULARY
@@ -458,7 +459,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, registers: dict[int, tuple[Places
     """A machine for the tests of tests/gpu: they judge what the kernel's own code computes."""
     monkeypatch.setattr(launch, "function", function(registers))
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
-    monkeypatch.setattr(launch, "rank_table", lambda *_: (0, True))
+    monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     for module, names in _patches():
         for name, value in names.items():

@@ -1,6 +1,7 @@
 """What is asked of the CUDA driver for clusters, without a driver: the bytes it reads, its constants, its failures."""
 
 import ctypes
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,10 +86,74 @@ def test_groups_are_what_was_seen_together() -> None:
 
 def test_clusters_of_a_group_have_ranks_one_after_the_other() -> None:
     groups = [9, 0, 2, 0, 2, 9, 0]
-    found = clusters._ranked(groups, 2)
-    assert found.shape == (8, 8 * clusters.rank_words(2))
+    table = clusters.RankTable(groups, 2)
+    assert table.address % 8 == 0
+    rows = ctypes.string_at(table.address, 16 * 8)
     for count in range(len(groups) + 1):
-        own = found[count, :count].tolist()
+        own = list(rows[16 * count : 16 * count + count])
         assert sorted(own) == list(range(count))
         ordered = [cluster for _, cluster in sorted(zip(own, range(count), strict=True))]
         assert ordered == sorted(range(count), key=lambda cluster: (groups[cluster], cluster))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU that is asked where clusters are, and what it answers."""
+    gpu = SimpleNamespace(answers=[], recording=False, count=0)
+
+    def placed(device: int, size: int, count: int) -> list[int] | None:
+        gpu.count += 1
+        groups: list[int] | None = gpu.answers.pop(0)
+        return groups
+
+    monkeypatch.setattr(clusters, "placed", placed)
+    monkeypatch.setattr(clusters, "_TABLES", {})
+    monkeypatch.setattr(clusters, "_TRIES", {})
+    monkeypatch.setattr(clusters.torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(clusters.torch.cuda, "is_current_stream_capturing", lambda: gpu.recording)
+    return gpu
+
+
+def test_ranks_are_measured_once_for_each_device_and_size(asked: SimpleNamespace) -> None:
+    asked.answers = [[4, 0, 4, 0], [0, 0, 4, 4]]
+    first, second = (clusters.rank_table(device, 2, 1, 4) for device in (0, 1))
+    assert clusters.rank_table(0, 2, 1, 4)[0] is first[0]
+    assert (first[1], second[1], asked.count) == (True, True, 2)
+    assert ctypes.string_at(first[0].address + 4 * 8 * clusters.rank_words(2), 4) == bytes([2, 0, 3, 1])
+
+
+def test_parts_of_k_go_by_the_cluster_of_their_first(asked: SimpleNamespace) -> None:
+    asked.answers = [[1, 0, 0, 1, 1, 0]]
+    table, _ = clusters.rank_table(0, 1, 2, 3)
+    assert ctypes.string_at(table.address + 3 * 8 * clusters.rank_words(1), 3) == bytes([1, 0, 2])
+
+
+def test_a_recorded_or_busy_gpu_is_asked_again_later(asked: SimpleNamespace) -> None:
+    asked.recording = True
+    assumed, is_final = clusters.rank_table(0, 2, 1, 66)
+    assert (is_final, asked.count) == (False, 0)
+    asked.recording, asked.answers = False, [None, [0] * 66]
+    assert clusters.rank_table(0, 2, 1, 66) == (assumed, False)
+    found, is_final = clusters.rank_table(0, 2, 1, 66)
+    assert is_final
+    assert found is not assumed
+
+
+def test_a_gpu_that_is_always_busy_is_not_asked_for_ever(asked: SimpleNamespace) -> None:
+    asked.answers = [None] * 9
+    found = [clusters.rank_table(0, 2, 1, 66) for _ in range(9)]
+    assert [is_final for _, is_final in found] == [False] * 4 + [True] * 5
+    assert asked.count == 4
+
+
+def test_large_clusters_are_assumed_to_be_placed_in_turn(asked: SimpleNamespace) -> None:
+    table, is_final = clusters.rank_table(0, 4, 1, 32)
+    assert (is_final, asked.count) == (True, 0)
+    row = ctypes.string_at(table.address + 32 * 8 * clusters.rank_words(4), 32)
+    assert list(row) == [4 * (cluster % 8) + cluster // 8 for cluster in range(32)]
+
+
+def test_a_driver_that_fails_is_no_reason_for_a_launch_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: Driver(cuModuleLoadData=221))
+    monkeypatch.setattr(clusters.torch.cuda, "device", nullcontext)
+    assert clusters.placed(0, 2, 66) is None

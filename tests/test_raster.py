@@ -1,12 +1,12 @@
 """Which tiles the clusters of a persistent grid take, in turn: the kernel's own code, as PTX executed on the CPU."""
 
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from machine_code import no_entry, no_locations
 from ptx_machine import Kernel, execute
 
@@ -35,22 +35,23 @@ def grid(design, by_ranks, folder):
     order = Order(design, by_ranks=by_ranks)
 
     @cute.kernel
-    def show(out: Int64, across: Int32, turns: Turns):
+    def show(out: Int64, down: Int32, across: Int32, turns: Turns):
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
         ranks = order.ranked(first, step, turns)
         cta = Cta((), None, (), (), (), turns, ranks, (0, 0), first, step, 0, 0, 0)
         turn = first
         while turn < turns.total:
-            m, n, _ = order.tile(turn, cta, (1, 1))
-            at = cute.make_ptr(Int32, out + Int64(m * across + n) * 4, cute.AddressSpace.gmem, assumed_align=4)
+            m, n, l = order.tile(turn, cta, (1, 1))
+            at = out + Int64((l * down + m) * across + n) * 4
+            at = cute.make_ptr(Int32, at, cute.AddressSpace.gmem, assumed_align=4)
             cute.arch.store(at, Int32(turn))
             turn += step
 
     @cute.jit
     def launch(out: Int64, m: Int32, n: Int32, count: Int32, table: Int64):
         turns = order.turns((m, n, Int32(1)), (STEP, STEP), Int32(BAND), count, table)
-        show(out, cute.ceil_div(n, STEP), turns).launch(grid=(1, 1, count), block=(32, 1, 1))
+        show(out, cute.ceil_div(m, STEP), cute.ceil_div(n, STEP), turns).launch(grid=(1, 1, count), block=(32, 1, 1))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         no_locations(monkeypatch)
@@ -64,18 +65,19 @@ def divisor(value):
     return [struct.pack("<i", value), struct.pack("<q", high), struct.pack("<q", low)]
 
 
-def parameters(design, by_ranks, down, across, table):
+def parameters(design, by_ranks, extents, table):
     """`Turns` as the host hands it over."""
+    down, across, batches = extents
     along, beside = (across, down) if design.turned else (down, across)
     height = -(-along // max(along // BAND, 1))
-    total, count = down * across, CLUSTERS[design.ctas]
+    total, count = down * across * batches, CLUSTERS[design.ctas]
     numbers = [total, along]
-    divisors = [total, beside * height, height, along % height or height]
+    divisors = [down * across, beside * height, height, along % height or height]
     packed = [struct.pack("<i", number) for number in numbers]
     packed += [part for value in divisors for part in divisor(value)]
     if by_ranks:
-        words = table.view(torch.int64)
-        packed += [struct.pack("<q", int(word)) for row in (count, total % count) for word in words[row]]
+        words = np.frombuffer(table.memory, np.int64).reshape(count + 1, -1)
+        packed += [struct.pack("<q", word) for row in (count, total % count) for word in words[row]]
     return packed
 
 
@@ -85,18 +87,19 @@ def test_each_tile_is_taken_once_and_groups_take_neighbours(design, by_ranks, tm
     kernel = Kernel.of(grid(design, by_ranks, tmp_path), "show")
     count = CLUSTERS[design.ctas]
     groups = [UNEVEN[cluster % len(UNEVEN)] for cluster in range(count)]
-    table = clusters._ranked(groups, design.ctas)
-    for down, across in ((1, 1), (5, 13), (9, 7), (3, 70), (33, 2), (12, 11)):
-        memory = np.full(4 * down * across, 255, np.uint8)
-        given = [struct.pack("<q", 0), struct.pack("<i", across), *parameters(design, by_ranks, down, across, table)]
-        stored = execute(kernel, given, memory, range(count), 1)
-        turns = memory.view(np.int32).reshape(down, across)
-        assert stored == down * across
-        assert sorted(turns.reshape(-1)) == list(range(down * across))
-        if by_ranks and down * across <= count:
+    table = clusters.RankTable(groups, clusters.rank_words(design.ctas))
+    for extents in ((1, 1, 1), (5, 13, 1), (9, 7, 1), (3, 70, 1), (33, 2, 1), (12, 11, 1), (4, 5, 9)):
+        total = math.prod(extents)
+        memory = np.full(4 * total, 255, np.uint8)
+        own = struct.pack("<q", 0), *(struct.pack("<i", extent) for extent in extents[:2])
+        stored = execute(kernel, [*own, *parameters(design, by_ranks, extents, table)], memory, range(count), 1)
+        turns = memory.view(np.int32).reshape(extents[2], *extents[:2])
+        assert stored == total
+        assert sorted(turns.reshape(-1)) == list(range(total))
+        if by_ranks and total <= count and extents[2] == 1:
             # A group's tiles are neighbours in an order that walks bands along one side.
-            by_group = [{own for own in range(down * across) if groups[own] == group} for group in set(groups)]
-            walked = walk(turns, design)
+            by_group = [{own for own in range(total) if groups[own] == group} for group in set(groups)]
+            walked = walk(turns[0], design)
             places = {turn: place for place, turn in enumerate(walked)}
             for members in filter(None, by_group):
                 own = sorted(places[turn] for turn in members)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hopper import RANKED
 
 import epifuse as ef
 from epifuse.base.cache import forget
@@ -60,7 +61,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(settle, "target_of", lambda device: TARGETS[90])
     monkeypatch.setattr(launch, "function", lambda text, name: lambda *given: found.append((text, given)))
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
-    monkeypatch.setattr(launch, "rank_table", lambda *_: (0, True))
+    monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
     monkeypatch.setattr(launch, "_nothing_given", lambda: ())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(cutedsl.CuteDslProvider, "is_loaded", lambda self, text: True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hopper import BF16, hopper_kernel
+from hopper import BF16, RANKED, hopper_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epifuse as ef
@@ -34,7 +34,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Any:
     kernels: list[Kernel] = []
     monkeypatch.setattr(launch, "function", lambda text, name: lambda *given: kernels[-1].launched.append(given))
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: CLUSTERS)
-    monkeypatch.setattr(launch, "rank_table", lambda *_: (0, True))
+    monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
 
     def build(args: ef.GemmArguments) -> Kernel:

@@ -13,10 +13,10 @@ class Processor(NamedTuple):
     """A GPU, or a CPU, whose rates are assumed.
 
     `clustered` are the CTAs that run at once in clusters of more than two, each CTA with a multiprocessor of its own;
-    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second`: by a fit to picked_h100.json and picked_h200.json of
-    benchmarks/results. Memory moves `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a
-    lane executes an instruction a cycle of `clock` Hz, under load. `measured` is the file of benchmarks/results that
-    says how fast it is.
+    `l2` are bytes of the L2 cache, which sends `l2_bytes_a_second`: by a fit to picked_h100.json and picked_h200.json.
+    Memory moves `bytes_a_second`; large products of 16-bit matrices reach `operations_a_second`; a lane executes an
+    instruction a cycle of `clock` Hz, under load. `measured` is the file that says how fast it is. Both are in
+    benchmarks/results.
     """
 
     name: str

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+import threading
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from epifuse.base.errors import fail
+from epifuse.base.errors import LaunchError, fail
 from epifuse.base.target import TARGETS
 
 # Of the driver's cuda.h.
@@ -94,46 +96,87 @@ def rank_words(size: int) -> int:
     return -(-(MOST_AT_ONCE // size) // 8)
 
 
-def rank_table(device: int, size: int, split: int, count: int) -> tuple[int, bool]:
-    """Where in host memory the ranks of `count` clusters of `size` CTAs are, and whether they are so for good.
+class RankTable:
+    """In host memory the ranks of the clusters that run at once, whose groups these are, in the order of their numbers.
 
-    `count` clusters run at once for each part of K. Row i has the rank of each of the first i clusters among these i, a
-    byte in `rank_words(size)` words. Those of one group of multiprocessors come one after the other. In which group a
-    cluster is placed differs from GPU to GPU. It is measured once, on the current stream, which is waited for.
-
-    Eight groups that take clusters in turn are assumed while that stream is recorded, for clusters of more than two
-    CTAs, and where clusters are not placed alike twice, because something else runs on the GPU. Raises `LaunchError`
-    where the driver does not answer.
+    Row i has the rank of each of the first i clusters among these i, a byte each, in so many `words`. Clusters of one
+    group come one after the other.
     """
+
+    def __init__(self, groups: Sequence[int], words: int) -> None:
+        count = len(groups)
+        self.memory = (ctypes.c_uint64 * (words * (count + 1)))()
+        rows = memoryview(self.memory).cast("B").cast("B", (count + 1, 8 * words))
+        order: list[int] = []
+        for taken in range(count + 1):
+            for rank, cluster in enumerate(order):
+                rows[taken, cluster] = rank
+            if taken < count:
+                insort(order, taken, key=lambda cluster: (groups[cluster], cluster))
+
+    @property
+    def address(self) -> int:
+        """Of the first row."""
+        return ctypes.addressof(self.memory)
+
+
+def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTable, bool]:
+    """The ranks of `count` clusters of `size` CTAs that run at once for each part of K, and whether they are final.
+
+    In which group of multiprocessors a cluster is placed differs from GPU to GPU. It is measured, once, in some 10 ms.
+    Eight groups that take clusters in turn are assumed for clusters of more than two CTAs, and where it cannot be
+    measured: while a stream is recorded, or where clusters are not placed alike twice, because something else runs on
+    the GPU. Then later launches try again, a few times.
+    """
+    assumed = _kept(("assumed", size, count), lambda: [cluster % GROUPS for cluster in range(count)], size)
     if size > 2:
-        return _assumed(size, count).data_ptr(), True
-    if torch.cuda.is_current_stream_capturing():
-        return _assumed(size, count).data_ptr(), False
-    found = _measured(device, size, split, count)
-    return (_assumed(size, count) if found is None else found).data_ptr(), True
+        return assumed, True
+    key = device, size, split, count
+    with _one_at_a_time:
+        if key in _TABLES:
+            return _TABLES[key], True
+        if _TRIES.get(key, 0) == _MOST_TRIES:
+            return assumed, True
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                return assumed, False
+        groups = placed(device, size, count * split)
+        if groups is None:
+            _TRIES[key] = _TRIES.get(key, 0) + 1
+            return assumed, False
+        return _kept(key, lambda: groups[::split], size), True
 
 
-@cache
-def _assumed(size: int, count: int) -> torch.Tensor:
-    return _ranked([cluster % GROUPS for cluster in range(count)], size)
+_one_at_a_time = threading.RLock()
+_TABLES: dict[Hashable, RankTable] = {}
+"""None is ever given up: launches know their addresses."""
+_TRIES: dict[Hashable, int] = {}
+_MOST_TRIES = 4
 
 
-@cache
-def _measured(device: int, size: int, split: int, count: int) -> torch.Tensor | None:
-    with torch.cuda.device(device), _Probe() as probe:
-        placed = probe.placed(size, count * split)
-        if placed != probe.placed(size, count * split) or len(set(placed)) < len(placed):
-            return None
-    groups = _groups_of(device)
-    return _ranked([groups.get(first, first) for first in placed[:: size * split]], size)
+def _kept(key: Hashable, groups: Callable[[], Sequence[int]], size: int) -> RankTable:
+    with _one_at_a_time:
+        return _TABLES[key] if key in _TABLES else _TABLES.setdefault(key, RankTable(groups(), rank_words(size)))
 
 
-@cache
-def _groups_of(device: int) -> dict[int, int]:
-    with torch.cuda.device(device), _Probe() as probe:
-        return _groups(cluster for several in _TOGETHER for cluster in probe.together(several))
+def placed(device: int, size: int, count: int) -> list[int] | None:
+    """The group of multiprocessors of each of `count` clusters that run at once, as its least multiprocessor.
+
+    None where they are not placed alike twice, or where the driver cannot tell.
+    """
+    try:
+        with torch.cuda.device(device), _Probe() as probe:
+            first = probe.placed(size, count)
+            if first != probe.placed(size, count) or len(set(first)) < len(first):
+                return None
+            if device not in _GROUPS_OF:
+                _GROUPS_OF[device] = _groups(cluster for several in _TOGETHER for cluster in probe.together(several))
+    except (LaunchError, RuntimeError):  # a measurement is no reason for a launch to fail
+        return None
+    return [_GROUPS_OF[device].get(one, one) for one in first[::size]]
 
 
+_GROUPS_OF: dict[int, dict[int, int]] = {}
 _TOGETHER = (16, 8, 6, 4, 3, 2)
 """CTAs of the clusters that show which multiprocessors are of one group: parts of a group may take small ones alone."""
 
@@ -147,17 +190,8 @@ def _groups(together: Iterable[Sequence[int]]) -> dict[int, int]:
     return groups
 
 
-def _ranked(groups: Sequence[int], size: int) -> torch.Tensor:
-    """Row i has the ranks of the first i by group, and then in the order given."""
-    count = len(groups)
-    keys = torch.tensor(groups) * count + torch.arange(count)
-    taken = torch.arange(count) < torch.arange(count + 1)[:, None]
-    ranks = torch.where(taken, keys, keys.max() + 1).argsort(dim=1, stable=True).argsort(dim=1)
-    return torch.nn.functional.pad(ranks, (0, 8 * rank_words(size) - count)).to(torch.uint8)
-
-
 class _Probe:
-    """The kernel `where`, in the current context."""
+    """The kernel `where`, in the current context. It has a stream of its own, which waits for nothing."""
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -165,11 +199,15 @@ class _Probe:
 
     def __enter__(self) -> _Probe:
         _call(self.driver, "cuModuleLoadData", ctypes.byref(self.module), _WHERE)
-        _call(self.driver, "cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"where")
+        try:
+            _call(self.driver, "cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"where")
+        except LaunchError:
+            self.driver.cuModuleUnload(self.module)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        _call(self.driver, "cuModuleUnload", self.module)
+        self.driver.cuModuleUnload(self.module)
 
     def resident(self, size: int, shared: int = TARGETS[90].shared_memory) -> int:
         """How many clusters of CTAs with so much shared memory run at once."""
@@ -180,13 +218,15 @@ class _Probe:
 
     def placed(self, size: int, clusters: int, shared: int = TARGETS[90].shared_memory) -> list[int]:
         """The multiprocessor of each CTA of so many clusters."""
-        found = torch.empty(size * clusters, dtype=torch.int32, device="cuda")
-        asked, stream = self._shape(size, clusters, shared), torch.cuda.current_stream()
-        asked.stream = stream.cuda_stream
-        address = ctypes.c_void_p(found.data_ptr())
-        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(address), ctypes.c_void_p))
-        _call(self.driver, "cuLaunchKernelEx", ctypes.byref(asked), self.kernel, arguments, None)
-        return found.tolist()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            found = torch.empty(size * clusters, dtype=torch.int32, device="cuda")
+            asked = self._shape(size, clusters, shared)
+            asked.stream = stream.cuda_stream
+            address = ctypes.c_void_p(found.data_ptr())
+            arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(address), ctypes.c_void_p))
+            _call(self.driver, "cuLaunchKernelEx", ctypes.byref(asked), self.kernel, arguments, None)
+            return found.tolist()
 
     def together(self, size: int) -> Iterable[Sequence[int]]:
         """Multiprocessors of each of some clusters, which may have several CTAs."""

@@ -147,7 +147,7 @@ class GpuKernel:
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
         workspace = ((self.workspace_bytes // 4,), (1,), torch.float32) if self.workspace_bytes else None
-        tail = (self.clusters or self._count_clusters(), self.band, self.kept, self.ranks)
+        band, kept = self.band, self.kept
         allocate = allocator(outputs[0].device)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
@@ -159,7 +159,9 @@ class GpuKernel:
             b = tensors[1] if of_b is None else of_b(tensors[1])
             read = [tensors[place] if make is None else make(tensors[place]) for place, make in reads] or none
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
-            function(a, b, read, none, written, none if workspace is None else [allocate(*workspace)], *tail)
+            workspaces = none if workspace is None else [allocate(*workspace)]
+            clusters = self.clusters or self._count_clusters()
+            function(a, b, read, none, written, workspaces, clusters, band, kept, self.ranks)
             return made
 
         return launch
@@ -171,7 +173,8 @@ class GpuKernel:
         clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
         is_final = True
         if self.ranked:
-            self.ranks, is_final = rank_table(self.index, self.cluster_size, self.split, clusters)
+            table, is_final = rank_table(self.index, self.cluster_size, self.split, clusters)
+            self.ranks = table.address
         self.clusters = clusters if is_final else 0
         return clusters
 

@@ -7,10 +7,18 @@ from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.inputs import itemsize
 from epifuse.request.problem import Problem
 
+_AT_ONCE = 64
+"""Clusters of two CTAs that a GPU runs at once, rounded."""
+
 
 def band(problem: Problem, design: Design) -> int:
-    """Clusters in a raster band, at least: along M, or along N where it is turned."""
-    return (tuned.SHORT_BAND if design.turned and _has_longer_lines(problem) else tuned.BAND).value
+    """Clusters in a raster band, at least: along M, or along N where it is turned.
+
+    Where K is small it is outputs that count, which want longer lines. What is worked on at once has the same shape in
+    bands along N.
+    """
+    along_m = (tuned.SHORT_BAND if _has_longer_lines(problem) else tuned.BAND).value
+    return _AT_ONCE // along_m if design.turned else along_m
 
 
 def is_short(problem: Problem) -> bool:

@@ -1,4 +1,4 @@
-"""The order in which tiles are worked on: bands of a few clusters along m, walked column by column, for reuse in L2.
+"""The order in which tiles are worked on: bands of a few clusters along m or n, walked line by line, for reuse in L2.
 
 On Hopper the multiprocessors of one group (GPC) take neighbouring tiles of this order. Their requests for one line of A
 or B are then merged on the way to L2, if it is no multicast: a line that a cluster shares is never merged with that of

@@ -269,7 +269,7 @@ class Sm90Gemm:
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         box_b = bn // len(loads_b), bk
         tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
-        # Tiles in units of clusters; a cluster takes every grid-th, so that neighbours share operands in L2.
+        # Tiles in units of clusters; a cluster takes one of each wave, by its rank.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
         part = 0
