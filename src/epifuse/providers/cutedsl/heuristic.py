@@ -54,6 +54,7 @@ class Rated(NamedTuple):
       same part of A, and of B, L2 sends it once. 1 where it sends it to each.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
+    - `begun`: what each tile takes besides.
     - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
     - `shown`, `epilogue`: the time of what a tile's epilogue computes, and moves without TMA, where no other tile hides
       it, and where one does; then it follows the last tile.
@@ -71,6 +72,7 @@ class Rated(NamedTuple):
     resident: int
     byte: float
     byte_of_l2: float
+    begun: float
     exposed: int
     shown: float
     epilogue: float
@@ -104,6 +106,7 @@ class Rated(NamedTuple):
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             tuned.L2_EXPOSED.value * second / processor.l2_bytes_a_second,
+            tuned.BEGUN.value * second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
             0.0 if design.pingpong else computing + going,
             tuned.BY_ONE_GROUP.value * computing + going if design.pingpong else 0.0,
@@ -119,16 +122,17 @@ class Rated(NamedTuple):
 
 def _merged(design: Design) -> tuple[int, int]:
     """What CTAs of a cluster share is sent to each cluster. For the rest see `raster`: a group of multiprocessors has
-    eight neighbouring clusters of two CTAs, or 8 x 2 single ones."""
+    eight neighbouring clusters of two CTAs, or 8 x 2 of one."""
     if design.instruction != WGMMA or min(design.cluster) > 1:
         return 1, 1
+    beside = _GROUP // design.ctas
     if design.ctas == 1:
-        return _GROUP // 4, _GROUP
-    return (_GROUP, 1) if design.cluster[0] > 1 else (1, _GROUP)
+        return beside // 8, beside // 2
+    return (beside, 1) if design.cluster[0] > 1 else (1, beside)
 
 
-_GROUP = 8
-"""Clusters of two CTAs in a group of multiprocessors."""
+_GROUP = 16
+"""Multiprocessors of a group."""
 
 
 def _rate(design: Design) -> float:
@@ -262,7 +266,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         price = _exchanged if one.swapped else _as_it_is
         rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
-        wave = (lying.k / number + one.exposed) * one.tile + one.shown
+        wave = (lying.k / number + one.exposed) * one.tile + one.begun + one.shown
         wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
         moved, moved_a_row, moved_again = memory
         found.append(
