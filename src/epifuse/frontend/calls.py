@@ -180,7 +180,13 @@ def vocabulary_call(
         _check_literals(context, entry, positional, named, at)
         if entry.name == "clamp" and not any(item != Static(None) for item in [*positional[1:], *_bounds(named)]):
             raise context.fail("clamp_bounds", at, function=spelled)
-        return (yield context.inline(entry.body, positional, named, at, library=True))  # type: ignore[arg-type]
+        if not entry.rounds_once:
+            return (yield context.inline(entry.body, positional, named, at, library=True))  # type: ignore[arg-type]
+        given = _bind(context, entry.signature, spelled, positional, named, at)
+        values = [name for name, p in entry.signature.parameters.items() if p.default is p.empty]
+        wide = {name: context.emit("rounded_like", context.value(given[name], at), at=at) for name in values}
+        made = yield context.inline(entry.body, [], given | wide, at, library=True)  # type: ignore[arg-type]
+        return context.emit("rounded_like", made, *(context.value(given[name], at) for name in values), at=at)
     bound = _bind(context, entry.signature, spelled, positional, named, at)
     return _emit(context, entry, spelled, bound, at)
 

@@ -13,7 +13,7 @@ import torch
 
 from epifuse.fusion.activation import floor_power_of_two, sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, gather, index_along, linear_index, squeeze, unsqueeze
-from epifuse.fusion.literals import Positive, checked, in_float32
+from epifuse.fusion.literals import Positive, checked, in_float32, rounded_once
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, logsumexp, mean, sum
 
@@ -73,28 +73,33 @@ def clamp_max(x: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter 
     return minimum(x, max)
 
 
+@rounded_once
 def lerp(x: Value, end: Value, weight: Value) -> Value:
     """x + weight (end - x), from the nearer end."""
     step = end - x
     return where(abs(weight) < 0.5, x + weight * step, end - step * (1.0 - weight))
 
 
+@rounded_once
 def addcmul(x: Value, tensor1: Value, tensor2: Value, *, value: Value = 1) -> Value:
     """x + value tensor1 tensor2."""
     return x + value * tensor1 * tensor2
 
 
+@rounded_once
 def addcdiv(x: Value, tensor1: Value, tensor2: Value, *, value: Value = 1) -> Value:
     """x + value tensor1 / tensor2."""
     return x + value * tensor1 / tensor2
 
 
+@rounded_once
 def glu(x: Value, dim: int = -1) -> Value:
     """The first half of x along `dim`, times the sigmoid of the second half."""
     first, second = chunk(x, 2, dim)
     return first * sigmoid(second)
 
 
+@rounded_once
 def logaddexp(x: Value, y: Value) -> Value:
     """log(exp(x) + exp(y)), without overflow."""
     largest = maximum(x, y)
@@ -102,6 +107,7 @@ def logaddexp(x: Value, y: Value) -> Value:
     return largest + log1p(exp(-distance))
 
 
+@rounded_once
 def var(
     x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
 ) -> Value:
@@ -111,6 +117,7 @@ def var(
     return sum(centred * centred, dim=dim, keepdim=keepdim) / (left if left > 0 else 0)
 
 
+@rounded_once
 def std(
     x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
 ) -> Value:
@@ -131,6 +138,7 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 
 
 @checked
+@rounded_once
 def cross_entropy(
     x: Value,
     target: Value,
@@ -157,6 +165,7 @@ def cross_entropy(
 
 
 @checked
+@rounded_once
 def nll_loss(
     x: Value,
     target: Value,

@@ -1,7 +1,7 @@
 """What functions of the vocabulary do where they are called on tensors: the parser reads their bodies without it.
 
 Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which, and `Positive`
-that a number is one. And tensors of 16 bits, where float32 is meant.
+that a number is one. And tensors of 16 bits, where float32 is meant, for good or until the result is rounded.
 """
 
 from __future__ import annotations
@@ -69,10 +69,31 @@ def in_float32(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        return function(*map(_wide, given), **{name: _wide(value) for name, value in named.items()})
+        return function(*map(rounded_like, given), **{name: rounded_like(value) for name, value in named.items()})
 
     return call  # type: ignore[return-value]  # the same parameters
 
 
-def _wide(x: Any) -> Any:
-    return x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize == 2 else x
+def rounded_once(function: Function) -> Function:
+    """`function`, which on values of 16 bits computes in float32 and rounds its result alone, as PyTorch's of its name.
+
+    The parser does the same where it reads the body.
+    """
+    wide = in_float32(function)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return rounded_like(wide(*given, **named), *given, *named.values())
+
+    vars(call)["rounds_once"] = True  # what checks the arguments keeps it, as it wraps the function
+    return call  # type: ignore[return-value]  # the same parameters
+
+
+def rounded_like(x: Any, *others: Any) -> Any:
+    """x in the dtype that all floating tensors among the others have. Without one, 16 bits become float32."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return x
+    dtypes = {other.dtype for other in others if isinstance(other, torch.Tensor) and other.is_floating_point()}
+    if len(dtypes) == 1:
+        return x.to(dtypes.pop())
+    return x.float() if x.itemsize == 2 else x

@@ -7,6 +7,7 @@ are written in the epilogue language on top of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from epifuse.fusion.literals import rounded_once
 from epifuse.fusion.primitives import Function, Value, exp, log
 
 DimArgument = int | tuple[int, ...] | None
@@ -180,12 +182,28 @@ def logsumexp(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value
     return torch.logsumexp(x, _dims(x, dim), keepdim)
 
 
+def _as_torch(function: Function) -> Function:
+    """`function`, which on floats is PyTorch's of its name: its derivative compares no element with the largest one,
+    which PyTorch's compiler may have rounded otherwise."""
+    own = getattr(torch, function.__name__)
+
+    @functools.wraps(function)
+    def call(x: Value, dim: DimArgument = -1) -> Value:
+        return own(x, dim) if isinstance(dim, int) and x.is_floating_point() else function(x, dim)
+
+    return call  # type: ignore[return-value]  # the same parameters
+
+
+@_as_torch
+@rounded_once
 def softmax(x: Value, dim: DimArgument = -1) -> Value:
     """exp(x) / sum(exp(x)) along `dim`, without overflow."""
     shifted = exp(x - amax(x, dim=dim, keepdim=True))
     return shifted / sum(shifted, dim=dim, keepdim=True)
 
 
+@_as_torch
+@rounded_once
 def log_softmax(x: Value, dim: DimArgument = -1) -> Value:
     """log(softmax(x, dim))."""
     shifted = x - amax(x, dim=dim, keepdim=True)

@@ -39,6 +39,11 @@ class Entry:
         return body
 
     @property
+    def rounds_once(self) -> bool:
+        """Whether it is computed in float32 on values of 16 bits, and its result alone is rounded."""
+        return hasattr(self.function, "rounds_once")
+
+    @property
     def summary(self) -> str:
         """First paragraph of the docstring."""
         return " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())

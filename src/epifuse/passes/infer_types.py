@@ -21,7 +21,7 @@ from epifuse.ir import Dims, Graph, Kind, Load, Node, Output
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, dim_size, factors_of, promote, shape_of
 from epifuse.passes import kinds, torch_rules
-from epifuse.passes.alignment import Typed, narrow_of
+from epifuse.passes.alignment import NARROW, Typed, narrow_of
 from epifuse.passes.chosen import chosen, waiting
 from epifuse.passes.dims import (
     DimsError,
@@ -65,7 +65,9 @@ class _Inference(Sizes):
             raise self.fail(error.key, **self.explained(error)) from None
 
     def inferred(self, node: Node) -> Typed:
-        args = [self.values[arg] for arg in node.args]
+        return self.inferred_of(node, [self.values[arg] for arg in node.args])
+
+    def inferred_of(self, node: Node, args: list[Typed]) -> Typed:
         return (self.postponed(node, args) if _waits(node) else None) or self.infer(node, args)
 
     # --- one rule per op -------------------------------------------------------------------------------------
@@ -193,6 +195,13 @@ class _Inference(Sizes):
         kind = BY_TORCH[dtype].loads_as
         made = self.emit("cast", x.node, attr=dtype, kind=kind, dims=x.dims)
         return Typed(made, kind, x.dims, narrow=None if dtype in (torch.int32, torch.int64) else dtype)
+
+    def infer_rounded_like(self, node: Node, args: list[Typed]) -> Typed:
+        x, narrow = args[0], narrow_of(args[1:])
+        if x.host or x.kind != "float" or x.narrow == narrow or x.narrow not in (None, *NARROW):
+            return x
+        cast = Node("cast", node.args[:1], attr=narrow or self.problem.float_dtype)
+        return self.inferred_of(cast, [x])
 
     def infer_debug_print(self, node: Node, args: list[Typed]) -> Typed:
         if args[0].host:

@@ -5,7 +5,7 @@ All values are full size, one dimension a factor of the iteration space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from epifuse.ir import Dims, Factor, Graph, Load, Node
 from epifuse.ir.types import shape_of
 from epifuse.providers.cpu.space import Space, columns, picked, viewed
 from epifuse.pytorch import random
-from epifuse.pytorch.operations import Arithmetic, computed
+from epifuse.pytorch.operations import Arithmetic, computed, softmax_of
 from epifuse.request.problem import Problem, TensorInfo
 
 ACCUM = "the product"
@@ -81,9 +81,9 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return _placed(random.positions(sizes, at.accum.device), tuple((factor,) for factor in node.attr), at.space)
     if node.op == "index":
         return _placed(at.leaves[coordinate(node)], (node.attr,), at.space)
-    if (whole := _normalised(node, at)) is not None:
-        function, x, dim = whole
-        return function(values[x], dim)
+    if (whole := softmax_of(node)) is not None and len(whole.over) == 1:
+        (dim,) = at.space.dimensions(whole.over)
+        return whole.function(values[whole.x], dim - len(at.space.factors))
     if node.op == "reduce":
         name, gone = node.attr
         dims = tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
@@ -94,7 +94,9 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return columns(args[0], at.space, node, at.graph.types)
     if (bound := _bound(node, at)) is not None:
         return torch.clamp(args[1 - bound], **{_SIDES[node.op]: args[bound]})
-    return computed(node.op, node.attr, args, at.arithmetic)
+    made = computed(node.op, node.attr, args, at.arithmetic)
+    # What is rounded to 16 bits stays a float: a typed graph says each further rounding.
+    return made.to(at.problem.float_dtype) if node.op == "cast" and made.is_floating_point() else made
 
 
 _SIDES = {"maximum": "min", "minimum": "max"}
@@ -117,38 +119,6 @@ def _load(node: Node, at: Setting) -> torch.Tensor:
     if value.dim():
         value = _placed(viewed(value, load, torch.Tensor.reshape), load.dims or (), at.space)
     return value.to(dtype_of(at.graph.types[node].kind, at.problem.float_dtype))
-
-
-# --- softmax ---------------------------------------------------------------------------------------------------------
-
-Normalised = tuple[Callable[[torch.Tensor, int], torch.Tensor], Node, int]
-
-
-def _normalised(node: Node, at: Setting) -> Normalised | None:
-    """PyTorch's function, its argument and its dim where `node` is the last step of a softmax or of its logarithm.
-
-    Their derivatives leave out the shift by the maximum, which cancels.
-    """
-    if node.op not in ("div", "sub"):
-        return None
-    above, below = node.args
-    if node.op == "sub":
-        if below.op != "log":
-            return None
-        (below,) = below.args
-    if below.op != "reduce" or below.attr[0] != "sum" or below.args[0].op != "exp":
-        return None
-    powers = below.args[0]
-    shifted = powers.args[0]
-    if above is not (powers if node.op == "div" else shifted) or shifted.op != "sub":
-        return None
-    x, most = shifted.args
-    gone = below.attr[1]
-    if most.op != "reduce" or most.attr != ("amax", gone) or most.args[0] is not x or len(gone) != 1:
-        return None
-    function = torch.softmax if node.op == "div" else torch.log_softmax
-    (dim,) = at.space.dimensions(gone)
-    return function, x, dim - len(at.space.factors)
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from epifuse.base.dtypes import BY_TORCH, dtype_of
 from epifuse.base.errors import fail
 from epifuse.fusion import forms, host
+from epifuse.fusion.literals import rounded_like
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Graph, Node, rewrite
@@ -21,7 +22,7 @@ from epifuse.ir.graph import keep
 from epifuse.passes.parts import part_of
 from epifuse.providers.cpu.space import cut
 from epifuse.pytorch import random
-from epifuse.pytorch.operations import Arithmetic, computed
+from epifuse.pytorch.operations import Arithmetic, computed, softmax_of
 
 
 def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -90,8 +91,13 @@ class _Walk:
         if (number := _NUMBERS.get(node.op)) is not None:
             self.numbers[node] = number(node.attr, self.values[node.args[0]])
             return None
+        if node.op == "rounded_like" and self.values[node.args[0]] is None:
+            self.numbers[node] = self.operand(node.args[0])
+            return None
         if all(self.values[arg] is None for arg in node.args):
             return None
+        if (whole := softmax_of(node)) is not None and len(whole.over) == 1:
+            return whole.function(self.operand(whole.x), *whole.over)
         args = [self.operand(arg) for arg in node.args]
         if (rule := _RULES.get(node.op)) is not None:
             return rule(node.attr, *args, accum=self.accum)
@@ -198,6 +204,7 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "coordinate": _coordinate,
     "gather": _gathered,
     "full_like": _full_like,
+    "rounded_like": lambda _, x, *others, accum: rounded_like(x, *others),
     "linear_index": lambda _, x, accum: random.positions(x.shape, x.device),
     "number": lambda _, x, accum: x,
     "access": _access,

@@ -57,6 +57,47 @@ def _primitive(op: str, args: Sequence[Any], at: Arithmetic) -> Any:
     return row.meaning(*args)
 
 
+# --- softmax ---------------------------------------------------------------------------------------------------------
+
+
+class Softmax(NamedTuple):
+    """PyTorch's function of a value, and what its sum is over: dims as written, or factors."""
+
+    function: Callable[[torch.Tensor, int], torch.Tensor]
+    x: Node
+    over: tuple[Any, ...]
+
+
+def softmax_of(node: Node) -> Softmax | None:
+    """What `node` is the last step of, in a graph as written or as typed, if it is a softmax or the logarithm of one.
+
+    PyTorch's derivatives leave out the shift by the maximum, which cancels. That of the maximum compares it with each
+    element, which PyTorch's compiler may compute again in the backward pass and leave some roundings out: then no
+    element is the largest one, and the gradient is 0 / 0.
+    """
+    if node.op not in ("div", "sub"):
+        return None
+    above, below = node.args
+    if node.op == "sub":
+        if below.op != "log":
+            return None
+        (below,) = below.args
+    if below.op not in _REDUCES or below.attr[0] != "sum" or below.args[0].op != "exp":
+        return None
+    powers = below.args[0]
+    shifted = powers.args[0]
+    if above is not (powers if node.op == "div" else shifted) or shifted.op != "sub":
+        return None
+    x, most = shifted.args
+    over, kept = below.attr[1], below.attr[2:]
+    if most.op not in _REDUCES or most.attr != ("amax", over, *kept) or most.args[0] is not x or False in kept:
+        return None
+    return Softmax(torch.softmax if node.op == "div" else torch.log_softmax, x, over or ())
+
+
+_REDUCES = ("reduce", "reduce_dims")
+
+
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
