@@ -260,12 +260,15 @@ def test_the_option_travels_with_a_compiled_call():
 
 
 def compiled(args, design, folder, capfd):
-    """PTX of a design's kernel, which spills nothing and whose multiplications overlap."""
+    """PTX of a design's kernel, whose multiplications overlap, and which spills nothing: where K is in parts, what adds
+    them up may spill 16 bytes."""
     pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make setup` installs it on Linux")
     plan = next(k.plan for k in ef.get_kernels(args, cc=90) if k.spec.design == design)
     function = reported(plan.allocation.program.text, folder)
     report = " ".join(capfd.readouterr().err.split())
-    assert {int(count) for count in re.findall(r"(\d+) bytes spill stores", report)} == {0}
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", report)]
+    assert spilled
+    assert max(spilled) <= (16 if design.split > 1 else 0)
     assert "serialized" not in report
     assert "injected" not in report
     return function.__ptx__

@@ -106,7 +106,7 @@ def test_the_price_is_three_products_and_the_bytes_of_the_parts(in_full):
         return kernel.plan.allocation.cost
 
     large = cost(8192, 8192, 8192, "ieee") / cost(8192, 8192, 8192, "tf32")
-    assert 3.0 / 0.9 < large < 3.8
+    assert 3.0 / 0.95 < large < 3.8
     assert cost(8192, 256, 8192, "ieee") / cost(8192, 256, 8192, "tf32") > large, "each element serves fewer products"
     assert "the parts of A and B" in str(ef.explain(arguments(*matrices(), asked=ef.Constraints(**pinned)), cc=90))
 

@@ -24,7 +24,7 @@ from epifuse.providers.cutedsl.kernels.sm90_gemm import Cta  # noqa: E402
 DOWN, ACROSS, ALONE = (
     next(design for design in DESIGNS if design.cluster == cluster) for cluster in ((2, 1), (1, 2), (1, 1))
 )
-STEP, BAND = 8, 4
+STEP, BAND, WARP = 8, 4, 32
 CLUSTERS = {2: 66, 1: 132}
 UNEVEN = [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
 """Groups of multiprocessors, some of which take more clusters than others."""
@@ -75,6 +75,7 @@ def parameters(design, by_ranks, extents, table):
     divisors = [down * across, beside * height, height, along % height or height]
     packed = [struct.pack("<i", number) for number in numbers]
     packed += [part for value in divisors for part in divisor(value)]
+    packed.append(struct.pack("<i", total - total % count))
     if by_ranks:
         words = np.frombuffer(table.memory, np.int64).reshape(count + 1, -1)
         packed += [struct.pack("<q", word) for row in (count, total % count) for word in words[row]]
@@ -92,9 +93,9 @@ def test_each_tile_is_taken_once_and_groups_take_neighbours(design, by_ranks, tm
         total = math.prod(extents)
         memory = np.full(4 * total, 255, np.uint8)
         own = struct.pack("<q", 0), *(struct.pack("<i", extent) for extent in extents[:2])
-        stored = execute(kernel, [*own, *parameters(design, by_ranks, extents, table)], memory, range(count), 1)
+        stored = execute(kernel, [*own, *parameters(design, by_ranks, extents, table)], memory, range(count), WARP)
         turns = memory.view(np.int32).reshape(extents[2], *extents[:2])
-        assert stored == total
+        assert stored == WARP * total
         assert sorted(turns.reshape(-1)) == list(range(total))
         if by_ranks and total <= count and extents[2] == 1:
             # A group's tiles are neighbours in an order that walks bands along one side.

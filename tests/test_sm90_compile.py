@@ -421,7 +421,7 @@ def test_many_operands_and_outputs_take_a_smaller_tile(operands, dtype, k):
 @pytest.mark.parametrize(("operands", "dtype", "k"), MANY)
 def test_the_smaller_tile_spills_little(operands, dtype, k, capfd, tmp_path):
     built(many(operands, operands, dtype, k, 4096), tmp_path, SCHEDULES[64, 128])
-    assert max(spills(capfd.readouterr().err)) <= 112
+    assert max(spills(capfd.readouterr().err)) <= 132
 
 
 def test_int64_labels_are_computed_in_int64():

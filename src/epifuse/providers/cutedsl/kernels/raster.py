@@ -77,9 +77,13 @@ def tile_of(turn, order: Raster, cluster, place):
 
 
 class Turns(NamedTuple):
-    """The raster of a persistent grid, and its clusters' ranks in a whole wave and in the last one, a byte each."""
+    """The raster of a persistent grid, and its clusters' ranks in a whole wave and in the last one, a byte each.
+
+    Waves that take all clusters have the turns before `full`.
+    """
 
     raster: Raster
+    full: Any
     whole: tuple
     last: tuple
 
@@ -105,8 +109,9 @@ class Order:
         across = cute.ceil_div(shape[0], step[0])
         height = cute.ceil_div(across, cutlass.max(across // band, 1))
         order = raster(shape, step, height)
-        rows = [self._row(table, count) for count in (clusters, order.total % clusters)] if self.by_ranks else [(), ()]
-        return Turns(order, *rows)
+        left = order.total % clusters
+        rows = [self._row(table, count) for count in (clusters, left)] if self.by_ranks else [(), ()]
+        return Turns(order, order.total - left, *rows)
 
     def _row(self, table, count):
         start = table + Int64(count) * (8 * self.words)
@@ -115,15 +120,16 @@ class Order:
         return tuple(words[i] for i in range(self.words))
 
     def ranked(self, own, count, turns: Turns):
-        """The ranks of a cluster among the `count` of a whole wave, and among those of the last one."""
+        """How far from its turn the place of a cluster lies: in whole waves, and in the last one."""
         if self.by_ranks:
-            return _byte(turns.whole, own), _byte(turns.last, own)
-        return _by_eights(own, count), _by_eights(own, turns.total % count)
+            whole, last = (_byte(words, own) for words in (turns.whole, turns.last))
+        else:
+            whole, last = (_by_eights(own, each) for each in (count, turns.total - turns.full))
+        return whole - own, last - own
 
     def tile(self, turn, cta, cluster):
         """Coordinates (m, n, l) of a CTA's tile in its cluster's `turn`."""
-        start, (whole, last) = turn - cta.first, cta.ranks
-        place = start + cutlass.select_(start + cta.step <= cta.turns.total, whole, last)
+        place = turn + cutlass.select_(turn < cta.turns.full, *cta.ranks)
         if self.turned:
             n, m, l = tile_of(place, cta.turns.raster, cluster[::-1], cta.place[::-1])
             return m, n, l
