@@ -34,7 +34,6 @@ FITTED = (
     "CLUSTER_LAUNCH",
     "L2_EXPOSED",
     "MERGED",
-    "BEGUN",
     "TWO_LINES",
     "SUM_READ",
     "SUM_WRITTEN",

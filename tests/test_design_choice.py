@@ -97,6 +97,17 @@ def test_what_further_tiles_gain(drawn: bool, gained: float, left: float) -> Non
     assert 1 - summary([a / b for a, b in zip(all_, now, strict=True)])[0] == pytest.approx(left, abs=6e-4)
 
 
+def test_what_eleven_more_tiles_and_clusters_gain() -> None:
+    """What `designs.py` says of them."""
+    there, gains, more = {spec.name for spec in HOPPER_SPECS}, [], set()
+    for row in json.loads((ROOT / "benchmarks/results/placed_h200.json").read_text())["products"].values():
+        times = row["pick"]["microseconds"]
+        more |= {*times} - there
+        gains.append(min(times.values()) / min(time for name, time in times.items() if name in there))
+    assert len(more) == 11
+    assert 1 - summary(gains)[0] == pytest.approx(0.003, abs=5e-4)
+
+
 def test_theirs_is_further_from_it() -> None:
     named = {product: name for product in PRODUCTS if (name := theirs(product)) is not None}
     mean, worst = summary([beside_the_best(product, name) for product, name in named.items()])
@@ -260,6 +271,16 @@ def test_what_the_order_gains_is_as_measured(said: tuple[str, ...]) -> None:
 def test_the_page_shows_what_the_order_gains_and_costs() -> None:
     assert len(ORDERED) >= 8
     assert {float(beside) > 1 for _, _, beside, _ in ORDERED} == {True, False}
+
+
+def test_what_ranks_in_memory_cost_is_said() -> None:
+    sections = ("ranks in global memory, beside the order before", "beside the order before")
+    memory, arguments = (
+        next(row["new"]["ratio"] for row in PLACEMENT[section]["rows"] if row["product"] == "512x4096x4096")
+        for section in sections
+    )
+    assert f"took {memory:.2f} of the time before; with arguments it takes {arguments:.2f}." in PAGE
+    assert max(PLACEMENT["placed"]["milliseconds"]) < 10
 
 
 def test_what_l2_sends_is_said() -> None:

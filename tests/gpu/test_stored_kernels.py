@@ -97,12 +97,11 @@ def test_the_driver_counts_clusters_as_the_compiler_does(size: int) -> None:
     assert resident_clusters(0, size) == hardware.HardwareInfo(0).get_max_active_clusters(size)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_where_clusters_are_placed_is_measured(size: int) -> None:
-    """By an idle GPU each time alike, in groups of at most 18 multiprocessors."""
-    count = resident_clusters(0, size)
-    found = clusters.placed(0, size, count)
-    if found is None:
-        pytest.skip("clusters of this size are not placed alike twice here")
-    assert len(found) == count
-    assert max(found.count(group) for group in set(found)) * size <= 18
+def test_clusters_lie_within_groups_of_multiprocessors() -> None:
+    """Also while other tests use the GPU: a cluster waits for room in one group."""
+    with clusters._Probe() as probe:
+        placed = probe.placed(2, resident_clusters(0, 2))
+        groups = clusters._groups(cluster for size in clusters._TOGETHER for cluster in probe.together(size))
+    assert {*placed} <= {*groups}
+    assert all(groups[first] == groups[second] for first, second in zip(placed[::2], placed[1::2], strict=True))
+    assert max([*groups.values()].count(group) for group in set(groups.values())) <= 18

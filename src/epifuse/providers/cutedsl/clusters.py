@@ -123,7 +123,7 @@ class RankTable:
 def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTable, bool]:
     """The ranks of `count` clusters of `size` CTAs that run at once for each part of K, and whether they are final.
 
-    In which group of multiprocessors a cluster is placed differs from GPU to GPU. It is measured, once, in some 10 ms.
+    In which group of multiprocessors a cluster is placed differs from GPU to GPU. It is measured once, in 10 ms.
     Eight groups that take clusters in turn are assumed for clusters of more than two CTAs, and where it cannot be
     measured: while a stream is recorded, or where clusters are not placed alike twice, because something else runs on
     the GPU. Then later launches try again, a few times.
@@ -156,7 +156,9 @@ _MOST_TRIES = 4
 
 def _kept(key: Hashable, groups: Callable[[], Sequence[int]], size: int) -> RankTable:
     with _one_at_a_time:
-        return _TABLES[key] if key in _TABLES else _TABLES.setdefault(key, RankTable(groups(), rank_words(size)))
+        if key not in _TABLES:
+            _TABLES[key] = RankTable(groups(), rank_words(size))
+        return _TABLES[key]
 
 
 def placed(device: int, size: int, count: int) -> list[int] | None:

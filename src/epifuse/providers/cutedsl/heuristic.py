@@ -54,7 +54,6 @@ class Rated(NamedTuple):
       same part of A, and of B, L2 sends it once. 1 where it sends it to each.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
-    - `begun`: what each tile takes besides.
     - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
     - `shown`, `epilogue`: the time of what a tile's epilogue computes, and moves without TMA, where no other tile hides
       it, and where one does; then it follows the last tile.
@@ -72,7 +71,6 @@ class Rated(NamedTuple):
     resident: int
     byte: float
     byte_of_l2: float
-    begun: float
     exposed: int
     shown: float
     epilogue: float
@@ -106,7 +104,6 @@ class Rated(NamedTuple):
             processor.at_once(design.ctas),
             second / (tuned.BANDWIDTH.value * processor.bytes_a_second),
             tuned.L2_EXPOSED.value * second / processor.l2_bytes_a_second,
-            tuned.BEGUN.value * second,
             0 if design.pingpong else tuned.EXPOSED_K.value,
             0.0 if design.pingpong else computing + going,
             tuned.BY_ONE_GROUP.value * computing + going if design.pingpong else 0.0,
@@ -266,7 +263,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         price = _exchanged if one.swapped else _as_it_is
         rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
-        wave = (lying.k / number + one.exposed) * one.tile + one.begun + one.shown
+        wave = (lying.k / number + one.exposed) * one.tile + one.shown
         wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
         moved, moved_a_row, moved_again = memory
         found.append(

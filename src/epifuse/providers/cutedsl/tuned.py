@@ -87,12 +87,6 @@ EXPOSED_K = Tuned(
     (*MODEL, "trees_of_two_models_h100.json"),
     "What loading and storing an exposed tile costs, as a longer K. A fit to plain products alone gives 72.",
 )
-BEGUN = Tuned(
-    0.06e-6,
-    "seconds a tile",
-    ORDER,
-    "Without it 922 x 32768 x 512 takes 1.13 of the time: larger tiles are faster where all else is equal.",
-)
 BY_ONE_GROUP = Tuned(
     4,
     "of the time of an epilogue's instructions",
@@ -128,7 +122,7 @@ SPILLING = Tuned(
 BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
 L2_EXPOSED = Tuned(0.77, "of the time", MODEL, "So much of what L2 takes to send A and B counts as a bound, by a fit.")
 MERGED = Tuned(
-    0.55,
+    0.5,
     "of what clusters beside each other read alike",
     ORDER,
     "Their requests are merged on the way to L2, where they come at the same time.",
