@@ -176,12 +176,12 @@ def test_the_best_plan_is_the_first() -> None:
 )
 def test_cuts_stand_for_their_extents(extents: tuple[int, int]) -> None:
     """Whatever the design, tiles end alike at an extent and at what stands for it."""
-    from epifuse.providers.cutedsl.designs import SPECS
+    from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, SPECS
     from epifuse.providers.cutedsl.family import cuts
     from epifuse.providers.cutedsl.partials import edges
 
     m, n = extents
-    for design in (spec.design for spec in SPECS):
+    for design in (spec.design for spec in SPECS if spec.design not in NARROW_DESIGNS):  # they take no reductions
         own = design.exchanged_sides if design.swapped else design
         assert edges(own, *cuts({"m": m, "n": n}, swapped=design.swapped)) == edges(own, m, n)
 

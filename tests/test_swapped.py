@@ -14,7 +14,7 @@ from test_sm90_compile import built
 
 import epifuse as ef
 from epifuse.providers.cutedsl import SWAPPED_DESIGNS
-from epifuse.providers.cutedsl.designs import WIDE_SWAPPED_DESIGNS
+from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, WIDE_SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
 
 
@@ -53,9 +53,10 @@ def test_a_few_more_rows_than_two_tiles_of_128_take_two_of_160():
 
 
 def test_many_rows_take_what_has_been_tried():
-    assert {design.tile for design in wide(257)} == {*on_gpu.WIDE}
+    tiles = {design.tile for design in WIDE_SWAPPED_DESIGNS}
+    assert {design.tile for design in wide(257)} == tiles
     with_operand = wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096, dtype=BF16))
-    assert {design.tile for design in with_operand} == {*on_gpu.WIDE} - {on_gpu.FULL}
+    assert {design.tile for design in with_operand} == tiles - {on_gpu.FULL}
     assert not wide(256)
     assert not wide(512, lambda accum, bias: (accum + bias).sum(0), bias=torch.empty(4096, dtype=BF16))
     assert not wide(512, lambda accum, C: accum + C, C=torch.empty(512, 4096))
@@ -117,18 +118,20 @@ def test_without_k(emulated, monkeypatch):  # noqa: F811
     on_gpu.test_without_k(emulated)
 
 
-@pytest.mark.parametrize(("name", "tile"), on_gpu.MANY)
-def test_launches_for_many_rows(name, tile, emulated):  # noqa: F811
-    on_gpu.of_many(emulated, name, tile, (257, 72, 1032))
+@pytest.mark.parametrize(("name", "design"), on_gpu.MANY)
+def test_launches_for_many_rows(name, design, emulated):  # noqa: F811
+    on_gpu.of_many(emulated, name, design, (257, 72, 1032))
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("name", "tile"), on_gpu.MANY)
-def test_the_epilogue_of_each_wide_tile(name, tile, simulated: Emulated):  # noqa: F811
-    on_gpu.of_many(simulated, name, tile, (257, 72, 1024))
+@pytest.mark.parametrize(("name", "design"), on_gpu.MANY)
+def test_the_epilogue_of_each_wide_tile(name, design, simulated: Emulated):  # noqa: F811
+    on_gpu.of_many(simulated, name, design, (257, 72, 1024))
 
 
-BY_KIND = [(design, design.subtile, design.pingpong, design.split > 1) for design in WIDE_SWAPPED_DESIGNS]
+BY_KIND = [
+    (design, design.subtile, design.pingpong, design.split > 1) for design in (*WIDE_SWAPPED_DESIGNS, *NARROW_DESIGNS)
+]
 
 
 @pytest.mark.sweep("subtile", "pingpong", "in_parts")
@@ -141,7 +144,7 @@ def test_wide_tiles_are_compiled_without_spills(design, subtile, pingpong, in_pa
     operands = {"C": torch.empty(512, 1024, dtype=BF16)} if operand else {}
     row = torch.empty(1024)
     ptx = built(arguments(text, m=512, n=1024, k=2048, row=row, **operands), tmp_path, design)[2].__ptx__
-    assert f"wgmma.mma_async.sync.aligned.m64n{design.tile[0]}k16" in ptx
+    assert f"wgmma.mma_async.sync.aligned.m64n{design.tile[0 if design.swapped else 1]}k16" in ptx
     report = capfd.readouterr().err
     assert set(spills(report)) == {0}
     assert "serialized" not in report

@@ -8,7 +8,8 @@ import torch
 from gpu.harness import LAYOUTS, Machine, check, check_the_same_bits, exact_product, function_of, judge, run
 
 import epifuse as ef
-from epifuse.providers.cutedsl.designs import WIDE_SWAPPED_DESIGNS
+from epifuse.providers.cutedsl.design import Design
+from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, WIDE_SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
 
 BF16 = torch.bfloat16
@@ -31,8 +32,8 @@ DTYPES = {
     "coordinates": torch.float16,
     "vectors down and across": {"t": torch.int8, "s": torch.float32, "r": BF16},
 }
-WIDE = tuple(design.tile for design in WIDE_SWAPPED_DESIGNS if design.split == 1)
-"""Tiles of the result for many rows."""
+FOR_MANY = (*(design for design in WIDE_SWAPPED_DESIGNS if design.split == 1), *NARROW_DESIGNS)
+"""Designs for many rows, and those of tiles with the same subtiles where A and B are not exchanged."""
 OF_MANY = {
     "plain": "D = accum; return D",
     "of every access": "t = alpha * accum + C * column + row; D = silu(t); Aux = t - C; return D, Aux",
@@ -41,12 +42,17 @@ OF_MANY = {
 FULL = (192, 128)
 """The tile whose accumulators leave no room for operands."""
 MANY = [
-    pytest.param(name, tile, id=f"{tile[0]}x{tile[1]} {name}")
-    for tile in WIDE
+    pytest.param(name, design, id=f"{design} {name}")
+    for design in FOR_MANY
     for name in OF_MANY
-    if not (tile == FULL and name == "of every access")
+    if not (design.tile == FULL and name == "of every access")
 ]
 ELEMENTWISE = ("plain", "of every access", "coordinates")
+
+
+def alone(design: Design) -> Constraints:
+    """That design."""
+    return Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule, split=1)
 
 
 def pinned(rows: int) -> Constraints:
@@ -92,35 +98,35 @@ def test_few_rows(name: str, rows: int, hopper: Machine) -> None:
         judged(hopper, name, rows, (m, n, k))
 
 
-def of_many(machine: Machine, name: str, tile: tuple[int, int], shape: tuple[int, int, int]) -> None:
-    """A tile for many rows, with operands and outputs of 16 bits, and B by columns and by rows."""
+def of_many(machine: Machine, name: str, design: Design, shape: tuple[int, int, int]) -> None:
+    """A design for many rows, with operands and outputs of 16 bits, and B by columns; by rows, too, if exchanged."""
     m, n, k = shape
     text = source(OF_MANY[name])
     a, by_columns = product_of(machine, m, n, k)
-    asked = Constraints(tile=tile, schedule="swapped")
-    for b in (by_columns, by_columns.contiguous()):
+    asked = alone(design)
+    for b in (by_columns, by_columns.contiguous())[: 1 + design.swapped]:
         check(machine, text, a, b, operands_of(machine, text, m, n), constraints=asked, layouts=["rows"])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "tile"), MANY)
-def test_many_rows(name: str, tile: tuple[int, int], hopper: Machine) -> None:
+@pytest.mark.parametrize(("name", "design"), MANY)
+def test_many_rows(name: str, design: Design, hopper: Machine) -> None:
     """A tile and a half, more than a wave of tiles, and a K that ends within a stage."""
     for m, n, k in ((257, 264, 1032), (320, 1000, 1096), (353, 8, 1024), (600, 6144, 1032), (304, 520, 4096)):
-        of_many(hopper, name, tile, (m, n, k))
+        of_many(hopper, name, design, (m, n, k))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "tile"), MANY)
-def test_many_rows_have_the_bits_of_the_other_designs(name: str, tile: tuple[int, int], hopper: Machine) -> None:
+@pytest.mark.parametrize(("name", "design"), MANY)
+def test_many_rows_have_the_bits_of_the_other_designs(name: str, design: Design, hopper: Machine) -> None:
     text = source(OF_MANY[name])
-    swapped = Constraints(tile=tile, schedule="swapped", split=1)
+    own = alone(design)
     other = Constraints(tile=(128, 128), cluster=(1, 1), schedule="pingpong", split=1)
     for m, n, k in ((298, 1032, 4096), (1000, 520, 1096)):
         a, b = hopper.normal(m, k, dtype=BF16), hopper.normal(n, k, dtype=BF16).t()
         operands, function = operands_of(hopper, text, m, n), function_of(text, {})
         found, want = (
-            run(hopper, function, a, b, operands, constraints=asked, layouts=["rows"]) for asked in (swapped, other)
+            run(hopper, function, a, b, operands, constraints=asked, layouts=["rows"]) for asked in (own, other)
         )
         for output, wanted in want.items():
             assert torch.equal(found[output], wanted), (output, m, k)

@@ -35,6 +35,7 @@ from epifuse.providers.cutedsl.designs import (
     HOPPER_SPECS,
     MULTISTAGE_DESIGNS,
     MULTISTAGE_SPECS,
+    NARROW_DESIGNS,
     PLAIN_SPECS,
     ROW_DESIGNS,
     SPECS,
@@ -59,6 +60,7 @@ from epifuse.request.problem import Problem
 __all__ = [
     "DESIGNS",
     "MULTISTAGE_DESIGNS",
+    "NARROW_DESIGNS",
     "ROW_DESIGNS",
     "SPLIT_DESIGNS",
     "SPLIT_ROW_DESIGNS",

@@ -174,7 +174,12 @@ class Design:
     @property
     def subtile(self) -> tuple[int, int]:
         """What one warp group's epilogue works on at once."""
-        return SUBTILE[0], SUBTILE[1] if self.columns % SUBTILE[1] == 0 else SUBTILE[1] // 2
+        return SUBTILE[0], SUBTILE[1] // (2 if self.has_narrow_subtiles else 1)
+
+    @property
+    def has_narrow_subtiles(self) -> bool:
+        """Whether a tile is no whole number of subtiles wide, so that they have half of the columns."""
+        return self.columns % SUBTILE[1] != 0
 
     @property
     def subtiles(self) -> int:

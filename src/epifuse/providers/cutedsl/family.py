@@ -22,7 +22,6 @@ from epifuse.providers.cutedsl import (
     multistage,
     refusals,
     rows,
-    swap,
     tensor_memory,
     tuned,
     weave,
@@ -150,7 +149,9 @@ def family_of(work: Lowered, problem: Problem, instruction: str = WGMMA) -> Fami
     return found
 
 
-_STEPS = tuple(math.lcm(*(one.tile[i] * one.cluster[i] for one in PLAIN_DESIGNS)) for i in (0, 1))
+_STEPS = tuple(
+    math.lcm(*(one.tile[i] * one.cluster[i] for one in PLAIN_DESIGNS if not one.has_narrow_subtiles)) for i in (0, 1)
+)
 _LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGNS)
 
 
@@ -258,7 +259,7 @@ class Family:
                 "the epilogue holds there: combine vectors before the call"
             )
         program, design = found
-        refused = refusals.not_by_tma(program, problem) or swap.untried(design, program, short=is_short(problem))
+        refused = refusals.not_by_tma(program, problem) or refusals.untried(design, program, problem)
         crowded = budget.crowded(program, design, short=is_short(problem), long=is_long(problem))
         if design.split == 1 and rows.is_held_by_one_width(work.span, design):
             spills = crowded is not None and budget.go_direct(program)

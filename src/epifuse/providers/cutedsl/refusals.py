@@ -124,6 +124,32 @@ def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
     return None
 
 
+def untried(design: Design, program: Program, problem: Problem) -> str | None:
+    """Why a design of many rows with A and B exchanged, or of narrow subtiles, does not carry an epilogue: what no GPU
+    has measured so is left to other designs. `problem` is the one whose product the design multiplies.
+
+    Where K is short the epilogue decides, of which the model knows little. Narrow subtiles then lose: stored, they
+    have rows of 32 bytes, and 200704 x 288 x 96 took 1.21 of the time (widths_h200.json).
+    """
+    if design.for_few_rows or not (design.swapped or design.has_narrow_subtiles) or design.is_simple:
+        return None
+    named = (
+        "a design that exchanges A and B, for many rows," if design.swapped else f"a tile of {design.columns} columns"
+    )
+    if {problem.a.dtype.itemsize, problem.b.dtype.itemsize} != {2} or problem.b.strides[-2] != 1:
+        return f"{named} is for A and B of 16 bits, and for B by columns"
+    if is_short(problem):
+        return f"{named} takes a longer K"
+    others = "other designs do not have this limit"
+    if any(node.op == "reduce" for node in program.graph.nodes):
+        return f"{named} does not support reductions: {others}"
+    travelling = [access for access in (*program.coming, *program.stores) if access.travels.by_value]
+    if any(access.dtype.itemsize > 2 or not access.travels.staged for access in travelling):
+        told = "operands and outputs of more than 16 bits, or that do not travel by TMA"
+        return f"{named} does not support {told}: {others}"
+    return None
+
+
 def not_by_tma(program: Program, problem: Problem) -> str | None:
     """Why something does not travel by TMA that was asked to."""
     told = transports((access for _, access in program.tensors), program.stores)

@@ -17,8 +17,6 @@ from epifuse.ir import Factor, Graph, Load, Node
 from epifuse.ir.types import canonical
 from epifuse.passes.assign_stages import has_row_stage
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.program import Program
 from epifuse.request.problem import Problem, TensorInfo
 
 MOST_ROWS = 128
@@ -107,23 +105,6 @@ def still_unfit(rows: int) -> tuple[float, ...] | None:
     return () if rows < LEAST_ROWS else None
 
 
-def untried(design: Design, program: Program, *, short: bool) -> str | None:
-    """Why a design for many rows does not carry an epilogue: what no GPU has measured so is left to other designs.
-
-    Where K is `short` the epilogue decides, of which the model knows little.
-    """
-    if not design.swapped or design.for_few_rows:
-        return None
-    if short:
-        return "a design that exchanges A and B, for many rows, takes a longer K"
-    if any(node.op == "reduce" for node in program.graph.nodes):
-        return f"{_MANY} reductions{_ELSEWHERE}"
-    travelling = [access for access in (*program.coming, *program.stores) if access.travels.by_value]
-    if any(access.dtype.itemsize > 2 or not access.travels.staged for access in travelling):
-        return f"{_MANY} operands and outputs of more than 16 bits, or that do not travel by TMA{_ELSEWHERE}"
-    return None
-
-
 def refused(graph: Graph, *, in_parts: bool) -> Reason | None:
     """Why a graph, as the kernel walks it, is not computed so; `in_parts` where it is of the two parts of a row."""
     if graph.effects:
@@ -139,5 +120,4 @@ def refused(graph: Graph, *, in_parts: bool) -> Reason | None:
 
 
 _HERE = "a design that exchanges A and B does not support"
-_MANY = "a design that exchanges A and B, for many rows, does not support"
 _ELSEWHERE = ": other designs do not have this limit"
