@@ -25,6 +25,7 @@ from epifuse.pytorch import autograd, backward, derivative
 from epifuse.pytorch.derivative import Derivative, derive, inputs_of
 from epifuse.request.options import Options
 from epifuse.request.signature import Request, with_care
+from tests.frontend.sources import function_from
 
 M, K, N = 4, 3, 6
 DOUBLE = torch.float64
@@ -515,6 +516,36 @@ def test_numbers_of_the_host_in_both_passes(name: str, save: str) -> None:
     """The derivative computes numbers of its own, 1 / (M N), beside those that it takes from the epilogue."""
     given = {"alpha": 1.5} if "alpha" in HOSTED[name] else {}
     gradchecked(f"def epi({', '.join(['accum', *given])}): {HOSTED[name]}", save=save, **given)
+
+
+DECIDED = {
+    "the product at 0": ("cap * torch.tanh(accum / cap) if cap > 0 else accum", {"cap": 0.0}),
+    "a root of negative values": ("accum ** 0.5 if cap == 0.5 else torch.sin(accum)", {"cap": 1.0}),
+    "an operand with zeros": ("accum * scale if cap > 1 else accum / scale", {"cap": 3.0}),
+    "an operand of that side alone": ("accum / scale if cap > 1 else accum * 2", {"cap": 0.0}),
+    "one within another": ("(torch.sqrt(accum) if cap > 1 else accum.log()) * 2 if cap > 0 else accum", {"cap": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", DECIDED)
+@pytest.mark.parametrize("save", ["recompute", "preactivation", "auto"])
+def test_a_side_that_is_not_taken_has_no_gradient(name: str, save: str) -> None:
+    """Of which the derivative may be infinite."""
+    expression, given = DECIDED[name]
+    scale = random(N).detach()
+    scale[2] = 0.0
+    operands = {"scale": scale.requires_grad_()} if "scale" in expression else {}
+    function = function_from(f"def epi({', '.join(['accum', *given, *operands])}): return {expression}", torch=torch)
+    a, b = random(M, K), random(K, N)
+    leaves = [a, b, *operands.values()]
+    found = ef.gemm(a, b, epilogue=function, save=save, **given, **operands)
+    want = function(a @ b, **given, **operands)
+    torch.testing.assert_close(found, want)
+    got, wanted = (
+        torch.autograd.grad(value.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+        for value in (found, want)
+    )
+    torch.testing.assert_close(got, wanted)
 
 
 SIZED = {

@@ -89,6 +89,18 @@ def test_an_unused_number_still_fails_as_in_python() -> None:
     refused(epi, "host_arithmetic", alpha=0.0)
 
 
+@pytest.mark.parametrize(
+    "expression", ["accum * (1 / alpha) if alpha > 0 else accum", "accum * 2 if alpha <= 0 else C - math.log(alpha)"]
+)
+def test_a_number_that_is_not_needed_does_not_fail(expression: str) -> None:
+    for alpha in (2.0, 0.0):
+        test_host_numbers_are_pythons(expression, alpha)
+    spoilt = function_from(
+        "def epi(accum, alpha):\n    s = 1 / alpha\n    return accum * s if alpha > 0 else accum + s\n"
+    )
+    refused(spoilt, "host_arithmetic", alpha=0.0)
+
+
 def test_an_unused_value_is_checked() -> None:
     refused("def epi(accum, C):\n    unused = accum & C\n    return accum\n", "bits_wanted", C=torch.ones(M, N))
 

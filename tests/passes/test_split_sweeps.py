@@ -14,7 +14,7 @@ from epifuse.passes.structure import Structure
 from epifuse.passes.verify import verify
 from epifuse.plan import select
 from epifuse.providers import WORKSPACE, Runner, load, sequence
-from epifuse.runtime.launch import scalars
+from epifuse.runtime.numbers import scalars
 
 M, N, K = 37, 53, 16
 LAYER_NORM = """

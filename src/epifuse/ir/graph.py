@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -204,3 +204,31 @@ def applied(
 def keep(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
     """The rule that changes nothing."""
     return builder.node(old.op, *args, attr=old.attr)
+
+
+class Side(NamedTuple):
+    """One side of `a if condition else b`, where a number decides: whether it is the first, and the nodes that nothing
+    else uses."""
+
+    condition: Node
+    is_first: bool
+    nodes: frozenset[Node]
+
+
+def sides(graph: Graph, is_number: Callable[[Node], bool]) -> Iterator[Side]:
+    """Of each conditional of a typed graph whose condition is a number of the call. Kernels compute both sides."""
+    users: dict[Node, set[Node | None]] = {node: set() for node in graph.nodes}
+    for node in graph.nodes:
+        for arg in node.args:
+            users[arg].add(node)
+    for output in graph.outputs:
+        users[output.node].add(None)
+    for node in graph.nodes:
+        if node.op == "where" and is_number(node.args[0]) and node.args[1] is not node.args[2]:
+            for side in (1, 2):
+                alone: set[Node] = set()
+                for below in reversed(graph.nodes):
+                    inside = {node, *alone} if below is node.args[side] else alone
+                    if users[below] and users[below] <= inside:
+                        alone.add(below)
+                yield Side(node.args[0], side == 1, frozenset(alone))

@@ -47,7 +47,8 @@ from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
 from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Call, Request, describe, looked_at
-from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data, scalars
+from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data
+from epifuse.runtime.numbers import scalars
 from epifuse.runtime.run import execute
 
 Tensors = dict[str, torch.Tensor]

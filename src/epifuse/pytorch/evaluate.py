@@ -5,14 +5,15 @@ All values are full size, one dimension a factor of the iteration space.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from epifuse.base.dtypes import dtype_of
-from epifuse.fusion.reduction import REDUCTIONS
+from epifuse.fusion.reduction import along
 from epifuse.ir import Dims, Factor, Graph, Load, Node
+from epifuse.ir.graph import Side, sides
 from epifuse.ir.types import shape_of
 from epifuse.providers.cpu.space import Space, columns, picked, viewed
 from epifuse.pytorch import random
@@ -59,13 +60,43 @@ def counts_elements(node: Node) -> bool:
 def evaluate(at: Setting) -> dict[str, torch.Tensor]:
     """The outputs by name, in the shapes that a person sees and before they are stored."""
     values: dict[Node, Any] = {}
+    gates = _gates(at)
     for node in at.graph.nodes:
-        values[node] = _value(node, [values[arg] for arg in node.args], values, at)
+        seen = values if node not in gates else {**values, **_gated(node, values, gates[node])}
+        values[node] = _value(node, [seen[arg] for arg in node.args], seen, at)
     found = {}
     for name, node, dims, *_ in at.graph.outputs:
         value = values[node]
         whole = value if isinstance(value, torch.Tensor) else at.arithmetic.filled(value)
         found[name] = _returned(whole, dims or (), at)
+    return found
+
+
+def _gates(at: Setting) -> dict[Node, list[Side]]:
+    """By node the sides of conditionals that it is of.
+
+    Python computes one side, and its derivative alone. Here both are computed: that of the other may be infinite, and
+    the gradient that arrives there is zero, whose product is NaN.
+    """
+    found: dict[Node, list[Side]] = {}
+    for side in sides(at.graph, lambda node: _is_number(node, at)):
+        for node in side.nodes:
+            if node.args:
+                found.setdefault(node, []).append(side)
+    return found
+
+
+def _gated(node: Node, values: Mapping[Node, Any], gates: Sequence[Side]) -> dict[Node, Any]:
+    """Arguments from outside of a side that is not taken have no gradient from inside."""
+    found = {}
+    for arg in node.args:
+        value = values[arg]
+        for gate in gates:
+            outside = not (arg.args and arg in gate.nodes) and arg is not gate.condition
+            if outside and isinstance(value, torch.Tensor) and value.is_floating_point():
+                pair = (value, value.detach()) if gate.is_first else (value.detach(), value)
+                value = torch.where(values[gate.condition], *pair)
+        found[arg] = value
     return found
 
 
@@ -81,13 +112,10 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
         return _placed(random.positions(sizes, at.accum.device), tuple((factor,) for factor in node.attr), at.space)
     if node.op == "index":
         return _placed(at.leaves[coordinate(node)], (node.attr,), at.space)
-    if (whole := softmax_of(node)) is not None and len(whole.over) == 1:
-        (dim,) = at.space.dimensions(whole.over)
-        return whole.function(values[whole.x], dim - len(at.space.factors))
+    if (whole := softmax_of(node)) is not None and len(dims := _dims_of(whole.over, at)) == 1:
+        return whole.function(values[whole.x], *dims)
     if node.op == "reduce":
-        name, gone = node.attr
-        dims = tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
-        return REDUCTIONS[name].meaning(args[0], dims, True)
+        return along(node.attr[0], args[0], _dims_of(node.attr[1], at))
     if node.op == "pick":
         return picked(args[0], at.space.places(node.attr))
     if node.op == "region":
@@ -99,6 +127,11 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
     return made.to(at.problem.float_dtype) if node.op == "cast" and made.is_floating_point() else made
 
 
+def _dims_of(gone: Iterable[Factor], at: Setting) -> tuple[int, ...]:
+    """Counted from the end. A region of one column has none."""
+    return tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
+
+
 _SIDES = {"maximum": "min", "minimum": "max"}
 
 
@@ -106,10 +139,12 @@ def _bound(node: Node, at: Setting) -> int | None:
     """Which argument of a maximum or minimum is a number of the call, and so the bound of a clamp."""
     if node.op not in _SIDES:
         return None
-    numbers = (
-        arg.op == "load" and not isinstance(at.problem.by_name.get(arg.attr.name), TensorInfo) for arg in node.args
-    )
-    return next((position for position, is_number in enumerate(numbers) if is_number), None)
+    return next((position for position, arg in enumerate(node.args) if _is_number(arg, at)), None)
+
+
+def _is_number(node: Node, at: Setting) -> bool:
+    """Whether it is a number of the call."""
+    return node.op == "load" and not isinstance(at.problem.by_name.get(node.attr.name), TensorInfo)
 
 
 def _load(node: Node, at: Setting) -> torch.Tensor:

@@ -5,8 +5,6 @@ A prepared call is all of it that neither addresses nor numbers change. It is fo
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,85 +20,16 @@ from epifuse import providers
 from epifuse.base.cache import LRU
 from epifuse.base.errors import fail
 from epifuse.base.memory import empty
-from epifuse.fusion import host
-from epifuse.ir import Graph, Kind, Load, Node
+from epifuse.ir import Graph, Kind
 from epifuse.ir.types import shape_of
 from epifuse.plan import Plan
 from epifuse.plan.destinations import reach
 from epifuse.plan.settle import is_written_again, old_contents
 from epifuse.providers import WORKSPACE, Runner, Step
-from epifuse.request.problem import HostNumber, Problem, dense
+from epifuse.request.problem import Problem, dense
 from epifuse.request.signature import Call
 from epifuse.runtime.failures import OURS, explained
-
-_RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
-_LARGEST = torch.finfo(torch.float32).max
-
-
-def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
-    return _numbers(graph, problem, _kinds(graph, problem), numbers)
-
-
-def _kinds(graph: Graph, problem: Problem) -> dict[str, Kind]:
-    # A Python integer is loaded by other names, one for each kind that it is used as.
-    kinds: dict[str, Kind] = {
-        name: operand.kind
-        for name, operand in problem.operands
-        if isinstance(operand, HostNumber) and operand.kind != "int"
-    }
-    for node in graph.loads() if graph.hosts else ():
-        assert isinstance(node.attr, Load)
-        if node.attr.name in graph.hosts:
-            kinds[node.attr.name] = graph.types[node].kind
-    return kinds
-
-
-def _numbers(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {**given, **_computed(graph, problem, given)} if graph.hosts else given
-    numbers, largest = {}, math.inf if problem.accumulator is torch.float64 else _LARGEST
-    for name, kind in kinds.items():
-        try:
-            numbers[name] = _converted(values[name], kind, largest)
-        except OverflowError:
-            value = values[name]
-            shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
-            root = graph.hosts[name]
-            if isinstance(root.attr, Load):
-                spelled, hint = root.attr.name.removeprefix("@"), _WIDER if kind == "int32" else ""
-                raise fail("host_number", graph.loc(root), name=spelled, kind=kind, value=shown, hint=hint) from None
-            raise fail("host_range", graph.loc(root), kind=kind, value=shown) from None
-    return numbers
-
-
-_WIDER = "write x.to(torch.int64) for what it stands beside, or hand it over as a float"
-
-
-def _computed(graph: Graph, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
-    def leaf(node: Node) -> Any:
-        if node.op == "axis":
-            return problem.extents[node.attr]
-        assert isinstance(node.attr, Load)
-        return given[node.attr.name]
-
-    try:
-        # Most are numbers as they were handed over, which need no evaluation.
-        plain = {name: leaf(root) for name, root in graph.hosts.items() if root.op == "load"}
-        computed = {name: root for name, root in graph.hosts.items() if root.op != "load"}
-        return plain | host.evaluate_all(computed, leaf) if computed else plain
-    except host.HostError as error:
-        raise fail("host_arithmetic", graph.loc(error.node), detail=str(error)) from None
-
-
-def _converted(value: Any, kind: str, largest: float) -> Any:
-    if kind == "mask":
-        return bool(value)
-    if kind == "float":
-        number = float(value)
-        return number if -largest <= number <= largest else ctypes.c_float(number).value  # as a literal: infinite
-    if value not in _RANGES[kind]:
-        raise OverflowError
-    return int(value)
+from epifuse.runtime.numbers import kinds_of, numbers_of
 
 
 class Allocated(NamedTuple):
@@ -139,7 +68,7 @@ class Prepared:
         return Prepared(
             plan,
             providers.load(plan.spec.provider).build(plan),
-            _kinds(graph, problem),
+            kinds_of(graph, problem),
             outputs_of(graph, problem),
             bool(problem.accumulated),
             is_final,
@@ -176,7 +105,7 @@ class Prepared:
         outputs: Mapping[str, torch.Tensor],
     ) -> Step:
         if self.kinds:
-            operands = {**operands, **_numbers(self.plan.graph, self.plan.problem, self.kinds, numbers)}
+            operands = {**operands, **numbers_of(self.plan.graph, self.plan.problem, self.kinds, numbers)}
         bind = self._onto_old if self.accumulates else self.runner
         return bind(a, b, operands, outputs)
 

@@ -27,7 +27,7 @@ from epifuse.providers.cpu.store import store
 from epifuse.request.problem import Problem
 from epifuse.request.scaled import dequantised
 from epifuse.request.signature import Call
-from epifuse.runtime.launch import scalars
+from epifuse.runtime.numbers import scalars
 
 
 def reference(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,109 @@
+"""The numbers that a kernel reads: those handed over and captured, and expressions of them, as the types of its
+arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from epifuse.base.errors import fail
+from epifuse.fusion import host
+from epifuse.ir import Graph, Kind, Load, Node
+from epifuse.ir.graph import sides
+from epifuse.request.problem import HostNumber, Problem
+
+_RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
+    return numbers_of(graph, problem, kinds_of(graph, problem), numbers)
+
+
+def kinds_of(graph: Graph, problem: Problem) -> dict[str, Kind]:
+    """By name the kind of every number that the kernel reads."""
+    # A Python integer is loaded by other names, one for each kind that it is used as.
+    kinds: dict[str, Kind] = {
+        name: operand.kind
+        for name, operand in problem.operands
+        if isinstance(operand, HostNumber) and operand.kind != "int"
+    }
+    for node in graph.loads() if graph.hosts else ():
+        assert isinstance(node.attr, Load)
+        if node.attr.name in graph.hosts:
+            kinds[node.attr.name] = graph.types[node].kind
+    return kinds
+
+
+def numbers_of(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every number the kernel reads, of these `kinds`, where the call hands over those `given`. Raises
+    `EpifuseError`."""
+    values = {**given, **_computed(graph, problem, given)} if graph.hosts else given
+    numbers, largest = {}, math.inf if problem.accumulator is torch.float64 else _LARGEST
+    for name, kind in kinds.items():
+        try:
+            numbers[name] = _converted(values[name], kind, largest)
+        except OverflowError:
+            value = values[name]
+            shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
+            root = graph.hosts[name]
+            if isinstance(root.attr, Load):
+                spelled, hint = root.attr.name.removeprefix("@"), _WIDER if kind == "int32" else ""
+                raise fail("host_number", graph.loc(root), name=spelled, kind=kind, value=shown, hint=hint) from None
+            raise fail("host_range", graph.loc(root), kind=kind, value=shown) from None
+    return numbers
+
+
+_WIDER = "write x.to(torch.int64) for what it stands beside, or hand it over as a float"
+
+
+def _computed(graph: Graph, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
+    def leaf(node: Node) -> Any:
+        if node.op == "axis":
+            return problem.extents[node.attr]
+        assert isinstance(node.attr, Load)
+        return given[node.attr.name]
+
+    try:
+        # Most are numbers as they were handed over, which need no evaluation.
+        plain = {name: leaf(root) for name, root in graph.hosts.items() if root.op == "load"}
+        computed = {name: root for name, root in graph.hosts.items() if root.op != "load"}
+        return plain | host.evaluate_all(computed, leaf) if computed else plain
+    except host.HostError as error:
+        return plain | _one_by_one(graph, computed, leaf, error)
+
+
+def _one_by_one(
+    graph: Graph, computed: Mapping[str, Node], leaf: Callable[[Node], Any], first: host.HostError
+) -> dict[str, Any]:
+    """Numbers of which some cannot be computed: 0 in the side of a conditional that is not taken, whose value nobody
+    sees. Raises for another what was raised `first`."""
+    found: dict[str, Any] = {}
+    for name, root in computed.items():
+        with suppress(host.HostError):
+            found[name] = host.evaluate(root, leaf)
+    conditions = {**{name: leaf(root) for name, root in graph.hosts.items() if root.op == "load"}, **found}
+    spared: set[str] = set()
+    for side in sides(graph, lambda node: node.op == "load" and node.attr.name in conditions):
+        if bool(conditions[side.condition.attr.name]) is not side.is_first:
+            spared |= {node.attr.name for node in side.nodes if node.op == "load"}
+    if not {*computed} - {*found} <= spared:
+        raise fail("host_arithmetic", graph.loc(first.node), detail=str(first)) from None
+    return {name: found.get(name, 0) for name in computed}
+
+
+def _converted(value: Any, kind: str, largest: float) -> Any:
+    if kind == "mask":
+        return bool(value)
+    if kind == "float":
+        number = float(value)
+        return number if -largest <= number <= largest else ctypes.c_float(number).value  # as a literal: infinite
+    if value not in _RANGES[kind]:
+        raise OverflowError
+    return int(value)
