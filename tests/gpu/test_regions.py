@@ -82,6 +82,7 @@ CASES = {
     ),
     "one of equal parts": f"D = relu(accum[:, {N // 3}:{2 * N // 3}])",
     "one column": "D = accum[:, 3] * 2",
+    "sums of one column": f"q, k, v = accum.split([{Q}, {N - Q - 1}, 1], dim=-1); D = relu(q); P = sum(v, dim=-1)",
 }
 
 

@@ -186,7 +186,9 @@ def picked(x: torch.Tensor, places: Iterable[tuple[int, int]]) -> torch.Tensor:
 def columns(x: torch.Tensor, space: Space, node: Node, types: Mapping[Node, Type]) -> torch.Tensor:
     """x at the columns of a region, over the region's own factors."""
     (arg,), (start, stop) = node.args, node.attr
-    of, into = (next(f.axis for f in types[at].factors if f.along == "n") for at in (arg, node))
+    # A region of one column has no factor of its own.
+    of, into = (next((f.axis for f in types[at].factors if f.along == "n"), None) for at in (arg, node))
+    assert of is not None, "a region is of columns"
     first, _ = columns_of(of, space.extents)
     before = sum(factor.along != "n" for factor in space.factors)
     shape = x.shape[:before]
