@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import epifuse as ef
 from epifuse.frontend import activation_body
 from epifuse.fusion.activation import __name__ as activations
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY, is_static
 from epifuse.providers.cpu.primitives import FAST
+from tests.frontend.sources import function_from
 
 SPECIAL = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, 20.0, 88.0, -88.0, 1e4, -1e4])
 BROKEN = torch.tensor([torch.nan, torch.inf, -torch.inf])
@@ -156,3 +158,20 @@ def test_parameters_with_defaults(dtype: torch.dtype) -> None:
     slopes = torch.tensor([0.1, 0.2, -0.3], dtype=dtype)
     equal(VOCABULARY["prelu"].function(rows, slopes), F.prelu(rows, slopes))
     equal(VOCABULARY["snake"].function(x, 2.0)[:4001], (x + torch.sin(2.0 * x) ** 2 / 2.0)[:4001])
+
+
+@pytest.mark.parametrize("further", ["", ", label_smoothing=0.1", ", reduction='none'"])
+def test_a_cross_entropy_subtracts_the_largest_logit_first(further: str) -> None:
+    """As PyTorch does. Of large logits the loss would be what the rounding of their logsumexp leaves."""
+    torch.manual_seed(0)
+    a, b, target = (
+        torch.randint(-2, 3, (16, 8)).float(),
+        torch.randint(-2, 3, (8, 24)).float(),
+        torch.randint(24, (16,)),
+    )
+    loss = function_from(
+        f"def epi(accum, far, target): return F.cross_entropy(accum * 0.125 + far, target{further})", F=F
+    )
+    found = ef.gemm(a, b, epilogue=loss, far=1e4, target=target)
+    wanted = loss((a @ b).double(), 1e4, target)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from epifuse.fusion.activation import floor_power_of_two, sigmoid
 from epifuse.fusion.forms import cast, chunk, extent, full_like, gather, index_along, linear_index, squeeze, unsqueeze
 from epifuse.fusion.literals import Positive, checked, in_float32, rounded_once
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
-from epifuse.fusion.reduction import DimArgument, amax, amin, logsumexp, mean, sum
+from epifuse.fusion.reduction import DimArgument, amax, amin, log_softmax, mean, sum
 
 _INFINITY = math.inf
 _LAST = 2**31 - 1
@@ -149,17 +149,16 @@ def cross_entropy(
     reduction: Literal["none", "mean", "sum"] = "mean",
     label_smoothing: Value = 0.0,
 ) -> Value:
-    """`F.cross_entropy` of logits (M, N) and target (M,), the integer of the right column of each row.
+    """`F.cross_entropy` of logits (M, N) and target (M,), the right column of each row, without weights of classes.
 
     Rows whose target is `ignore_index` give 0, and the mean leaves them out. With `label_smoothing` s the target has
-    1 - s, and all columns share s. A row whose target is no column has the loss of a logit of 0. Of batches of logits
-    (L, M, N) the columns are the last dim here, and target is (L, M). There are no weights of classes: multiply what
+    1 - s, and all columns share s. A row whose target is no column has a loss without meaning. Of batches of logits
+    (L, M, N) the columns are the last dim here, and target is (L, M). For weights of classes multiply what
     `reduction="none"` gives.
     """
-    counts = unsqueeze(target, -1) != ignore_index
-    whole = logsumexp(x, dim=-1, keepdim=True)
-    right = whole - _of_target(x, target, counts)
-    every = whole - mean(x, dim=-1, keepdim=True)
+    counts, chances = unsqueeze(target, -1) != ignore_index, log_softmax(x, dim=-1)
+    right = -_of_target(chances, target, counts)
+    every = -mean(chances, dim=-1, keepdim=True)
     losses = right + label_smoothing * (every - right) if label_smoothing != 0 else right
     return _of_rows(losses, counts, reduction)
 

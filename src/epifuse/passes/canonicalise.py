@@ -67,8 +67,8 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
         case ("pow", (x, Node("const", (), 2 | 2.0))) if same:
             return builder.node("mul", x, x)
         # As torch does: NaN of -infinity, and -0.0 of itself.
-        case ("pow", (x, Node("const", (), 0.5))) if same and result.kind == "float":
-            return builder.node("sqrt", x)
+        case ("pow", (x, Node("const", (), 0.5 | -0.5 as power))) if same and result.kind == "float":
+            return builder.node("sqrt" if power > 0 else "rsqrt", x)
         case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(
             divisor
         ):
