@@ -156,4 +156,7 @@ def test_large_clusters_are_assumed_to_be_placed_in_turn(asked: SimpleNamespace)
 def test_a_driver_that_fails_is_no_reason_for_a_launch_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters.ctypes, "CDLL", lambda name: Driver(cuModuleLoadData=221))
     monkeypatch.setattr(clusters.torch.cuda, "device", nullcontext)
+    asked = []
+    monkeypatch.setattr(clusters.torch.cuda, "mem_get_info", lambda: asked.append("the runtime"))
     assert clusters.placed(0, 2, 66) is None
+    assert asked, "a thread that is new has no context"

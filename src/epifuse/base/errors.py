@@ -177,7 +177,11 @@ CATALOGUE: dict[str, Sentence] = {
         "these arguments cannot be pickled: the epilogue {name} cannot be imported by its name",
         "define it at the top of a module, or give it as source text",
     ),
-    "rank": Sentence(_A, "{name} must have {count}, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}"),
+    "rank": Sentence(
+        _A,
+        "{name} must have {count}, (L,{rows},{columns}) or ({rows},{columns}); its shape is {shape}",
+        "{hint}",
+    ),
     "linear_bias_shape": Sentence(_A, "bias must be (N,), which is {want} for this weight; its shape is {bias}"),
     "linear_shapes": Sentence(_A, "x must be (..., K) and weight (N, K); their shapes are {x} and {weight}"),
     "leading_strides": Sentence(

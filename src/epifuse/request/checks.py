@@ -123,13 +123,16 @@ def check_device(name: str, info: TensorInfo, expected: str) -> None:
         raise fail("device", None, name=name, device=info.device, expected=expected)
 
 
+_VECTOR = "a vector is one row of A, x[None], or one column of B, x[:, None]"
+
+
 def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None, names: tuple[str, str]) -> None:
     """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply. `names` are what the caller calls them."""
     check_device(names[1], b, a.device)
     for name, info, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
         if len(info.shape) not in (2, 3):
-            count = "2 dims at least" if len(info.shape) < 2 else "2 or 3 dims"
-            raise fail("rank", None, name=name, count=count, rows=rows, columns=columns, shape=info.shape)
+            count, hint = ("2 dims at least", _VECTOR) if len(info.shape) < 2 else ("2 or 3 dims", "")
+            raise fail("rank", None, name=name, count=count, rows=rows, columns=columns, shape=info.shape, hint=hint)
     if a.shape[-1] != b.shape[-2]:
         raise fail("inner_extent", None, a=a.shape, b=b.shape, k_a=a.shape[-1], k_b=b.shape[-2])
     if len(a.shape) == len(b.shape) == 3 and a.shape[0] != b.shape[0] and 1 not in (a.shape[0], b.shape[0]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -81,7 +82,7 @@ def resident_clusters(device: int, size: int) -> int:
     """
     if size <= 2:  # multiprocessors come in pairs
         return torch.cuda.get_device_properties(device).multi_processor_count // size
-    with torch.cuda.device(device), _Probe() as probe:
+    with _probe_of(device) as probe:
         return probe.resident(size)
 
 
@@ -167,7 +168,7 @@ def placed(device: int, size: int, count: int) -> list[int] | None:
     None where they are not placed alike twice, or where the driver cannot tell.
     """
     try:
-        with torch.cuda.device(device), _Probe() as probe:
+        with _probe_of(device) as probe:
             first = probe.placed(size, count)
             if first != probe.placed(size, count) or len(set(first)) < len(first):
                 return None
@@ -241,6 +242,15 @@ class _Probe:
         _call(self.driver, "cuFuncSetAttribute", self.kernel, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         cluster = _Attribute(_CLUSTER_DIMENSION, 0, (1, size, 1))
         return _Configuration((1, size, clusters), (_THREADS, 1, 1), shared, None, ctypes.pointer(cluster), 1)
+
+
+@contextmanager
+def _probe_of(device: int) -> Iterator[_Probe]:
+    """On one GPU. The driver refuses a thread that has no context yet: a call of the runtime gives it one."""
+    with torch.cuda.device(device):
+        torch.cuda.mem_get_info()
+        with _Probe() as probe:
+            yield probe
 
 
 _SHOWN, _LITTLE = 64, 1024
