@@ -31,6 +31,8 @@ EPILOGUES = {
     "reductions of one column": "p, q = accum.split([1, 31], -1); D = p.abs().amax(-1, True); E = p.sum(-1); G = q * 2",
     "reductions of a last column": "p, q, r = accum.split([12, 19, 1], -1); D = r.amax(-1); E = q.mean(-1); P = -r",
     "the sum of a last column": "p, q, r = accum.split([4, 27, 1], -1); D = r.sum(-1)",
+    "a range rolled by one": "x, y = accum.split([5, 27], -1); D = torch.roll(x, 1, -1)",
+    "columns of a range reversed": "x, y = accum.split([5, 27], -1); D = torch.cat(x.chunk(5, -1)[::-1], 1); E = -y",
     "a column among ranges": "p, q, r = accum.split([4, 1, 27], -1); D = F.silu(q); P = p * 2",
     "a constant like a range": "D = torch.ones_like(accum[:, :5], dtype=torch.int32); E = accum[:, 5:] * 2",
     "an element": "D = accum[:, 3]",

@@ -153,8 +153,8 @@ def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents, kno
     The first of those that are `known` if one is free, so that parts join as they were taken; else that behind which
     the factors `beside` lie. Raises `DimsError` where there is none.
     """
-    beside = tuple(beside)
-    axis = next((f.axis for dim in (*dims, beside) for f in dim if f.along == "n"), "n")
+    beside, known = tuple(beside), tuple(known)
+    axis = next((f.axis for dim in (*dims, beside, known) for f in dim if f.along == "n"), "n")
     first, last = columns_of(axis, extents)
     size = last - first
     taken = [(f.stride, f.size(extents)) for dim in dims for f in dim if f.axis == axis and f.size(extents) > 1]
