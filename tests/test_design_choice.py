@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import shapes  # noqa: E402 - found through the path above
 import shapes_report  # noqa: E402
+from layers import parsed  # noqa: E402
 
 DATA = json.loads((ROOT / "benchmarks/results/design_choice.json").read_text())
 PRODUCTS = DATA["products"]
@@ -85,7 +86,11 @@ def test_the_page_says_what_was_judged(words: str) -> None:
 
 
 def test_the_page_says_how_many_are_slower_than_cublas() -> None:
-    ratios = judged(CARDS[-1])["chosen / cuBLAS"].values()
+    named = judged(CARDS[-1])["chosen / cuBLAS"]
+    odd = {name for name in named if parsed(name).n in (30522, 50257)}
+    assert len(odd) == 3
+    assert f"without them the mean is {summary([named[name] for name in named if name not in odd])[0]:.3f}." in PAGE
+    ratios = named.values()
     few, more = (sum(ratio > limit for ratio in ratios) for limit in (1.06, 1.03))
     assert f"Of the {len(ratios)} products beside cuBLAS in the last column {more} take more than 1.03" in PAGE
     assert f"of its time, and {few} more than 1.06." in PAGE
