@@ -62,7 +62,7 @@ def _one_output_short(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _frozen_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
     first: dict[Any, Any] = {}
-    return lambda graph, kinds, given: first.setdefault(graph, original(graph, kinds, given))
+    return lambda graph, problem, kinds, given: first.setdefault(graph, original(graph, problem, kinds, given))
 
 
 def _one_more(original: Callable[..., None]) -> Callable[..., None]:
@@ -191,7 +191,7 @@ FAULTS: dict[str, Patch] = {
     "buffers are shared": _attribute(program._Allocator, "take", _shared_buffer),
     "casts do not round": _attribute(program, "_cast", lambda _: lambda to: lambda x, out: out.copy_(x)),
     "coordinates start at one": _attribute(kernel._Launch, "_index", _from_one),
-    "numbers are frozen": _attribute(launch, "_numbers", _frozen_numbers),
+    "numbers are frozen": _attribute(launch, "numbers_of", _frozen_numbers),
     "permute is its inverse": _attribute(_module("layout"), "permuted", _inverse),
     "the ragged tile is met twice": _attribute(kernel, "tiles", _overlapping),
     "fp8 turns NaN into zero": _attribute(code, "store", _nan_as_zero),
