@@ -130,7 +130,7 @@ def test_what_tiles_of_other_widths_gain() -> None:
     slow = [sum(a > 1.06 * b for a, b in zip(ours, cublas, strict=True)) for ours in (before, now)]
     gains = [summary([a / b for a, b in zip(later, before, strict=True)])[0] for later in (now, all_)]
     tiles = {tuple(name.split("_")[:2]) for name in further} - {("96x256", "swapped")}
-    assert f"Of {len(further)} further designs, in {len(tiles)} further tiles, six give most" in PAGE
+    assert f"Of {len(further)} further designs, in {len(tiles)} further tiles, five give most" in PAGE
     assert f"over {len(now)} products with few tiles the fastest design takes {gains[0]:.3f} of the time" in PAGE
     assert f"before, and with all {len(further)} {gains[1]:.3f}." in PAGE
     assert f"more than 1.06 of cuBLAS's time {slow[1]} are left of {slow[0]}." in PAGE
@@ -138,7 +138,7 @@ def test_what_tiles_of_other_widths_gain() -> None:
 
 def test_what_more_parts_of_k_gain() -> None:
     data = json.loads((ROOT / "benchmarks/results/widths_h200.json").read_text())["splits"]["products"]
-    there = {spec.name.removeprefix("sm90_gemm_") for spec in HOPPER_SPECS} - {"128x160_pingpong_2x1_split3"}
+    there = {spec.name.removeprefix("sm90_gemm_") for spec in HOPPER_SPECS}
     gains = {}
     for name, row in data.items():
         times = row["microseconds"]
@@ -148,7 +148,7 @@ def test_what_more_parts_of_k_gain() -> None:
     assert [f"{gain:.2f}" for gain in sorted(thirds)[:2]] == ["0.87", "0.87"]
     of_one = gains["tn:512x3456x65536"]["128x160_pingpong_2x1_split3"]
     beside_cublas = of_one / gains["tn:512x3456x65536"]["cuBLAS"]
-    assert f"take {of_one:.2f} of the time that 128 x 128 took, and {beside_cublas:.2f} of cuBLAS's." in PAGE
+    assert f"take {of_one:.2f} of the time that 128 x 128 took, and {beside_cublas:.2f} of cuBLAS's; they" in PAGE
     large = ("128x256_cooperative_2x1_split5", "256x128_cooperative_1x2_split5")
     assert sum(min(each.get(name, 2.0) for name in large) < 0.9 for each in gains.values()) == 1
     assert f"for one of {len(data)} such products" in PAGE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
@@ -327,15 +328,8 @@ class _Inference(Sizes):
         if gone:
             return self.emit("reduce", x.node, attr=(name, gone), kind=kind, dims=dims)
         # A reduction over dims of extent one is elementwise.
-        wide = x.node if kind != "int64" else self.emit("cast", x.node, attr=torch.int64, kind=kind, dims=dims)
-        match REDUCTIONS[name].of_one:
-            case "square":
-                return self.emit("mul", wide, wide, kind=kind, dims=dims)
-            case "size":
-                return self.emit("abs", x.node, kind=kind, dims=dims)
-            case "truth":
-                return self.emit("ne", x.node, self.emit("const", attr=0, kind="int32"), kind="mask", dims=dims)
-        return wide
+        zero = partial(self.emit, "const", attr=0, kind="int32")
+        return kinds.of_one(name, x.node, kind, partial(self.emit, dims=dims), zero)
 
     # --- roots -----------------------------------------------------------------------------------------------
 

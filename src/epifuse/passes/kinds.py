@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from epifuse.frontend import activation_body
 from epifuse.fusion.primitives import PRIMITIVES, Primitive
 from epifuse.fusion.reduction import REDUCTIONS
@@ -192,3 +194,16 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
     if row.rule == "select":
         return promote(kinds[1:])
     return promote([*kinds, "int"])
+
+
+def of_one(name: str, x: Node, kind: Kind, emit: Callable[..., Node], zero: Callable[[], Node]) -> Node:
+    """What a reduction of one element is, of this `kind`: made by `emit(op, *args, attr=, kind=)` and an integer 0."""
+    wide = emit("cast", x, attr=torch.int64, kind=kind) if kind == "int64" else x
+    match REDUCTIONS[name].of_one:
+        case "square":
+            return emit("mul", wide, wide, kind=kind)
+        case "size":
+            return emit("abs", x, kind=kind)
+        case "truth":
+            return emit("ne", x, zero(), kind="mask")
+    return wide

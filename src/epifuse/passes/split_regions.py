@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-import torch
-
-from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output, Type
+from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Node, Output, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, columns_of, region
+from epifuse.passes import kinds
 from epifuse.passes.assign_stages import assign_stages
 from epifuse.passes.canonicalise import typed
 from epifuse.passes.dims import joined
@@ -274,33 +273,25 @@ class _Cutting:
             case "reduce":
                 attr = attr[0], self._factors(attr[1])
                 if not attr[1]:  # of one column
-                    return self._of_one(node, args[0])
+                    kind = self.old.types[node].kind
+                    return kinds.of_one(attr[0], args[0], kind, partial(self._emitted, node), self._zero)
             case "region":  # a range of this one
                 attr = attr[0] - self.columns.start, attr[1] - self.columns.start
             case "pick":
                 attr = tuple((self._factors((factor,))[0], place) for factor, place in attr)
         return self._emitted(node, node.op, *args, attr=attr)
 
-    def _of_one(self, node: Node, x: Node) -> Node:
-        """What a reduction of one element is."""
-        kind = self.old.types[node].kind
-        wide = self._emitted(node, "cast", x, attr=torch.int64) if kind == "int64" else x
-        match REDUCTIONS[node.attr[0]].of_one:
-            case "square":
-                return self._emitted(node, "mul", wide, wide)
-            case "size":
-                return self._emitted(node, "abs", x)
-            case "truth":
-                zero = self.builder.node("const", attr=0)
-                self.builder.types.setdefault(zero, Type("int32", ()))
-                return self._emitted(node, "ne", x, zero)
-        return wide
+    def _zero(self) -> Node:
+        zero = self.builder.node("const", attr=0)
+        self.builder.types.setdefault(zero, Type("int32", ()))
+        return zero
 
-    def _emitted(self, old: Node, op: str, *args: Node, attr: Any = None) -> Node:
-        """A node in place of an old one."""
+    def _emitted(self, old: Node, op: str, *args: Node, attr: Any = None, kind: Kind | None = None) -> Node:
+        """A node in place of an old one, of another `kind` if one is given."""
         made = self.builder.node(op, *args, attr=attr, locs=self.old.locs.get(old, ()))
         known = self.old.types[old]
-        self.builder.types[made] = replace(known, factors=canonical(self._factors(known.factors)))
+        factors = canonical(self._factors(known.factors))
+        self.builder.types[made] = replace(known, kind=kind or known.kind, factors=factors)
         return made
 
     def _is_outer(self, factor: Factor) -> bool:

@@ -36,19 +36,13 @@ lose the stages that this takes. Clusters that were within 1 % of another design
 the order of tiles before (benchmarks/results/{picked,drawn}_*.json)."""
 
 NARROW_DESIGNS = tuple(
-    Design(tile, cluster, pingpong)
-    for tile, cluster, pingpong in (
-        ((128, 80), _DOWN, True),
-        ((128, 112), _ACROSS, True),
-        ((128, 144), _ACROSS, True),
-        ((128, 208), _ACROSS, False),
-    )
+    Design(tile, cluster, True) for tile, cluster in (((128, 80), _DOWN), ((128, 112), _ACROSS), ((128, 144), _ACROSS))
 )
 """Further candidates where tiles are few: a multiprocessor with two of them takes twice as long as one with one. 512 x
-3584 x 14336 is 112 tiles of 128 x 128, and 128 of 128 x 112, which take 0.89 of the time. With these four, and tiles of
-96 and 112 rows where A and B are exchanged, the fastest design takes 0.98 of the time of the one before for 108
-products with few tiles. Of 21 that took more than 1.06 of cuBLAS's time 7 are left (widths_h200.json). Other widths and
-clusters gained less. Their subtiles have 16 columns: `refusals.untried` says what they do not carry."""
+3584 x 14336 is 112 tiles of 128 x 128, and 128 of 128 x 112, which take 0.89 of the time. With these three, and tiles
+of 96 and 112 rows where A and B are exchanged, the fastest design takes 0.98 of the time of the one before for 108
+products with few tiles (widths_h200.json). Other widths and clusters gained less, and more parts of K for two of 22
+weight gradients alone. Their subtiles have 16 columns: `refusals.untried` says what they do not carry."""
 
 HEAD_DESIGNS = (Design((192, 128), _ACROSS, True),)
 """Further candidates where a tile has whole heads of 128 columns, or is of one region of N. They take as long as 128 x
@@ -66,7 +60,7 @@ SPLIT_DESIGNS = tuple(
     Design(tile, cluster, True, spans, split=split)
     for tile, spans, cluster, splits in (
         ((128, 192), 1, _DOWN, (2, 4)),
-        ((128, 160), 1, _DOWN, (2, 3)),
+        ((128, 160), 1, _DOWN, (2,)),
         ((128, 128), 1, _DOWN, (2, 3, 4, 8)),
         ((128, 128), 1, _ALONE, (4,)),
         ((64, 128), 1, _DOWN, (3, 4)),
@@ -79,8 +73,7 @@ SPLIT_DESIGNS = tuple(
 
 Tiles of 128 x 256 were within 10 % of these at best: the sums of one take 4 us (benchmarks/results/split_h100.json).
 Other numbers of parts and other clusters of these tiles were at most 3 % faster on 27 products (split_many_h100.json,
-split_many_h100_second.json). Three parts of 128 x 160 came later: they take 0.87 of the time for two of 22 weight
-gradients (widths_h200.json)."""
+split_many_h100_second.json)."""
 
 SPLIT_ROW_DESIGNS = tuple(replace(design, split=2) for design in ROW_DESIGNS if design.cluster == (1, 4))
 """The same where values need whole rows: each of the CTAs that share them leads another."""

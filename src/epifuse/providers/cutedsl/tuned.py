@@ -72,7 +72,6 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
         ((128, 80), True): 0.87,
         ((128, 112), True): 0.96,
         ((128, 144), True): 0.95,
-        ((128, 208), False): 0.9,
         ((96, 128), True): 0.88,
         ((112, 128), True): 0.96,
     },
