@@ -11,7 +11,6 @@ from hopper import BF16, RANKED, hopper_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epifuse as ef
-from epifuse.base.target import TARGETS
 from epifuse.providers.base import WORKSPACE
 from epifuse.providers.cutedsl import launch
 from epifuse.providers.cutedsl.partials import MOST_CTAS
@@ -67,8 +66,7 @@ def test_tensors_are_passed_as_they_are_or_as_views(built: Any) -> None:
         args = arguments(scaled, C=C, bias=bias, alpha=2.0, D=D, positive=positive)
         kernel = built(args)
         kernel.prepared.launch(args.call)
-    ((a, b, operands, numbers, outputs, workspaces, clusters, _, kept, _),) = kernel.launched
-    assert 0 < kept < TARGETS[90].processor.l2
+    ((a, b, operands, numbers, outputs, workspaces, clusters, _, _),) = kernel.launched
     assert (a is args.A, b is args.B, outputs[0] is D) == (True, True, True)
     assert any(tensor is C for tensor in operands)
     seen = next(tensor for tensor in operands if tensor is not C)
@@ -92,11 +90,11 @@ def test_each_launch_has_its_own_workspace_unless_given_one(built: Any) -> None:
     step()
     own = torch.empty(size, dtype=torch.uint8)
     kernel.prepared.bind(args.call, args.allocate(), own)()
-    (first,), (second,), (third,) = (workspaces for *_, workspaces, _, _, _, _ in kernel.launched)
+    (first,), (second,), (third,) = (workspaces for *_, workspaces, _, _, _ in kernel.launched)
     assert {first.nbytes, second.nbytes, third.nbytes} == {size}
     assert len({first.data_ptr(), second.data_ptr(), own.data_ptr()}) == 3
     assert third.data_ptr() == own.data_ptr()
-    assert all(clusters <= MOST_CTAS for *_, clusters, _, _, _ in kernel.launched)
+    assert all(clusters <= MOST_CTAS for *_, clusters, _, _ in kernel.launched)
 
 
 def looks(tensors: Any) -> list[Any]:
@@ -184,7 +182,7 @@ def test_what_is_printed_is_an_output_of_the_launch(built: Any, capsys: pytest.C
     args = arguments(printed, D=torch.empty(128, 256))
     kernel = built(args)
     kernel.prepared.launch(args.call)
-    ((*_, outputs, _, _, _, _, _),) = kernel.launched
+    ((*_, outputs, _, _, _, _),) = kernel.launched
     assert (len(outputs), any(tensor is args.epilogue.tensors["D"] for tensor in outputs)) == (2, True)
     assert "product" in capsys.readouterr().out
 
@@ -193,6 +191,6 @@ def test_a_workspace_is_ignored_where_none_is_needed(built: Any) -> None:
     args = arguments("def plain(accum): D = accum; return D", D=torch.empty(128, 256))
     kernel = built(args)
     kernel.prepared.bind(args.call, args.allocate(), torch.empty(64))()
-    ((*_, workspaces, _, _, _, _),) = kernel.launched
+    ((*_, workspaces, _, _, _),) = kernel.launched
     assert WORKSPACE not in args.call.tensors
     assert len(workspaces) == 0

@@ -108,7 +108,7 @@ def _compile(source: KernelSource, options: str) -> Any:
         # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
         flags = {"options": _for(source.arch, options), "no_jit_engine": True}
         return cute.compile(
-            kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), Int64(1), Int64(1), stream, **flags
+            kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), Int64(1), stream, **flags
         )
 
 

@@ -14,7 +14,7 @@ from epifuse.fusion.forms import debug_print
 from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
-from epifuse.providers.cutedsl import swap, tuned, weave
+from epifuse.providers.cutedsl import swap, weave
 from epifuse.providers.cutedsl.addresses import UNCUT, Along, Seen, modes, seen, written
 from epifuse.providers.cutedsl.clusters import rank_table, resident_clusters
 from epifuse.providers.cutedsl.design import WGMMA, round_up
@@ -91,7 +91,6 @@ class GpuKernel:
         self.workspace_bytes = plan.allocation.workspace_bytes
         self.cluster_size, self.split, self.band = design.ctas, design.split, design.raster
         self.ranked = design.instruction == WGMMA
-        self.kept = int(tuned.KEPT_IN_L2.value * given.target.processor.l2)
         self.clusters, self.ranks = 0, 0
 
     def with_rows(self, rows: int) -> GpuKernel | None:
@@ -147,7 +146,6 @@ class GpuKernel:
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]
         workspace = ((self.workspace_bytes // 4,), (1,), torch.float32) if self.workspace_bytes else None
-        band, kept = self.band, self.kept
         allocate = allocator(outputs[0].device)
 
         def launch(tensors: Sequence[Any]) -> list[Any]:
@@ -161,7 +159,7 @@ class GpuKernel:
             written = [made[place] if make is None else make(made[place]) for place, make in writes]
             workspaces = none if workspace is None else [allocate(*workspace)]
             clusters = self.clusters or self._count_clusters()
-            function(a, b, read, none, written, workspaces, clusters, band, kept, self.ranks)
+            function(a, b, read, none, written, workspaces, clusters, self.band, self.ranks)
             return made
 
         return launch
@@ -189,10 +187,10 @@ class GpuKernel:
         # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
         # CUDA is initialised, which torch.cuda.current_device() would ask.
         if torch._C._cuda_getDevice() == self.index:
-            self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept, self.ranks)
+            self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.ranks)
         else:
             with torch.cuda.device(self.index):
-                self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.kept, self.ranks)
+                self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.ranks)
 
     def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and B where K = 0."""

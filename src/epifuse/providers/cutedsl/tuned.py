@@ -236,15 +236,6 @@ ROOM_WHERE_K_IS_LONG = Tuned(
     "The same beside a long main loop, which hides some of it.",
 )
 
-# Memory.
-
-KEPT_IN_L2 = Tuned(
-    0.64,
-    "of the L2 cache",
-    ("outputs-leave-l2-first",),
-    "Outputs of more bytes would displace A and B, and not be there when the next kernel reads them.",
-)
-
 # The merging kernel.
 
 MERGING_WARPS = Tuned(

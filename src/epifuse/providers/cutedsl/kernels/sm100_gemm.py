@@ -82,7 +82,6 @@ class Sm100Gemm:
         workspaces: tuple,
         clusters: Int32,
         band: Int32,
-        kept: Int64,
         ranks: Int64,
         stream: Any,
     ):

@@ -88,7 +88,6 @@ class Sm80Gemm:
         workspaces: tuple,
         ctas: Int32,
         band: Int32,
-        kept: Int64,
         ranks: Int64,
         stream: Any,
     ):

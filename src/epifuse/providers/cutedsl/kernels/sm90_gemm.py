@@ -50,6 +50,10 @@ TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and wh
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
 
+# L2 keeps A and B, which other tiles read, before what the epilogue reads and writes once (l2_policies_h200.json). In
+# the encoding of CUTLASS's TMA::CacheHintSm90.
+_EVICT_LAST = 0x14F0000000000000
+
 
 class Cta(NamedTuple):
     """What all roles of a CTA know.
@@ -75,13 +79,12 @@ class Cta(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, their carriers,
-    and which lines of L2 the outputs take."""
+    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, and their
+    carriers."""
 
     sends: Any
     number: Any
     leaving: Any
-    policy: Any
 
 
 class Sm90Gemm:
@@ -130,7 +133,6 @@ class Sm90Gemm:
         workspaces: tuple,
         clusters: Int32,
         band: Int32,
-        kept: Int64,
         ranks: Int64,
         stream: Any,
     ):
@@ -172,7 +174,6 @@ class Sm90Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         step = bm * self.cluster[0], self.design.columns * self.cluster[1]
         turns = self.order.turns(shape, step, band, clusters, ranks)
-        policy = self.epilogue.departures.policy(shape, kept)
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
@@ -189,7 +190,6 @@ class Sm90Gemm:
             smem_b,
             shape,
             turns,
-            policy,
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
@@ -227,7 +227,6 @@ class Sm90Gemm:
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
         turns: Turns,
-        policy: Int64,
     ):
         (_, tensor_a), *loads_b = loads
         bm, bn, bk = self.tile
@@ -297,11 +296,11 @@ class Sm90Gemm:
             given = self.regions.given(tensors, numbers, outputs, workspace, shape)
             if const_expr(self.design.split > 1):
                 if part == 0:
-                    self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
+                    self.multiply(cta, pipe, mma, atom, group - 1, given)
                 else:
                     self.contribute(cta, pipe, mma, atom, group - 1, workspace)
             else:
-                self.multiply(cta, pipe, mma, atom, group - 1, given, policy)
+                self.multiply(cta, pipe, mma, atom, group - 1, given)
 
     @cute.jit
     def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple):
@@ -330,6 +329,7 @@ class Sm90Gemm:
                     to_a[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=mask_a,
+                    cache_policy=Int64(_EVICT_LAST),
                 )
                 for tma_b, to_b, from_b in each_b:
                     cute.copy(
@@ -338,6 +338,7 @@ class Sm90Gemm:
                         to_b[None, state.index],
                         tma_bar_ptr=barrier,
                         mcast_mask=mask_b,
+                        cache_policy=Int64(_EVICT_LAST),
                     )
                 state.advance()
             turn += cta.step
@@ -418,7 +419,6 @@ class Sm90Gemm:
         atom: cute.TiledMma,
         served: Int32,
         given: tuple,
-        policy: Int64,
     ):
         """A warp group: the products of its tiles, and their epilogue."""
         thread, _, _ = cute.arch.thread_idx()
@@ -426,7 +426,7 @@ class Sm90Gemm:
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
-        senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each))]
+        senders = [self.sender(number, cta, own) for number in range(len(self.regions.each))]
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         carried = self.epilogue.partials.carry()
@@ -492,15 +492,15 @@ class Sm90Gemm:
         if senders[0].sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def sender(self, region, cta, own, policy):
+    def sender(self, region, cta, own):
         """One warp sends for the group, or each of them its own rows."""
         warp = cute.arch.make_warp_uniform(own // 32)
         departures = self.regions.each[region].departures
         carriers = self.regions.carriers_of(region, cta.carriers)[departures.number]
         leaving = carriers, departures.partitions(cta.shared[region].own[departures.number], carriers)
         if departures.senders > 1:
-            return Sender(True, warp, leaving, policy)
-        return Sender(warp == 0, 0, leaving, policy)
+            return Sender(True, warp, leaving)
+        return Sender(warp == 0, 0, leaving)
 
     @cute.jit
     def finish_region(self, epilogue: Any, values: cute.Tensor, at: Place, held: Any, what: tuple, sender: Sender):
@@ -573,7 +573,7 @@ class Sm90Gemm:
 
     def send(self, departures, s, at, served, sender):
         """Subtile `s`, by one of the warps that send."""
-        departures.send(s, at, served, sender.number, sender.policy, sender.leaving)
+        departures.send(s, at, served, sender.number, sender.leaving)
 
     @cute.jit
     def vacate(self, stores: cutlass.Constexpr, served: Int32, senders: cutlass.Constexpr, sender: Sender):

@@ -27,9 +27,6 @@ try:
 except ImportError:  # its home in CuTe DSL 4.7
     from cutlass.utils import LayoutEnum
 
-# L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
-_EVICT_FIRST, _EVICT_NORMAL = 0x12F0000000000000, 0x1000000000000000
-
 
 class Carrier(NamedTuple):
     """What TMA needs for one staged tensor: its atom, its coordinates, the layout of its buffer."""
@@ -148,9 +145,7 @@ class TileLoads(Loads):
             access = self.scene.loads[index]
             l = place.l if "l" in access.axes else 0
             right = j % (access.period // self.box[1]) if access.period else j
-            # A and B are read again soon (kernel_variants.json#c-leaves-l2-first), and so is what repeats along N.
-            policy = Int64(_EVICT_NORMAL if access.period else _EVICT_FIRST)
-            cute.copy(carrier.atom, from_[None, i, right, l], to, tma_bar_ptr=full, cache_policy=policy)
+            cute.copy(carrier.atom, from_[None, i, right, l], to, tma_bar_ptr=full)
 
     # A warp group.
 
@@ -242,12 +237,6 @@ class TileStores(Stores):
         """Shared and global side of each member."""
         return [_partition(carrier, buffer, self._sent) for carrier, buffer in zip(carriers, own.buffers, strict=True)]
 
-    def policy(self, shape: Any, kept: Any) -> Any:
-        """How L2, which keeps `kept` bytes, does what the launch stores: not before operands, where it could not."""
-        bytes_each = sum(self.scene.program.stores[i].dtype.itemsize for i in self.members)
-        written = Int64(shape[0]) * shape[1] * shape[2] * bytes_each
-        return Int64(cutlass.select_(written > kept, Int64(_EVICT_FIRST), Int64(_EVICT_NORMAL)))
-
     def begin(self, team: Team) -> None:
         buffers, outputs = team.shared.own[self.number].buffers, team.given.outputs
         pairs = zip(self.members, buffers, strict=True)
@@ -259,13 +248,13 @@ class TileStores(Stores):
             at = (None, None, None, team.group * self.stages + s % self.stages)
             cute.copy(copy, under(results[i], shape), slots[at])
 
-    def send(self, s: int, place: Place, group: Any, sender: Any, policy: Any, tma: tuple[Any, Any]) -> None:
+    def send(self, s: int, place: Place, group: Any, sender: Any, tma: tuple[Any, Any]) -> None:
         """One of the warps that send: TMA stores of its rows of subtile `s`."""
         slot = group * self.stages + s % self.stages
         i, j = self.scene.division.subtile(*self.scene.walked(s), place)
         for carrier, (from_, to) in zip(*tma, strict=True):
             box = to[None, i * self.senders + sender, j, place.l]
-            cute.copy(carrier.atom, from_[None, sender, 0, slot], box, cache_policy=policy)
+            cute.copy(carrier.atom, from_[None, sender, 0, slot], box)
         cute.arch.cp_async_bulk_commit_group()
 
 
