@@ -50,9 +50,8 @@ TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and wh
 TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
 
-# L2 keeps A and B, which other tiles read, before what the epilogue reads and writes once (l2_policies_h200.json). In
-# the encoding of CUTLASS's TMA::CacheHintSm90.
-_EVICT_LAST = 0x14F0000000000000
+# L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
+_EVICT_FIRST, _EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 
 
 class Cta(NamedTuple):
@@ -174,6 +173,7 @@ class Sm90Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         step = bm * self.cluster[0], self.design.columns * self.cluster[1]
         turns = self.order.turns(shape, step, band, clusters, ranks)
+        hints = _hint(shape[1], step[1]), _hint(shape[0], step[0])
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
@@ -190,6 +190,7 @@ class Sm90Gemm:
             smem_b,
             shape,
             turns,
+            hints,
         ).launch(
             grid=(*self.cluster, clusters * self.design.split),
             block=(WARP_GROUP * (1 + MATH_GROUPS), 1, 1),
@@ -227,6 +228,7 @@ class Sm90Gemm:
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
         turns: Turns,
+        hints: tuple,
     ):
         (_, tensor_a), *loads_b = loads
         bm, bn, bk = self.tile
@@ -286,7 +288,7 @@ class Sm90Gemm:
         if group == 0:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp == 0:
-                self.load_operands(cta, pipe, tuple(carrier[0] for carrier in loads))
+                self.load_operands(cta, pipe, tuple(carrier[0] for carrier in loads), hints)
             if const_expr(self.regions.brings):
                 if (warp == 1 or warp == 2) and part == 0:
                     self.load_tiles(cta, warp - 1)
@@ -303,8 +305,8 @@ class Sm90Gemm:
                 self.multiply(cta, pipe, mma, atom, group - 1, given)
 
     @cute.jit
-    def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple):
-        """Warp 0: A and B of each tile, a block of K at a time."""
+    def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple, hints: tuple):
+        """Warp 0: A and B of each tile, a block of K at a time. `hints` tell L2 how long to keep either."""
         tma_a, *atoms_b = atoms
         tiles_a, *tiles_b = cta.tiles
         cluster = cute.make_layout(self.cluster)
@@ -329,7 +331,7 @@ class Sm90Gemm:
                     to_a[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=mask_a,
-                    cache_policy=Int64(_EVICT_LAST),
+                    cache_policy=hints[0],
                 )
                 for tma_b, to_b, from_b in each_b:
                     cute.copy(
@@ -338,7 +340,7 @@ class Sm90Gemm:
                         to_b[None, state.index],
                         tma_bar_ptr=barrier,
                         mcast_mask=mask_b,
-                        cache_policy=Int64(_EVICT_LAST),
+                        cache_policy=hints[1],
                     )
                 state.advance()
             turn += cta.step
@@ -766,6 +768,15 @@ class Sm90Gemm:
                 pipe.consumer_release(free)
                 free.advance()
         return read, free
+
+
+def _hint(extent, step):
+    """How long L2 keeps A, or B, whose tiles are read once for each `step` of the other one's `extent`.
+
+    Longer than what the epilogue reads and writes once, where they are read again; else the other way round
+    (l2_policies_h200.json).
+    """
+    return Int64(cutlass.select_(extent > step, Int64(_EVICT_LAST), Int64(_EVICT_FIRST)))
 
 
 def _load_atom(tensor, layout, box, readers):
