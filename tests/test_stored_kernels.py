@@ -199,7 +199,7 @@ def in_a_new_process(program: str, text: str, *flags: str, **variables: str) -> 
 def test_another_process_loads_a_kernel_without_the_compiler(text: str) -> None:
     done = in_a_new_process(PROBE, text, EPIFUSE_NO_COMPILE="1")
     assert done.returncode == 0, done.stderr
-    assert "Expects 10 parameters" in done.stdout
+    assert "Expects 9 parameters" in done.stdout
     assert "workspaces: Tuple[]" in done.stdout
 
 
@@ -210,7 +210,7 @@ def test_a_stored_kernel_is_found_when_the_environment_moves(text: str, tmp_path
     path = os.pathsep.join(map(str, (SRC, packages / "nvidia_cutlass_dsl" / "dsl_packages", packages)))
     done = in_a_new_process(PROBE, text, "-S", PYTHONPATH=path, EPIFUSE_NO_COMPILE="1")
     assert done.returncode == 0, done.stderr
-    assert "Expects 10 parameters" in done.stdout
+    assert "Expects 9 parameters" in done.stdout
     assert f"{packages}/" in done.stderr
     content = load.stored(text).read_bytes()
     assert str(SITE).encode() not in content
@@ -219,7 +219,7 @@ def test_a_stored_kernel_is_found_when_the_environment_moves(text: str, tmp_path
 
 def test_a_stored_kernel_checks_its_arguments(text: str) -> None:
     with pytest.raises(ValueError, match="expected device_type=cuda"):
-        load.function(text)(torch.empty(2, 2), torch.empty(2, 2), [], [], [torch.empty(2, 2)], [], 1, 1, 1, 1)
+        load.function(text)(torch.empty(2, 2), torch.empty(2, 2), [], [], [torch.empty(2, 2)], [], 1, 1, 1)
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_without_a_linker_objects_are_stored_with_one_note(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         function = load.load(load.stored(text))
-    with pytest.raises(TypeError, match="Expects 10 parameters"):
+    with pytest.raises(TypeError, match="Expects 9 parameters"):
         function(1)
 
 

@@ -51,7 +51,7 @@ TURN = 3
 SPARE = 5  # the producer warps: stages of A and B are spare
 
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
-_EVICT_FIRST, _EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
+_EVICT_FIRST, _EVICT_NORMAL, _EVICT_LAST = 0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000
 
 
 class Cta(NamedTuple):
@@ -77,13 +77,22 @@ class Cta(NamedTuple):
     k_tiles: Any
 
 
+class Hints(NamedTuple):
+    """How long L2 keeps A, B, and what the epilogue stores."""
+
+    a: Any
+    b: Any
+    outputs: Any
+
+
 class Sender(NamedTuple):
-    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, and their
-    carriers."""
+    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, their carriers,
+    and how long L2 keeps what is sent."""
 
     sends: Any
     number: Any
     leaving: Any
+    policy: Any
 
 
 class Sm90Gemm:
@@ -173,7 +182,8 @@ class Sm90Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         step = bm * self.cluster[0], self.design.columns * self.cluster[1]
         turns = self.order.turns(shape, step, band, clusters, ranks)
-        hints = _hint(shape[1], step[1]), _hint(shape[0], step[0])
+        # Of outputs as a kernel's argument: with a constant, or none, ptxas spills up to 52 bytes more (test_sm90_compile.py).
+        hints = Hints(_hint(shape[1], step[1]), _hint(shape[0], step[0]), Int64(_EVICT_NORMAL))
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
         self.kernel(
@@ -228,7 +238,7 @@ class Sm90Gemm:
         smem_b: cute.ComposedLayout,
         shape: cute.Shape,
         turns: Turns,
-        hints: tuple,
+        hints: Hints,
     ):
         (_, tensor_a), *loads_b = loads
         bm, bn, bk = self.tile
@@ -298,15 +308,15 @@ class Sm90Gemm:
             given = self.regions.given(tensors, numbers, outputs, workspace, shape)
             if const_expr(self.design.split > 1):
                 if part == 0:
-                    self.multiply(cta, pipe, mma, atom, group - 1, given)
+                    self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs)
                 else:
                     self.contribute(cta, pipe, mma, atom, group - 1, workspace)
             else:
-                self.multiply(cta, pipe, mma, atom, group - 1, given)
+                self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs)
 
     @cute.jit
-    def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple, hints: tuple):
-        """Warp 0: A and B of each tile, a block of K at a time. `hints` tell L2 how long to keep either."""
+    def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple, hints: Hints):
+        """Warp 0: A and B of each tile, a block of K at a time."""
         tma_a, *atoms_b = atoms
         tiles_a, *tiles_b = cta.tiles
         cluster = cute.make_layout(self.cluster)
@@ -331,7 +341,7 @@ class Sm90Gemm:
                     to_a[None, state.index],
                     tma_bar_ptr=barrier,
                     mcast_mask=mask_a,
-                    cache_policy=hints[0],
+                    cache_policy=hints.a,
                 )
                 for tma_b, to_b, from_b in each_b:
                     cute.copy(
@@ -340,7 +350,7 @@ class Sm90Gemm:
                         to_b[None, state.index],
                         tma_bar_ptr=barrier,
                         mcast_mask=mask_b,
-                        cache_policy=hints[1],
+                        cache_policy=hints.b,
                     )
                 state.advance()
             turn += cta.step
@@ -421,6 +431,7 @@ class Sm90Gemm:
         atom: cute.TiledMma,
         served: Int32,
         given: tuple,
+        policy: Int64,
     ):
         """A warp group: the products of its tiles, and their epilogue."""
         thread, _, _ = cute.arch.thread_idx()
@@ -428,7 +439,7 @@ class Sm90Gemm:
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
-        senders = [self.sender(number, cta, own) for number in range(len(self.regions.each))]
+        senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each))]
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         carried = self.epilogue.partials.carry()
@@ -494,15 +505,15 @@ class Sm90Gemm:
         if senders[0].sends:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def sender(self, region, cta, own):
+    def sender(self, region, cta, own, policy):
         """One warp sends for the group, or each of them its own rows."""
         warp = cute.arch.make_warp_uniform(own // 32)
         departures = self.regions.each[region].departures
         carriers = self.regions.carriers_of(region, cta.carriers)[departures.number]
         leaving = carriers, departures.partitions(cta.shared[region].own[departures.number], carriers)
         if departures.senders > 1:
-            return Sender(True, warp, leaving)
-        return Sender(warp == 0, 0, leaving)
+            return Sender(True, warp, leaving, policy)
+        return Sender(warp == 0, 0, leaving, policy)
 
     @cute.jit
     def finish_region(self, epilogue: Any, values: cute.Tensor, at: Place, held: Any, what: tuple, sender: Sender):
@@ -575,7 +586,7 @@ class Sm90Gemm:
 
     def send(self, departures, s, at, served, sender):
         """Subtile `s`, by one of the warps that send."""
-        departures.send(s, at, served, sender.number, sender.leaving)
+        departures.send(s, at, served, sender.number, sender.policy, sender.leaving)
 
     @cute.jit
     def vacate(self, stores: cutlass.Constexpr, served: Int32, senders: cutlass.Constexpr, sender: Sender):

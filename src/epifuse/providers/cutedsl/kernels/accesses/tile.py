@@ -248,13 +248,13 @@ class TileStores(Stores):
             at = (None, None, None, team.group * self.stages + s % self.stages)
             cute.copy(copy, under(results[i], shape), slots[at])
 
-    def send(self, s: int, place: Place, group: Any, sender: Any, tma: tuple[Any, Any]) -> None:
+    def send(self, s: int, place: Place, group: Any, sender: Any, policy: Any, tma: tuple[Any, Any]) -> None:
         """One of the warps that send: TMA stores of its rows of subtile `s`."""
         slot = group * self.stages + s % self.stages
         i, j = self.scene.division.subtile(*self.scene.walked(s), place)
         for carrier, (from_, to) in zip(*tma, strict=True):
             box = to[None, i * self.senders + sender, j, place.l]
-            cute.copy(carrier.atom, from_[None, sender, 0, slot], box)
+            cute.copy(carrier.atom, from_[None, sender, 0, slot], box, cache_policy=policy)
         cute.arch.cp_async_bulk_commit_group()
 
 
