@@ -354,6 +354,11 @@ class Sm90Gemm:
                     )
                 state.advance()
             turn += cta.step
+        if const_expr(self.design.for_few_rows and not self.merging):
+            # The next launch begins on the other multiprocessors, and waits there for the end of this one
+            # (next_launch_h200.json). With more tiles both are on some of them, and the next one may take longer.
+            if 2 * cta.turns.total <= cta.step:
+                cute.arch.griddepcontrol_launch_dependents()
         if const_expr(self.design.spare > 0):
             # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
             later = state
