@@ -553,6 +553,14 @@ SIZED = {
     "mean of all": "def epi(accum): D = mean(silu(accum)) + mean(accum * accum, dim=-1, keepdim=True); return D",
     "softmax of columns": "def epi(accum): D = softmax(accum, dim=0); return D",
     "coordinates": "def epi(accum): D = accum * accum * index_m(accum) + index_n(accum); return D",
+    "elements counted": "def epi(accum): D = accum * accum * linear_index(accum); return D",
+    "dropout": "def epi(accum): D = dropout(accum * accum, 0.5, 7); return D",
+}
+CUT = {
+    "halves": "def epi(accum): g, u = accum.chunk(2, -1); D = silu(g) * u; return D",
+    "heads": "def epi(accum): h = accum.unflatten(-1, (2, 3)); D = (h * h.mean(-1, True) * h).flatten(-2); return D",
+    "pairs": "def epi(accum): D = silu(accum[..., 0::2]) * accum[..., 1::2]; return D",
+    "rotated": "def epi(accum): g, u = accum.chunk(2, -1); D = torch.cat((-u, g), dim=-1) * accum; return D",
 }
 
 
@@ -565,6 +573,43 @@ def test_other_extents_have_the_derivative_that_was_traced(
     monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
     for rows, columns in ((10, 5), (3, 8), (12, 7)):
         gradchecked(SIZED[name], random(rows, K), random(K, columns), save=save)
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("save", ["recompute", "preactivation"])
+def test_other_rows_have_the_derivative_where_columns_are_cut(
+    name: str, save: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradchecked(CUT[name], random(9, K), random(K, 6), save=save)
+    monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
+    for rows in (10, 5, 12):
+        gradchecked(CUT[name], random(rows, K), random(K, 6), save=save)
+
+
+def loss(accum: Any, labels: Any) -> Any:
+    return F.cross_entropy(accum, labels, ignore_index=1, label_smoothing=0.1)
+
+
+def counted(accum: Any) -> Any:
+    return accum.sum(-1) * torch.ones_like(accum).sum()
+
+
+def test_a_loss_of_other_rows_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = random(5, K)
+    for rows in (9, 10, 3, 12):
+        x, labels = random(rows, K), torch.arange(rows) % 5
+        D = ef.linear(x, w, epilogue=loss, labels=labels)
+        want = torch.autograd.grad(loss(x @ w.t(), labels), (x, w))
+        for found, wanted in zip(torch.autograd.grad(D, (x, w)), want, strict=True):
+            torch.testing.assert_close(found, wanted)
+        monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
+
+
+def test_the_number_of_equal_values_is_that_of_each_size() -> None:
+    b = random(K, 5)
+    for rows, columns in ((9, 5), (4, 5), (9, 3), (9, 5)):
+        a, own = random(rows, K), b[:, :columns]
+        torch.testing.assert_close(ef.gemm(a, own, epilogue=counted), counted(a @ own))
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (6, 6), (6, 1), (0, 6), (2, 12)])

@@ -136,7 +136,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "extent": Operation(("written",), 1, _COUNTED, reads_extents=False),
     "limit": Operation(("written",), 1, _TEXT, reads_extents=False),
     "gather": Operation(("written",), 2, _WHOLE, reads_extents=False),
-    "full_like": Operation(("written",), 2, _MAYBE_DTYPE, reads_extents=True),
+    "full_like": Operation(("written",), 2, _MAYBE_DTYPE, reads_extents=False),
     # Its first argument in the 16 bits that all others have which are floats, or in float32.
     "rounded_like": Operation(("written",), None, NOTHING, reads_extents=False),
     # Claims that inference checks; each stands for its first argument.

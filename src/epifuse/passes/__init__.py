@@ -43,6 +43,14 @@ def run(graph: Graph, problem: Problem) -> Graph:
     return graph
 
 
+def counts_equal_values(graph: Graph, problem: Problem) -> bool:
+    """Whether a reduction of values that are the same along an axis takes their number: the sum of `ones_like(x)`."""
+    if not {"full_like", "reduce_dims"} <= graph.ops:
+        return False
+    typed = canonicalise(infer_types(graph, problem), problem)
+    return any(node.op == "reduce" and node.args[0].op == "expand" for node in typed.nodes)
+
+
 def identity(graph: Graph, problem: Problem) -> Identity:
     """Identity of the computation, stable under renaming, statement order, commuted arguments, inlined activations."""
     return identify(canonicalise(lower(graph, frozenset()), problem), COMMUTATIVE)

@@ -6,7 +6,7 @@ and so are extents that are equal: an operand is aligned with the axes by its sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,12 +26,14 @@ Work = TypeVar("Work")
 class Structure:
     """The typed graph, and its identity: with the names in the order of the digest it determines the graph.
 
-    `works` holds by provider what it lowered the graph to.
+    `works` holds by provider what it lowered the graph to. `exact` are the extents that it holds for, where it does not
+    hold for all of its class: where it has the number of equal values that were reduced.
     """
 
     graph: Graph
     digest: str
     binding: tuple[str, ...]
+    exact: Mapping[str, int] | None = None
     works: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -46,9 +48,9 @@ class Structure:
         return frozenset(found)
 
     @staticmethod
-    def of(graph: Graph, problem: Problem) -> Structure:
+    def of(graph: Graph, problem: Problem, *, exact: bool = False) -> Structure:
         """The structure of a graph that is typed already."""
-        return Structure(graph, *passes.identity(graph, problem))
+        return Structure(graph, *passes.identity(graph, problem), problem.extents if exact else None)
 
     def work(self, provider: str, lower: Callable[[Graph, Problem], Work], problem: Problem) -> Work:
         """What `provider` lowers the graph to; asked once, of the first problem."""
@@ -67,16 +69,21 @@ def structure_of(parsed: Parsed, problem: Problem) -> Structure:
     graph = parsed.graph
     key: tuple[Hashable, ...] = parsed.key, layout_class(graph, problem)
     found = STRUCTURES.get(key)
-    if found is not None and not _suits(found.graph, problem):
-        key = *key, problem.extents["m"], problem.extents["l"]
+    if found is not None and not _suits(found, problem):
+        key = *key, *problem.extents.values()
         found = STRUCTURES.get(key)
-    return found or STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem))
+    if found is None:
+        exact = passes.counts_equal_values(graph, problem)
+        found = STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem, exact=exact))
+    return found
 
 
-def _suits(graph: Graph, problem: Problem) -> bool:
+def _suits(structure: Structure, problem: Problem) -> bool:
     """Whether operands have the extents of the dims that they are loaded with. A part of N that was as long as M in the
     first problem of a class may not be so in this one."""
-    for node in graph.loads():
+    if structure.exact not in (None, problem.extents):
+        return False
+    for node in structure.graph.loads():
         load, info = node.attr, problem.by_name.get(node.attr.name)
         if isinstance(info, TensorInfo) and not load.views:
             pairs = zip(info.shape, load.dims, strict=True)
@@ -118,7 +125,7 @@ def reads_rows(graph: Graph, problem: Problem) -> bool:
 
 
 def _reads_extents(graph: Graph) -> bool:
-    return not _reading(graph).isdisjoint(graph.ops)
+    return not _READ_EXTENTS.isdisjoint(graph.ops)
 
 
 def _reads_columns(graph: Graph, problem: Problem) -> bool:
@@ -134,21 +141,15 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     last = (-1, 1) if matrices else (-1,)
     without: set[Node] = set()  # values whose last dim may be one of rows, as it was merged or one behind it dropped
     alone: set[Node] = set()  # expressions of operands alone
-    reading = _reading(graph)
     for node in graph.written:
         below = not without.isdisjoint(node.args)
         if node.op != "accum" and alone.issuperset(node.args):
             alone.add(node)
-        if node.op in reading and (below or not _cuts(node, last, alone) or _measures(node, last)):
+        if node.op in _READ_EXTENTS and (below or not _cuts(node, last, alone) or _measures(node, last)):
             return False
         if below or _drops(node):
             without.add(node)
     return True
-
-
-def _reading(graph: Graph) -> frozenset[str]:
-    """The operations that read extents in this graph: what is spread is counted where it is reduced alone."""
-    return _READ_EXTENTS if "reduce_dims" in graph.ops else _READ_EXTENTS - {"full_like"}
 
 
 def _drops(node: Node) -> bool:

@@ -53,8 +53,8 @@ class Derivative:
     `module` runs it by PyTorch, one operation at a time: its arguments are `inputs`, its results `computed`. `results`
     says of each gradient asked for what it is: one of `computed`, one of `handed`, which are gradients that arrive, or
     None where it is zero. `parsed` is the epilogue that computes the same beside the product, where the language holds
-    it, and reads `extents` as numbers; else `refused` says why not. `exact` are the extents that it holds for, where it
-    does not hold for all.
+    it, and reads `extents` as numbers; else `refused` says why not. `exact` are the extents that it holds for, of the
+    axes for which it does not hold for all.
     """
 
     module: GraphModule
@@ -65,7 +65,7 @@ class Derivative:
     parsed: Parsed | None
     refused: str | None
     extents: Mapping[str, Size]
-    exact: Mapping[str, int] | None
+    exact: Mapping[str, int]
     decides: bool
     """Whether values that came of accum and of others are compared: of a rounded accum that may turn out otherwise."""
     widens: bool
@@ -86,7 +86,7 @@ def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str
     problem, structure = settled
     key = wanted, arriving, problem.dtypes, problem.a.device
     found = remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
-    if found.exact in (None, problem.extents):
+    if found.exact.items() <= problem.extents.items():
         return found
     key = *key, tuple(problem.extents.values())  # type: ignore[assignment]  # longer
     return remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
@@ -126,7 +126,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         parsed,
         refused,
         counts,
-        settled.problem.extents if exact else None,
+        settled.problem.extents if exact else at.cut,
         decides,
         widens,
         moved,
@@ -386,8 +386,9 @@ def _as_epilogue(
         )
     except Boundary as boundary:
         return None, boundary.reason, {}, at.exact
+    counting = () if at.cut.keys() == {"n"} else _COUNTING  # columns are cut at numbers that only N decides
     counts = any(
-        node.op in _COUNTING or (node.op == "reshape" and max(node.attr, default=1) > 1) for node in graph.nodes
+        node.op in counting or (node.op == "reshape" and max(node.attr, default=1) > 1) for node in graph.nodes
     )
     parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
     return parsed, None, numbers, at.exact or counts

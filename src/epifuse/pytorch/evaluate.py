@@ -108,7 +108,7 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
     if node.op == "const":
         return node.attr
     if node.op == "index" and counts_elements(node):
-        sizes = [factor.size(at.problem.extents) for factor in node.attr]
+        sizes = [factor.size(at.space.extents) for factor in node.attr]
         return _placed(random.positions(sizes, at.accum.device), tuple((factor,) for factor in node.attr), at.space)
     if node.op == "index":
         return _placed(at.leaves[coordinate(node)], (node.attr,), at.space)

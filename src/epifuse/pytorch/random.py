@@ -49,6 +49,8 @@ def _like(seed: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(size: list[int], device: torch.device | None = None) -> torch.Tensor:
+    if device is not None and torch.device(device).type == "meta":  # of symbols, too, which arange does not take
+        return torch.empty(size, dtype=torch.int32, device=device)
     count = 1
     for extent in size:
         count *= extent

@@ -48,11 +48,13 @@ def is_tensor(node: FxNode) -> bool:
 @dataclass(eq=False)
 class Symbols:
     """A mode of fake tensors, and the extents of the axes in it: symbols, one for axes of equal extents; 0 and 1 are
-    themselves, and so are all where a factor of an axis has a size of its own."""
+    themselves, and so are those of axes that are cut: a factor of theirs has a size of its own."""
 
     settled: Settled
     mode: Any
     extents: Mapping[str, Any]
+    cut: Mapping[str, int]
+    """The extents of axes that are cut."""
     baked: bool = False
     """Whether a number of a graph was an extent and is none any more."""
 
@@ -65,11 +67,11 @@ class Symbols:
         problem, graph = settled.problem, settled.structure.graph
         factors = {factor for type_ in graph.types.values() for factor in type_.factors}
         mode = FakeTensorMode(shape_env=ShapeEnv())
-        counts = tuple(problem.extents[axis] for axis in "lmn")
-        if all(factor.stride == 1 and factor.extent is None for factor in factors):
-            probe = mode.from_tensor(torch.empty(counts, device="meta"), static_shapes=False)
-            counts = tuple(probe.shape)
-        return Symbols(settled, mode, dict(zip("lmn", counts, strict=True)))
+        counts = {axis: problem.extents[axis] for axis in "lmn"}
+        probe = mode.from_tensor(torch.empty(tuple(counts.values()), device="meta"), static_shapes=False)
+        cut = {factor.axis for factor in factors if factor.stride != 1 or factor.extent is not None}
+        whole = {axis: extent for axis, extent in zip("lmn", probe.shape, strict=True) if axis not in cut}
+        return Symbols(settled, mode, {**counts, **whole}, {axis: counts[axis] for axis in cut})
 
     @property
     def device(self) -> str:

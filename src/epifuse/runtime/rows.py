@@ -97,4 +97,5 @@ def _is_open(call: Call, settled: Settled) -> bool:
         and call.tensors.keys().isdisjoint(parsed.output_names)
         and "linear_index" not in parsed.graph.ops  # of so many elements
         and not reads_rows(parsed.graph, problem)
+        and settled.structure.exact is None
     )

@@ -86,7 +86,19 @@ class Reading:
         own = tuple(value_of(self.accum).shape)
         if torch.Size(shape).numel() != torch.Size(own).numel():
             raise self.boundary(f"a value is expanded to {shape}, and no dims of the product {own} are so many")
-        return self.product if shape == own else self.emit("reshape", self.product, attr=shape)
+        return self.product if shape == own else self.reshaped(self.product, own, tuple(shape))
+
+    def reshaped(self, x: Node, shape: Shape, want: Shape) -> Node:
+        """`x` of `shape` in the shape `want`.
+
+        Where the last dim is divided, or the last two are merged, no other extent is named: the graph serves all rows.
+        """
+        before, behind = len(shape) - 1, len(want) - 1
+        if before < behind and shape[:before] == want[:before]:
+            return self.emit("rearrange", x, attr=("unflatten", (-1, *want[before:])))
+        if before == behind + 1 and shape[:behind] == want[:behind]:
+            return self.emit("rearrange", x, attr=("flatten", (-2, -1)))
+        return self.emit("reshape", x, attr=want)
 
     def elementwise(self, op: str, *items: Any, attr: Any = None) -> Node:
         """An operation on values that broadcast."""

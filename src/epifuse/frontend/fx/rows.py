@@ -250,7 +250,7 @@ def _reshape(reading: Reading, given: Arguments) -> Node:
     if reading.shape(x) == () and math.prod(want) == 1:
         return _alias(reading, given)  # type: ignore[no-any-return]  # one number
     reading.shapes[reading.node] = want
-    return reading.emit("reshape", reading.whole(x), attr=want)
+    return reading.reshaped(reading.whole(x), tuple(value_of(x).shape), want)
 
 
 def _unsqueeze(reading: Reading, given: Arguments) -> Node:
