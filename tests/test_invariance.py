@@ -38,6 +38,11 @@ def softmax(accum):
     return D
 
 
+def largest(accum):
+    place, value = accum.argmax(-1), ef.amax(accum, dim=-1)
+    return place, value
+
+
 def swiglu(accum):
     gate, up = accum.chunk(2, dim=-1)
     D = ef.silu(gate) * up
@@ -69,6 +74,7 @@ CASES = {
     "residual": (residual, (4096,)),
     "norms": (norms, (1000, 4096)),
     "logsumexp": (logsumexp, (4096, 32000)),
+    "largest": (largest, (1000, 32000)),
     "softmax": (softmax, (100, 256, 512, 1000, 2048)),
     "layer norm": (normalised, (128, 384, 512, 1024, 1536)),
     "swiglu": (swiglu, (4096,)),
@@ -92,8 +98,8 @@ def chosen(function, m, n, asked):
     return hopper_kernel(problem(function, m, n, asked)).plan
 
 
-ELEMENTWISE = ("plain", "residual", "swiglu")
-REDUCING = [(name, n) for name, (_, extents) in CASES.items() for n in extents if name not in ELEMENTWISE]
+IN_ANY_ORDER = ("plain", "residual", "largest", "swiglu")
+REDUCING = [(name, n) for name, (_, extents) in CASES.items() for n in extents if name not in IN_ANY_ORDER]
 
 
 @pytest.mark.parametrize(("name", "n"), REDUCING)
@@ -130,7 +136,9 @@ def test_segments_beside_rows_have_a_width_that_runs(dtype):
         assert widths == ({192} if dtype == BF16 else {96})
 
 
-@pytest.mark.parametrize("written", ["absmax(accum, -1)", "any(accum > 0, -1)", "sum(accum > 0, -1)", "amin(accum, 0)"])
+@pytest.mark.parametrize(
+    "written", ["absmax(accum, -1)", "argmax(accum, -1)", "any(accum > 0, -1)", "sum(accum > 0, -1)", "amin(accum, 0)"]
+)
 def test_what_any_order_gives_has_all_designs(written):
     """As elementwise epilogues have: those that exchange A and B, and tiles of every width."""
     source = f"def f(accum): D = {written}; return D"

@@ -177,7 +177,10 @@ REFUSED = {
     ),
     "a sum of all parts": (
         arguments(of_all_parts, n=N),
-        "it reduces parts of a row, and sum is of all of them: reduce each part",
+        (
+            "it reduces parts of a row, and all of them: reduce each part, or "
+            "store the product, and take its parts in PyTorch"
+        ),
     ),
     "no eight columns": (
         arguments(swiglu, n=24),

@@ -135,6 +135,30 @@ def test_columns_are_computed_twice_where_that_is_allowed():
     assert plan.allocation.columns == ((0, 1024), (0, N))
 
 
+def normed_and_doubled(accum):
+    q, k = accum.split([4096, 64], dim=-1)
+    D, E = q * torch.rsqrt((q * q).mean(-1, keepdim=True) + 1e-6), k * 2
+    return D, E
+
+
+def test_a_region_that_takes_two_launches_says_so():
+    plan = ef.get_kernels(arguments(normed_and_doubled, n=4160, allowed=True), cc=90)[0].plan
+    assert "2 launches: columns 0:4096, 4096:4160 of the product" in str(plan)
+    assert "    2 launches: the product is computed twice, 2.0 x the FLOPs" in str(plan)
+
+
+def all_and_a_quarter(accum):
+    _, k = accum.split([1152, 384], dim=-1)
+    D = accum * 2
+    return D, k
+
+
+def test_a_range_that_overlaps_says_what_allows_it():
+    """Also where it is one of several equal parts."""
+    assert any("these overlap" in reason for reason in reasons(arguments(all_and_a_quarter, n=N)))
+    assert ef.get_kernels(arguments(all_and_a_quarter, n=N, allowed=True), cc=90)
+
+
 def projection(accum, of_q, of_k, cosines, sines):
     """q, k and v of one product, as attention takes them."""
     q, k, v = accum.split([1024, 256, 256], dim=-1)

@@ -220,29 +220,32 @@ class Plan:
             f"plan {self.digest[:12]}: {self.spec.name} ({self.spec.summary})",
             f"  problem  {self.problem.describe()}",
         ]
-        if launches := self.allocation.launches:
-            count = len(launches)
-            times = "twice" if count == 2 else f"{count} times"
-            told = f"the product is computed {times}, {count}.0 x the FLOPs"
-            if columns := self.allocation.columns:
-                told = f"columns {', '.join(f'{start}:{stop}' for start, stop in columns)} of the product"
-            lines.append(f"  {count} launch{'es' * (count > 1)}: {told}")
-            for number, launch in enumerate(launches, 1):
-                lines += [f"  launch {number}", *launch._body()]
-            lines += [f"  note     {note}" for note in self.allocation.notes]
-        else:
-            lines += self._body()
-            if (count := sweeps(self.graph)) > 1:
-                lines.append(f"  note     {count} sweeps: the product is computed {count} times")
+        lines += self._body()
+        if not self.allocation.launches and (count := sweeps(self.graph)) > 1:
+            lines.append(f"  note     {count} sweeps: the product is computed {count} times")
         for name in unused_operands(self.graph):
             lines.append(f"  note     operand '{name}' is not used and not loaded")
         return "\n".join(lines)
 
     def _body(self) -> list[str]:
+        if launches := self.allocation.launches:
+            return self._launches(launches)
         tile = " x ".join(map(str, self.allocation.tile))
         lines = [f"  tile     {tile}, stages: {', '.join(self.stages)}"]
         lines += [f"  load     {line}" for line in self._loads()]
         lines += [f"  store    {line}" for line in self._stores()]
+        return lines + [f"  note     {note}" for note in self.allocation.notes]
+
+    def _launches(self, launches: tuple[Plan, ...]) -> list[str]:
+        count = len(launches)
+        times = "twice" if count == 2 else f"{count} times"
+        told = f"the product is computed {times}, {count}.0 x the FLOPs"
+        if columns := self.allocation.columns:
+            told = f"columns {', '.join(f'{start}:{stop}' for start, stop in columns)} of the product"
+        lines = [f"  {count} launch{'es' * (count > 1)}: {told}"]
+        for number, launch in enumerate(launches, 1):
+            indent = "  " * bool(launch.allocation.launches)
+            lines += [f"  launch {number}", *[indent + line for line in launch._body()]]
         return lines + [f"  note     {note}" for note in self.allocation.notes]
 
     def _loads(self) -> list[str]:

@@ -98,8 +98,7 @@ class CuteDslProvider:
         answers = recompute.supports(specs, work, problem, _one_launch)
         if answers.specs or work.regions is None or not work.regions.are_some:
             return answers
-        several = work.regions.supports(specs, problem, self.supports, together, rules)
-        return several if several.specs else answers
+        return work.regions.supports(specs, problem, self.supports, together, rules)
 
     def build(self, plan: Plan) -> Runner:
         """Load the kernel, compiled where it is not stored yet."""

@@ -27,7 +27,7 @@ from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.alone import as_segment, gated_segment
 from epifuse.providers.cutedsl.log_sums import split_log_sums
-from epifuse.providers.cutedsl.online import of_wide_rows, online
+from epifuse.providers.cutedsl.online import PLACE, of_wide_rows, online
 from epifuse.providers.cutedsl.operand_sums import beside_rows
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
@@ -175,10 +175,11 @@ class Lowered:
     @cached_property
     def adds_along_axes(self) -> bool:
         """Whether a sum or a product of floats goes along a whole axis: its bits follow from the order. Those of a
-        largest value do not, nor those of a sum of integers."""
+        largest value and of its place do not, nor those of a sum of integers."""
         whole = [node for node in self.stored.nodes if node.op == "reduce" and not segments.width(node)]
         return any(
             self.stored.types[node].kind == "float"
+            and node.attr[0] != PLACE
             and (node.attr[0] not in REDUCTIONS or REDUCTIONS[node.attr[0]].merge.how not in ("largest", "smallest"))
             for node in whole
         )

@@ -187,8 +187,7 @@ class _Weaving:
             ((_, place),) = node.attr
             return (_of(made[node.args[0]], place),)
         if node.op == "reduce" and self.between in node.attr[1]:
-            name = node.attr[0]
-            raise _UnwovenError(node, f"it reduces parts of a row, and {name} is of all of them: reduce each part")
+            raise _UnwovenError(node, f"it reduces parts of a row, and all of them: reduce each part, or {_WAY_OUT}")
         return tuple(self._part(node, place, own) for place, own in enumerate(args))
 
     def _part(self, node: Node, place: int, args: list[Node]) -> Node:
