@@ -94,6 +94,8 @@ def test_a_product_is_that_of_scaled_blocks(shape, dtypes):
     unit_a, unit_weight = torch.ones_like(of_a), torch.ones_like(of_weight)
     close(ef.gemm(ef.Scaled(a, of_a), weight.t()), product(a, weight, of_a, unit_weight))
     close(ef.linear(a, ef.Scaled(weight, of_weight)), product(a, weight, unit_a, of_weight))
+    sides = ef.Scaled(a, of_a), ef.Scaled(weight.t(), of_weight.t())
+    assert ef.DenseGemm(torch.float32).verify(*sides)["D"].wrong == 0
 
 
 def test_scales_are_read_at_each_call():

@@ -13,6 +13,20 @@ MASKS = "(accum > 0)", "(accum > 1)", "((accum > 0) & (accum < 1))"
 NUMBERS = "1", "2", "3", "-4", "7", "1000", "65536", "2000000000"
 
 
+def unpacked(accum, p):
+    D = accum * ((p & 15) - 8)
+    return D
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_narrow_integers_are_computed_in_32_bits(dtype: torch.dtype) -> None:
+    """PyTorch's wrap: of a uint8, nothing is negative."""
+    p = torch.arange(8).to(dtype)
+    want = unpacked(A @ B, p.to(torch.int32))
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=unpacked, p=p), want)
+    torch.testing.assert_close(ef.reference(unpacked)(A @ B, p=p), want)
+
+
 def integer(drawn: random.Random, depth: int) -> str:
     """An expression."""
     if not depth:

@@ -92,9 +92,8 @@ def check_scales(
         if not (matrix.dtype.is_floating_point and matrix.dtype.itemsize == 1):
             raise fail("scaled_dtype", None, name=name, dtype=matrix.dtype)
         if accumulator != torch.float32:
-            raise fail(
-                "accumulator", None, dtype=accumulator, a=product[0].dtype, b=product[1].dtype, allowed="torch.float32"
-            )
+            of = f"{product[1].dtype} with block scales"
+            raise fail("accumulator", None, dtype=accumulator, a=product[0].dtype, b=of, allowed="torch.float32")
         info = infos.get(key, _NUMBER)
         check_device(f"Scaled.scales of {name}", info, matrix.device)
         if info.dtype != torch.float32:

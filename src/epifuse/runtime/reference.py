@@ -34,18 +34,33 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with the builtins max, min, sum, abs, round, any, all and pow rebound to the vocabulary.
 
     Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
-    outputs are stored. Except that `gather` of a place outside raises, as in PyTorch: the fused call gives 0. Helpers
-    the function calls are rebound too. The function itself is not changed. A function of the vocabulary, ours or
-    torch's, is its own reference. Raises `ArgumentTypeError` for what is no function.
+    outputs are stored. Operands of 8- and 16-bit integers reach the function as int32, as they do there. Except that
+    `gather` of a place outside raises, as in PyTorch: the fused call gives 0. Helpers that the function calls are
+    rebound too. The function itself is not changed. A function of the vocabulary, ours or torch's, is its own
+    reference. Raises `ArgumentTypeError` for what is no function.
     """
     done: dict[int, Any] = {}
     if isinstance(function, types.MethodType):
-        return types.MethodType(_rebound(function.__func__, done), function.__self__)
+        return types.MethodType(_of_wide_integers(_rebound(function.__func__, done)), function.__self__)
     known = callable(function) and known_function(function, "function") is not None
     if not (known or isinstance(function, types.FunctionType)):
         raise fail("wrong_arguments", None, function="reference", want="a Python function", type=kind_of(function))
     rebound: Callable[..., Any] = _rebound(function, done)
-    return rebound
+    return rebound if rebound is function else _of_wide_integers(rebound)
+
+
+def _of_wide_integers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with tensors of narrow integers widened."""
+
+    def wide(value: Any) -> Any:
+        is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.uint8, torch.int8, torch.int16)
+        return value.to(torch.int32) if is_narrow else value
+
+    @functools.wraps(function)
+    def widened(*values: Any, **named: Any) -> Any:
+        return function(*map(wide, values), **{name: wide(value) for name, value in named.items()})
+
+    return widened
 
 
 _REBOUND = {id(builtin): VOCABULARY[name].function for builtin, name in BUILTINS.items()}

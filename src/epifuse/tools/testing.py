@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from epifuse.base.dtypes import is_narrow_float
 from epifuse.base.errors import fail
+from epifuse.request.scaled import dequantised, given_scales
 from epifuse.tools.store_rule import store_reference
 
 # --- tolerances ------------------------------------------------------------------------------------------------------
@@ -304,9 +305,18 @@ def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = 
     return _verdict(got, store_reference(value, got.dtype), right, known)
 
 
-def reference_product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> Bounded:
-    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds."""
+def reference_product(
+    a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype, scales: Mapping[str, torch.Tensor] | None = None
+) -> Bounded:
+    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds.
+
+    `scales` are those of blocks of A and B.
+    """
     on_tensor_cores = FP8_SUM_EPS if a.is_cuda and a.is_floating_point() and a.dtype.itemsize == 1 else 0.0
+    terms = a.shape[-1] + 1
+    if scales:
+        a, b = dequantised(a, b, scales)
+        terms += 2  # both are rounded
     a, b = a.cpu().double(), b.cpu().double()
     product = a @ b
     if not accumulator.is_floating_point:
@@ -315,7 +325,7 @@ def reference_product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype
     room = a.abs() @ b.abs()
     exact = bool((room * (eps + on_tensor_cores) <= 1).all())
     whole = exact and bool((a == a.round()).all()) and bool((b == b.round()).all())
-    bound = torch.zeros_like(room) if whole else room * ((a.shape[-1] + 1) * eps + on_tensor_cores)
+    bound = torch.zeros_like(room) if whole else room * (terms * eps + on_tensor_cores)
     return Bounded.of(product, bound, max(eps, _EPS) if accumulator != torch.float64 else eps)
 
 
@@ -330,7 +340,8 @@ def wanted(args: Any, function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
     given = args.epilogue.parameters
     operands = {name: _exact(given[name]) for name in args.epilogue.parsed.parameters}
     before = {name: _exact(args.epilogue.tensors[name]) for name, _ in args.problem.accumulated}
-    result = function(reference_product(args.A, args.B, args.accumulator_type), **operands)
+    scales = given_scales(args.call.tensors)
+    result = function(reference_product(args.A, args.B, args.accumulator_type, scales), **operands)
     results = zip(args.graph.outputs, result if isinstance(result, tuple) else (result,), strict=True)
     return tuple(
         value.reshape(before[output.name].shape) + before[output.name] if output.name in before else value
