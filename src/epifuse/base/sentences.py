@@ -273,7 +273,7 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "an integer to this power is not an integer", "write .float() first, or use a literal exponent >= 0"
     ),
     "storage_only": Sentence(
-        _T, "a value of {dtype} can be stored or cast, but not computed with", "write .{cast}() first"
+        _T, "a value of {dtype} can be stored or cast, but not computed with", "write .{cast} first"
     ),
     "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),

@@ -256,7 +256,9 @@ class Alignment:
     def computable(self, value: Typed) -> None:
         """Raise for a value of a dtype that is stored alone: fp8, or float32 where all is computed in float64."""
         if value.narrow is not None and value.narrow not in NARROW:
-            cast = "double" if self.problem.float_dtype is torch.float64 else "float"
+            cast = "double()" if self.problem.float_dtype is torch.float64 else "float()"
+            if not value.narrow.is_floating_point:
+                cast = "to(torch.int32)"
             raise self.fail("storage_only", dtype=short(value.narrow), cast=cast)
 
     def result(
@@ -284,6 +286,8 @@ def _hint(below: set[str]) -> str:
     """What to write where the results of these operations do not meet."""
     if "part" in below:
         return "combine parts that were taken in the same way: two halves, or two of every second column"
+    if "join" in below:
+        return "store one of the two: columns that were joined in another order do not meet accum's"
     if below & {"permute", "reshape", "rearrange"} and not below & {"reduce_dims", "reduce_axes"}:
         return "permute or reshape both sides in the same way"
     return "pass keepdim=True to the reduction, or index its result with [:, None]"

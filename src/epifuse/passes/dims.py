@@ -69,7 +69,7 @@ def shape_hint(name: str, shape: tuple[int, ...], accum: tuple[int, ...]) -> str
     """What to write where an operand of this shape does not broadcast to one of two dims or more."""
     *batches, rows, columns = accum
     if len(shape) == 1 and shape[0] == rows:
-        return f"a column vector has the shape (M, 1): write {name}[:, None]"
+        return f"a column vector has the shape (M, 1): if {name} has one value a row, write {name}[:, None]"
     if shape == (columns, 1):
         return f"one value a column has the shape (N,): write {name}[:, 0]"
     if len(shape) == 2 and batches and shape[0] == batches[-1] and shape[1] in (rows, columns):

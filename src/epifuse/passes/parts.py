@@ -117,6 +117,7 @@ def _unequal(part: Part, size: int) -> DimsError:
     if part.step == 1:
         count = size // math.gcd(size, part.start, part.stop)
         hint = f"take equal pieces, x.chunk({count}, dim=-1), compute with each, and join all of them by one torch.cat"
+        hint += ", or split the row once, as accum.split([64, 48, 16], dim=-1)"
     return DimsError("part_unequal", told=f"{part.start}:{part.stop}{step}", size=size, hint=hint)
 
 

@@ -179,9 +179,10 @@ def _syntax() -> Iterator[str]:
     yield from _table(("epilogue", "shows"), ((_code(statements), words) for statements, words in EXAMPLES))
     yield "A name is assigned once, or `@ef.epilogue(reassign=True)` allows more. Numbers of the enclosing scope are"
     yield "read again at each call, and so are those that an object holds (`self.scale`); your own helper functions"
-    yield "are inlined. Lambdas, bound methods, callable objects, `functools.partial`, source strings and activation"
-    yield "modules of `torch.nn` without weights, whose function is one below, work too. A parameter whose default is"
-    yield "None or a string is decided while parsing, by what the call hands over: `accum if C is None else accum + C`."
+    yield "are inlined. Lambdas, bound methods, callable objects, source strings and activation modules of `torch.nn`"
+    yield "without weights, whose function is one below, work too; the epilogue itself, but no helper, may be a"
+    yield "`functools.partial`. A parameter whose default is None or a string is decided while parsing, by what the"
+    yield "call hands over: `accum if C is None else accum + C`."
     yield ""
 
 

@@ -182,7 +182,7 @@ class Sm90Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         step = bm * self.cluster[0], self.design.columns * self.cluster[1]
         turns = self.order.turns(shape, step, band, clusters, ranks)
-        # Of outputs as a kernel's argument: with a constant, or none, ptxas spills up to 52 bytes more (test_sm90_compile.py).
+        # Of outputs as an argument: with a constant, or none, ptxas spills up to 52 bytes more (test_sm90_compile.py).
         hints = Hints(_hint(shape[1], step[1]), _hint(shape[0], step[0]), Int64(_EVICT_NORMAL))
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
