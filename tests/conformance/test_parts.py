@@ -255,7 +255,9 @@ def test_the_derivative_of_parts_is_fused(name: str) -> None:
         torch.testing.assert_close(got, torch.autograd.grad(function(a @ b, **given).square().sum(), leaves))
 
 
-@pytest.mark.parametrize("name", ["halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu"])
+@pytest.mark.parametrize(
+    "name", ["halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu", "transposes"]
+)
 def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
     function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
     counts = []

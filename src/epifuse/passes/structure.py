@@ -135,21 +135,30 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     """
     n, rows = problem.extents["n"], {problem.extents["m"], problem.extents["l"]} - {1}
     shapes = [info.shape for _, info in problem.operands if isinstance(info, TensorInfo) and info.shape]
-    if not _CHANGING.isdisjoint(graph.ops) or not ({shape[-1] for shape in shapes} - {n}).isdisjoint(rows):
+    if "reshape" in graph.ops or not ({shape[-1] for shape in shapes} - {n}).isdisjoint(rows):
         return False
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
-    without: set[Node] = set()  # values whose last dim may be one of rows, as it was merged or one behind it dropped
+    without: set[Node] = set()  # values whose last dim may be one of rows: it was merged, moved, or dropped behind it
     alone: set[Node] = set()  # expressions of operands alone
     for node in graph.written:
         below = not without.isdisjoint(node.args)
         if node.op != "accum" and alone.issuperset(node.args):
             alone.add(node)
-        if node.op in _READ_EXTENTS and (below or not _cuts(node, last, alone) or _measures(node, last)):
+        if (
+            node.op in _READ_EXTENTS
+            and not _turns(node)
+            and (below or not _cuts(node, last, alone) or _measures(node, last))
+        ):
             return False
-        if below or _drops(node):
+        if below or _turns(node) or _drops(node):
             without.add(node)
     return True
+
+
+def _turns(node: Node) -> bool:
+    """Whether the last dim may be another one than its argument's."""
+    return node.op in ("permute", "unsqueeze") or (node.op == "rearrange" and node.attr[0] in ("t", "transpose"))
 
 
 def _drops(node: Node) -> bool:
@@ -183,8 +192,6 @@ def _measures(node: Node, last: tuple[int, ...]) -> bool:
     return False
 
 
-_CHANGING = frozenset({"permute", "unsqueeze", "reshape"})
-"""Operations after which the last dim may be another one."""
 _RANKING = frozenset({"rearrange", "join"})
 """Operations after which a value may have more than two dims."""
 _READ_EXTENTS = frozenset(name for name, operation in OPERATIONS.items() if operation.reads_extents)
