@@ -320,7 +320,7 @@ class Family:
 
 
 FAMILIES: LRU[Hashable, Any] = LRU(1024)
-"""By `Key` a family; by `sizes.Placed` what is `Sized` of it."""
+"""By `Key` a family; by `sizes.Placed` what is `Sized` of it; by what regions take alone a launch of all."""
 
 _Sides = tuple[list[Access], list[Access]]
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from epifuse.plan import Allocation, Details, KernelSpec
 from epifuse.providers.cutedsl import budget, inputs, refusals, tuned
 from epifuse.providers.cutedsl.costs import instructions, moving
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.family import Arranged
+from epifuse.providers.cutedsl.family import FAMILIES, Arranged
 from epifuse.providers.cutedsl.heuristic import Rated, cost, estimate
 from epifuse.providers.cutedsl.kernel_text import KernelSource
-from epifuse.providers.cutedsl.length import band, is_long, is_short
+from epifuse.providers.cutedsl.length import band, is_long, is_short, length_class
 from epifuse.providers.cutedsl.partials import reductions_of
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import walks
@@ -38,20 +39,28 @@ def together(
     reason = _undivided([columns[i] for i in order], design, problem)
     if reason is not None or any(allocations[i].launches for i in order):
         return reason or "a region needs the product more than once"
-    arranged = [allocations[i].program for i in order]
-    reason = next(filter(None, (_apart(each.program, each.design) for each in arranged)), None)
-    if reason is not None:
-        return reason
-    programs = tuple(
-        replace(
-            each.program,
-            columns=(columns[i][0], columns[i][1]),
-            # Regions share the memory of what leaves by TMA alone.
-            stores=tuple(access.without_memory for access in each.program.stores),
-        )
-        for i, each in zip(order, arranged, strict=True)
+    arranged = tuple([allocations[i].program for i in order])
+    ranges = tuple([(columns[i][0], columns[i][1]) for i in order])
+    # What each region takes alone is the same for any number of rows.
+    key = arranged, ranges, length_class(problem), problem.by_tma, problem.target
+    made: Together | str = FAMILIES.get_or_make(key, lambda: _made(arranged, ranges, problem))
+    if isinstance(made, str):
+        return made
+    return Allocation(
+        design.tile,
+        cost(made.rated, problem),
+        details=partial(_details, made.programs, made.program.design, problem, spills=made.program.spills),
+        program=made.program,
+        estimate=partial(estimate, made.rated, problem),
     )
-    return _allocated(design, programs, arranged, problem)
+
+
+class Together(NamedTuple):
+    """What one launch of all regions is, for any number of rows."""
+
+    programs: tuple[Program, ...]
+    program: Arranged
+    rated: Rated
 
 
 def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> str | None:
@@ -89,9 +98,15 @@ def _apart(program: Program, design: Design) -> str | None:
     return None
 
 
-def _allocated(
-    design: Design, programs: tuple[Program, ...], arranged: Sequence[Arranged], problem: Problem
-) -> Allocation | str:
+def _made(arranged: Sequence[Arranged], ranges: Sequence[Columns], problem: Problem) -> Together | str:
+    reason = next(filter(None, (_apart(each.program, each.design) for each in arranged)), None)
+    if reason is not None:
+        return reason
+    programs = tuple(
+        # Regions share the memory of what leaves by TMA alone.
+        replace(each.program, columns=own, stores=tuple(access.without_memory for access in each.program.stores))
+        for each, own in zip(arranged, ranges, strict=True)
+    )
     short, long = is_short(problem), is_long(problem)
     loads, stores = _coming(programs), _buffers([program.stores for program in programs])
     first = arranged[0].design
@@ -112,13 +127,7 @@ def _allocated(
     computed = max(instructions(program.graph, program.accuracies) for program in programs)
     moved = max(map(moving, programs))
     rated = Rated.of(found, problem.target.processor, computed, moving=moved, shares_rows=False, spills=spills)
-    return Allocation(
-        design.tile,
-        cost(rated, problem),
-        details=partial(_details, programs, found, problem, spills=spills),
-        program=Arranged(source, spills),
-        estimate=partial(estimate, rated, problem),
-    )
+    return Together(programs, Arranged(source, spills), rated)
 
 
 def _registers(program: Program, design: Design, *, short: bool) -> int:
