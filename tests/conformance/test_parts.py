@@ -24,6 +24,8 @@ EPILOGUES = {
     "split": "a, b, c, d = accum.split(8, dim=-1); D = a * b + c * d",
     "sections": "a, b = torch.split(accum, [16, 16], dim=1); D = a * b",
     "unbind": "a, b = accum.unflatten(-1, (2, 16)).unbind(1); D = a - b",
+    "unbound from the end": "a, b = (accum + row).unflatten(-1, (2, 16)).unbind(-2); D = F.silu(a) * b",
+    "pieces of heads": "x = accum.unflatten(-1, (2, 2, 8)); D = torch.cat((x[..., 1, :], x[..., 0, :]), dim=-1) * 2",
     "a range of a range": "D = accum[:, 1:31][:, 2:20][:, 3:5]; E = D.sum(-1)",
     "a range of a sum of a range": "D = (accum[:, 2:30] + row[2:30])[:, 3:9]",
     "sections of a section": "q, kv = accum.split([8, 24], -1); k, v = kv.split([8, 16], -1); D = v * 2; E = k",
@@ -256,7 +258,11 @@ def test_the_derivative_of_parts_is_fused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu", "transposes"]
+    "name",
+    [
+        *("halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu", "transposes"),
+        *("unbound from the end", "pieces of heads"),
+    ],
 )
 def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
     function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)

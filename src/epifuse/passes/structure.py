@@ -167,7 +167,7 @@ def _drops(node: Node) -> bool:
         return not node.attr[2]
     if node.op == "rearrange":
         return node.attr[0] in ("flatten", "squeeze")
-    return node.op == "part" and node.attr[1] == "element"
+    return node.op == "part" and node.attr[1] == "element" and node.attr[0] >= -1
 
 
 def _cuts(node: Node, last: tuple[int, ...], alone: set[Node]) -> bool:
@@ -177,7 +177,17 @@ def _cuts(node: Node, last: tuple[int, ...], alone: set[Node]) -> bool:
         beside = {"unflatten": (-1,), "flatten": (-2, -1)}.get(how)
         # What is written on an operand, or on an expression of such, holds the extents of its other dims.
         return beside == numbers[: len(beside or ())] and node.args[0] not in alone
+    if node.op == "part" and -_pieces(node.args[0]) <= node.attr[0] < 0:
+        return True
     return node.op in ("part", "join", "roll") and node.attr[0] in last
+
+
+def _pieces(node: Node) -> int:
+    """How many of the last dims are what the last one was divided into."""
+    while node.op in ("tensor", "torch"):
+        node = node.args[0]
+    is_divided = node.op == "rearrange" and node.attr[0] == "unflatten" and node.attr[1][0] == -1
+    return len(node.attr[1]) - 1 if is_divided else 1
 
 
 def _measures(node: Node, last: tuple[int, ...]) -> bool:
