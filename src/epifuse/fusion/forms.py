@@ -147,7 +147,7 @@ def linear_index(x: Value) -> Value:
 
 
 def dropout(x: Value, p: Value, seed: Value) -> Value:
-    """x with each element zero with the probability p, and the others divided by 1 - p.
+    """x with each element zero with the probability p in [0, 1), and the others divided by 1 - p.
 
     `seed` is a signed integer of 64 bits: a number, or a tensor of one element, read at each launch, which never leaves
     the device. p is a number in [0, 1); others are refused. An element is kept where `philox_rand(seed, position)` is
