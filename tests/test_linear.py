@@ -152,3 +152,23 @@ def test_several_outputs_pass_hooks_of_modules(hook: str) -> None:
     first, second = module(x)
     (first.sum() + second.sum()).backward()
     assert torch.equal(x.grad, 2 * (x.detach() @ B > 0).float() @ B.T)
+
+
+def normed(accum: Any) -> Any:
+    return (accum - accum.mean(-1, keepdim=True)) * torch.rsqrt(accum.var(-1, unbiased=False, keepdim=True) + 1e-5)
+
+
+class Normed(torch.nn.Linear):
+    """A layer whose epilogue counts the columns."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ef.linear(x, self.weight, epilogue=normed)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit's, of sizes that it does not see
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_a_variance_is_traced(tracer: str) -> None:
+    """Where torch.jit traces, sizes are tensors, from which no bool is taken."""
+    torch._dynamo.reset()
+    layer, x = Normed(4, 5), torch.randn(3, 4)
+    torch.testing.assert_close(TRACERS[tracer](layer, x), normed(x @ layer.weight.t()))

@@ -70,8 +70,8 @@ def test_another_value_plans_nothing_and_another_type_may(monkeypatch: pytest.Mo
         return ef.where(labels == pad, 1.0, accum)
 
     typed: list[Any] = []
-    run = passes.run
-    monkeypatch.setattr(passes, "run", lambda *given: typed.append(given) or run(*given))
+    run = passes.typed
+    monkeypatch.setattr(passes, "typed", lambda *given: typed.append(given) or run(*given))
     labels = torch.arange(6, dtype=torch.int64)[:, None]
     for number in (1, -1, 3, WIDE, 1 << 40, np.int32(4), torch.tensor(5)):
         ef.gemm(A, B, epilogue=masked, labels=labels, pad=number)

@@ -178,7 +178,7 @@ REFUSED = {
     "a sum of all parts": (
         arguments(of_all_parts, n=N),
         (
-            "it reduces parts of a row, and all of them: reduce each part, or "
+            "it takes parts of a row, and reduces the whole row: reduce each part, or "
             "store the product, and take its parts in PyTorch"
         ),
     ),

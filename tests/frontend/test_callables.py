@@ -266,13 +266,13 @@ def test_defaults_that_change_after_a_call_are_seen() -> None:
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that were typed since."""
     found: list[Any] = []
-    run = passes.run
+    run = passes.typed
 
     def counted(graph: Any, problem: Any) -> Any:
         found.append(graph)
         return run(graph, problem)
 
-    monkeypatch.setattr(passes, "run", counted)
+    monkeypatch.setattr(passes, "typed", counted)
     return found
 
 

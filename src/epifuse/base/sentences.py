@@ -263,8 +263,7 @@ EPILOGUE: dict[str, Sentence] = {
     "integers_wanted": Sentence(
         _T,
         "{op} takes integers, and this is {kind}",
-        "write .to(torch.int32), which cuts the fraction, or hand the number over as an integer; "
-        "with q = ef.floor(x / y) floats leave the rest x - y * q",
+        "write .to(torch.int32), which cuts the fraction; with q = ef.floor(x / y) floats leave the rest x - y * q",
     ),
     "dtypes_differ": Sentence(
         _T, "{op} takes floats of one dtype", "write .float() for integers and for what was cast to another dtype"

@@ -135,7 +135,7 @@ _STRING_NAMES: dict[str, Any] = {
 }
 _STRING_MODULES = (torch, torch.nn, F, torch.special, math, _OURS)
 _FIXED: Mapping[Any, str] = {
-    float: "a string, as in float('-inf'); of a tensor write x.float(), and of a number nothing",
+    float: "a string, as in float('-inf'); for a tensor write x.float(); a number needs none",
     torch.finfo: "a floating-point dtype",
     torch.iinfo: "an integer dtype",
 }

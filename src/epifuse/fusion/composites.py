@@ -113,7 +113,7 @@ def var(
 ) -> Value:
     """The sum of squared distances from the mean, over the number of elements less `correction`."""
     centred = x - mean(x, dim=dim, keepdim=True)
-    left = extent(x, dim) - (correction if unbiased is None else unbiased)
+    left = extent(x, dim) - (correction if unbiased is None else 1 if unbiased else 0)
     return sum(centred * centred, dim=dim, keepdim=keepdim) / (left if left > 0 else 0)
 
 

@@ -125,8 +125,6 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
         return +sound[0]
     if node.op == "host":
         return LOGIC[node.attr](*sound) if node.attr in LOGIC else getattr(math, str(node.attr))(*sound)
-    if node.op in ("add", "sub", "mul"):  # where torch.jit traces, sizes are tensors, which take no bool
-        sound = [int(arg) if isinstance(arg, bool) else arg for arg in sound]
     result = PRIMITIVES[node.op].on_host(*sound)
     if isinstance(result, complex):
         raise ValueError("a complex number")

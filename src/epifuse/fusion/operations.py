@@ -30,7 +30,7 @@ class Operation(NamedTuple):
     """One row. `arity` is None where any number of arguments may stand.
 
     `reads_extents` where inference makes extents themselves a part of the typed graph, as factors or as counts: the
-    graph then serves no other sizes.
+    graph then serves no other sizes. What a later pass counts, `Structure.exact` says.
     """
 
     places: tuple[Place, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epifuse.base.config import CONFIG
 from epifuse.fusion.operations import COMMUTATIVE
@@ -30,25 +30,32 @@ PIPELINE: tuple[Pass, ...] = (
     accumulate,
     assign_stages,
 )
+_TYPING = 2  # passes
 
 
 def run(graph: Graph, problem: Problem) -> Graph:
     """Everything between parsing and planning. Raises `EpilogueTypeError` for what the epilogue cannot mean."""
+    return finished(typed(graph, problem), problem)
+
+
+def typed(graph: Graph, problem: Problem) -> Graph:
+    """The first passes: kinds and dims of all values, in canonical form."""
     if CONFIG.verify:
         verify_written(graph)
-    for step in PIPELINE:
+    return _through(PIPELINE[:_TYPING], graph, problem)
+
+
+def finished(graph: Graph, problem: Problem) -> Graph:
+    """The other ones, of a graph that is typed."""
+    return _through(PIPELINE[_TYPING:], graph, problem)
+
+
+def _through(steps: Sequence[Pass], graph: Graph, problem: Problem) -> Graph:
+    for step in steps:
         before, graph = graph, step(graph, problem)
         if CONFIG.verify:
             verify(step.__name__, before, graph)
     return graph
-
-
-def counts_equal_values(graph: Graph, problem: Problem) -> bool:
-    """Whether a reduction of values that are the same along an axis takes their number: the sum of `ones_like(x)`."""
-    if not {"full_like", "reduce_dims"} <= graph.ops:
-        return False
-    typed = canonicalise(infer_types(graph, problem), problem)
-    return any(node.op == "reduce" and node.args[0].op == "expand" for node in typed.nodes)
 
 
 def identity(graph: Graph, problem: Problem) -> Identity:

@@ -18,6 +18,11 @@ from epifuse.passes.kinds import reduction_kind
 from epifuse.request.problem import Problem
 
 
+def counts_equal_values(graph: Graph) -> bool:
+    """Whether a reduction of a typed graph becomes a number of equal values, as the sum of `ones_like(x)` does."""
+    return any(node.op == "reduce" and node.args[0].op == "expand" for node in graph.nodes)
+
+
 def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:
     """The graph without reductions that are known; afterwards nothing is `expand` or `one_hot`."""
     if not any(node.op in ("expand", "one_hot") for node in graph.nodes):

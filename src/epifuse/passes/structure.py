@@ -17,6 +17,7 @@ from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
 from epifuse.ir import Graph, Node
 from epifuse.ir.types import dim_size
+from epifuse.passes.eliminate_reductions import counts_equal_values
 from epifuse.request.problem import Problem, TensorInfo
 
 Work = TypeVar("Work")
@@ -27,7 +28,7 @@ class Structure:
     """The typed graph, and its identity: with the names in the order of the digest it determines the graph.
 
     `works` holds by provider what it lowered the graph to. `exact` are the extents that it holds for, where it does not
-    hold for all of its class: where it has the number of equal values that were reduced.
+    hold for all of its class: where the number of values that were reduced is a constant of the graph.
     """
 
     graph: Graph
@@ -73,14 +74,16 @@ def structure_of(parsed: Parsed, problem: Problem) -> Structure:
         key = *key, *problem.extents.values()
         found = STRUCTURES.get(key)
     if found is None:
-        exact = passes.counts_equal_values(graph, problem)
-        found = STRUCTURES.put(key, Structure.of(passes.run(graph, problem), problem, exact=exact))
+        typed = passes.typed(graph, problem)
+        made = Structure.of(passes.finished(typed, problem), problem, exact=counts_equal_values(typed))
+        found = STRUCTURES.put(key, made)
     return found
 
 
 def _suits(structure: Structure, problem: Problem) -> bool:
-    """Whether operands have the extents of the dims that they are loaded with. A part of N that was as long as M in the
-    first problem of a class may not be so in this one."""
+    """Whether a structure of this class holds for the problem: it has the same extents, if these matter, and operands
+    have those of the dims that they are loaded with. A part of N that was as long as M in the first problem of a class
+    may not be so in this one."""
     if structure.exact not in (None, problem.extents):
         return False
     for node in structure.graph.loads():
@@ -145,11 +148,8 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
         below = not without.isdisjoint(node.args)
         if node.op != "accum" and alone.issuperset(node.args):
             alone.add(node)
-        if (
-            node.op in _READ_EXTENTS
-            and not _turns(node)
-            and (below or not _cuts(node, last, alone) or _measures(node, last))
-        ):
+        reads = node.op in _READ_EXTENTS and not _turns(node)
+        if reads and (below or not _cuts(node, last, alone) or _measures(node, last)):
             return False
         if below or _turns(node) or _drops(node):
             without.add(node)

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx.rows import ROWS
+from epifuse.ir import Factor
 from epifuse.plan.settle import Settled
 
 aten = torch.ops.aten
@@ -69,9 +70,8 @@ class Symbols:
         mode = FakeTensorMode(shape_env=ShapeEnv())
         counts = {axis: problem.extents[axis] for axis in "lmn"}
         probe = mode.from_tensor(torch.empty(tuple(counts.values()), device="meta"), static_shapes=False)
-        cut = {factor.axis for factor in factors if factor.stride != 1 or factor.extent is not None} & counts.keys()
-        if any(factor.axis not in counts for factor in factors):  # a region of N
-            cut.add("n")
+        plain = {Factor(axis) for axis in counts}
+        cut = {factor.axis if factor.axis in counts else "n" for factor in factors - plain}  # a region is one of N
         whole = {axis: extent for axis, extent in zip("lmn", probe.shape, strict=True) if axis not in cut}
         return Symbols(settled, mode, {**counts, **whole}, {axis: counts[axis] for axis in cut})
 

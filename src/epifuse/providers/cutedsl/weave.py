@@ -187,7 +187,9 @@ class _Weaving:
             ((_, place),) = node.attr
             return (_of(made[node.args[0]], place),)
         if node.op == "reduce" and self.between in node.attr[1]:
-            raise _UnwovenError(node, f"it reduces parts of a row, and all of them: reduce each part, or {_WAY_OUT}")
+            raise _UnwovenError(
+                node, f"it takes parts of a row, and reduces the whole row: reduce each part, or {_WAY_OUT}"
+            )
         return tuple(self._part(node, place, own) for place, own in enumerate(args))
 
     def _part(self, node: Node, place: int, args: list[Node]) -> Node:

@@ -789,8 +789,7 @@ class Sm90Gemm:
 def _hint(extent, step):
     """How long L2 keeps A, or B, whose tiles are read once for each `step` of the other one's `extent`.
 
-    Longer than what the epilogue reads and writes once, where they are read again; else the other way round
-    (l2_policies_h200.json).
+    What is read again leaves last, and what is read once leaves first (l2_policies_h200.json).
     """
     return Int64(cutlass.select_(extent > step, Int64(_EVICT_LAST), Int64(_EVICT_FIRST)))
 

@@ -1,0 +1,132 @@
+"""What another number of rows costs the host: a call with its gradients on the CPU, and planning for Hopper.
+
+    python benchmarks/new_rows.py --save results.json
+    PYTHONPATH=/tmp/before/src python benchmarks/new_rows.py    # another tree
+
+Small matrices, so that the host's work is what is seen. Each figure is the median over 15 numbers of rows that come for
+the first time, with an epilogue that is known, beside the same numbers once more. Milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import command, machine, save
+from torch.nn import functional as F
+
+import epifuse as ef
+
+K, N = 32, 64
+BEFORE, ROWS = (40, 41), range(70, 85)
+
+
+def loss(accum, labels):
+    """A head's loss."""
+    return F.cross_entropy(accum, labels)
+
+
+def dropped(accum):
+    """Its mask counts elements."""
+    return ef.dropout(accum, 0.1, 3)
+
+
+def gate(accum):
+    """Halves."""
+    g, u = accum.chunk(2, -1)
+    return F.silu(g) * u
+
+
+def heads(accum):
+    """Norms of heads."""
+    h = accum.unflatten(-1, (-1, 16))
+    return (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)).flatten(-2)
+
+
+def rotated(x, cos, sin):
+    """Heads of 128 columns."""
+    a, b = x.unflatten(-1, (-1, 128)).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def projection(accum, cos, sin):
+    """q and k rotated, and v, by heads."""
+    q, k, v = accum.split([2048, 512, 512], -1)
+    Q, P = rotated(q, cos, sin).transpose(0, 1), rotated(k, cos, sin).transpose(0, 1)
+    V = v.unflatten(-1, (-1, 128)).transpose(0, 1)
+    return Q, P, V
+
+
+def unbound(accum):
+    """A gate of two rows of halves."""
+    g, u = accum.unflatten(-1, (2, -1)).unbind(-2)
+    D = F.silu(g) * u
+    return D
+
+
+def trained(epilogue: Callable[..., Any]) -> Callable[[int], Any]:
+    """A call with its gradients."""
+    weight = torch.randn(N, K, requires_grad=True)
+
+    def call(m: int) -> None:
+        given = {"labels": torch.zeros(m, dtype=torch.long)} if epilogue is loss else {}
+        ef.linear(torch.randn(m, K), weight, epilogue=epilogue, **given).sum().backward()
+
+    return call
+
+
+def planned(epilogue: Callable[..., Any], n: int) -> Callable[[int], Any]:
+    """Finding the best kernel for Hopper."""
+
+    def call(m: int) -> None:
+        a, b = (torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta") for rows in (m, n))
+        angles = torch.empty(m, 1, 64, dtype=torch.bfloat16, device="meta")
+        given = {"cos": angles, "sin": angles.clone()} if epilogue is projection else {}
+        args = ef.GemmArguments(a, b.t(), epilogue=ef.EpilogueArguments.partial(epilogue, given))
+        assert ef.get_kernels(args, cc=90, limit=1)
+
+    return call
+
+
+CASES = {
+    **{f"{each.__name__}, with gradients": trained(each) for each in (loss, dropped, gate, heads)},
+    "projection, planned": planned(projection, 3072),
+    "unbound, planned": planned(unbound, 4096),
+}
+
+
+def taken(call: Callable[[int], Any]) -> float:
+    """Median milliseconds."""
+    seconds = []
+    for m in ROWS:
+        start = time.perf_counter()
+        call(m)
+        seconds.append(time.perf_counter() - start)
+    return round(1e3 * statistics.median(seconds), 2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", type=Path)
+    given = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    found = {}
+    for name, call in CASES.items():
+        for m in BEFORE:
+            call(m)
+        found[name] = {"new": taken(call), "once more": taken(call)}
+        print(f"{name:26} {found[name]}", flush=True)
+    if given.save is not None:
+        save(given.save, {**machine("cpu"), "command": command(sys.argv), "milliseconds": found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
