@@ -20,7 +20,7 @@ from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.providers.cutedsl import emit, launch
 from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP
 from epifuse.providers.cutedsl.kernel_text import read
-from epifuse.providers.cutedsl.kernels import dealing, epilogue, modes, reduce
+from epifuse.providers.cutedsl.kernels import dealing, epilogue, modes, reduce, regions
 from epifuse.providers.cutedsl.kernels.accesses import direct, lifecycle, line, scalar, vector
 from epifuse.providers.cutedsl.kernels.fragment import Fragment as Places
 from epifuse.providers.cutedsl.kernels.parts import Parts
@@ -343,7 +343,7 @@ def _patches() -> list[tuple[Any, dict[str, Any]]]:
         "stored": lambda value, _kind, _dtype: value.load(),
         "whole": lambda tensor, access, _: Memory(tensor, access),
     }
-    modules = (emit, dealing, epilogue, reduce, lifecycle, direct, line, scalar, vector)
+    modules = (emit, dealing, epilogue, reduce, regions, lifecycle, direct, line, scalar, vector)
     found = [(module, {name: value for name, value in every.items() if hasattr(module, name)}) for module in modules]
     return [*found, (modes, {"Int32": Int32})]
 
@@ -366,16 +366,19 @@ def function(registers: dict[int, tuple[Places, list[Any]]]) -> Any:
             pairs = zip(tensors, source.program.tensors, strict=True)
             tensors = [_again(tensor, access, products[0].shape[1]) for tensor, (_, access) in pairs]
             product, parts = products[0], _parts(len(places[0].registers), design) if program.order else None
-            made = epilogue.Epilogue(design, program, places[0], parts)
+            own = regions.Regions(design, (program,), places[0], parts)
+            made = own.first
             read_, written = made.whole(tensors, outputs)
             for memory in written:
                 memory.values[...] = np.nan
-            given = lifecycle.Given(read_, numbers, written, None, tuple(Int32(size) for size in product.shape))
+            shape = tuple(Int32(size) for size in product.shape)
+            given = lifecycle.Given(read_, numbers, written, None, shape, shape)
             tiles = (
                 -(-size // step) for size, step in zip(product.shape, (design.tile[0], design.columns, 1), strict=True)
             )
             for m, n, l, within in itertools.product(*map(range, (*tiles, design.sharing))):
-                _tile(made, places, given, products, Place(Int32(m), Int32(n), Int32(l), Int32(within)))
+                at = Place(Int32(m), Int32(n), Int32(l), Int32(within))
+                _tile(made, places, *own.within(at, (given,)), products, at)
             for memory, access in zip(written, program.stores, strict=True):
                 if not access.travels.merged:
                     memory.write_back()

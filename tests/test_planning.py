@@ -183,6 +183,8 @@ def test_cuts_stand_for_their_extents(extents: tuple[int, int]) -> None:
     m, n = extents
     for design in (spec.design for spec in SPECS if spec.design not in NARROW_DESIGNS):  # they take no reductions
         own = design.exchanged_sides if design.swapped else design
+        if own.is_low:  # nor do these
+            continue
         assert edges(own, *cuts({"m": m, "n": n}, swapped=design.swapped)) == edges(own, m, n)
 
 

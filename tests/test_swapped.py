@@ -13,6 +13,7 @@ from simulated import registers, simulated  # noqa: F401  # fixtures
 from test_sm90_compile import built
 
 import epifuse as ef
+from epifuse.base.target import TARGETS
 from epifuse.providers.cutedsl import SWAPPED_DESIGNS
 from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, WIDE_SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
@@ -25,11 +26,26 @@ def best(m, n=4096, k=4096, epilogue=bias_gelu, **operands):
 
 @pytest.mark.parametrize(("m", "rows"), [(1, 16), (16, 16), (17, 32), (33, 64), (64, 64)])
 def test_few_rows_go_into_the_least_tile_that_holds_them(m, rows):
-    """Then B is read once, by as many multiprocessors as there are tiles of 64 columns; 64 rows fill one either way."""
+    """Then B is read once; 64 rows fill one either way."""
     for n, k in ((4096, 4096), (4096, 14336), (6144, 4096), (3584, 18944)):
         design = best(m, n, k)
-        assert design.tile == (rows, 64)
+        assert design.tile[0] == rows
         assert design.swapped or rows == 64
+
+
+@pytest.mark.parametrize("n", [5120, 6144, 7168, 8192, 9216, 10240, 14336, 28672])
+def test_few_rows_go_into_tiles_that_fill_the_multiprocessors(n):
+    """Or memory has less to do at the end, where some are done and the others cannot take what it could send."""
+    design = best(1, n, 5120)
+    tiles, at_once = -(-n // design.tile[1]), TARGETS[90].processor.multiprocessors
+    assert tiles / (-(-tiles // at_once) * at_once) > 0.85
+    assert design.swapped
+
+
+@pytest.mark.parametrize("n", [2560, 3584, 4096])
+def test_few_tiles_leave_half_of_the_multiprocessors_to_the_next_launch(n):
+    design = best(1, n, 4096)
+    assert -(-n // design.tile[1]) * design.split <= TARGETS[90].processor.multiprocessors // 2
 
 
 def test_tiles_for_few_rows_are_for_few():
@@ -154,6 +170,12 @@ def test_wide_tiles_are_compiled_without_spills(design, subtile, pingpong, in_pa
 @pytest.mark.parametrize("name", ["of every access", "coordinates"])
 def test_the_epilogue_of_each_tile(name, rows, simulated: Emulated):  # noqa: F811
     on_gpu.judged(simulated, name, rows, (33, 72, 16), ["rows"])
+
+
+@pytest.mark.parametrize(("rows", "columns"), on_gpu.LOW[::5])
+@pytest.mark.parametrize("name", ["of every access", "coordinates"])
+def test_the_epilogue_of_tiles_of_few_columns(name, rows, columns, simulated: Emulated):  # noqa: F811
+    on_gpu.judged(simulated, name, rows, (33, 72, 16), ["rows"], columns=columns)
 
 
 def test_the_narrowest_tile_is_compiled_without_spills(capfd, tmp_path):

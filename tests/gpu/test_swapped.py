@@ -9,12 +9,14 @@ from gpu.harness import LAYOUTS, Machine, check, check_the_same_bits, exact_prod
 
 import epifuse as ef
 from epifuse.providers.cutedsl.design import Design
-from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, WIDE_SWAPPED_DESIGNS
+from epifuse.providers.cutedsl.designs import NARROW_DESIGNS, SWAPPED_DESIGNS, WIDE_SWAPPED_DESIGNS
 from epifuse.request.problem import Constraints
 
 BF16 = torch.bfloat16
 TILES = (16, 32, 64)
 """Rows of the result in a tile; 64 columns each."""
+LOW = sorted({design.tile for design in SWAPPED_DESIGNS if design.exchanged_sides.is_low})
+"""Tiles of fewer columns than are multiplied for them."""
 ROWS = (1, 3, 8, 16, 17, 33, 64, 100, 128)
 COLUMNS = ((1000, 72), (264, 1032), (259, 136), (64, 8))
 """N and K: what ends within a tile or a stage, lines that TMA cannot write, one tile and less than a stage."""
@@ -55,9 +57,9 @@ def alone(design: Design) -> Constraints:
     return Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule, split=1)
 
 
-def pinned(rows: int) -> Constraints:
-    """The design with A and B exchanged, of so many rows a tile."""
-    return Constraints(tile=(rows, 64), schedule="swapped")
+def pinned(rows: int, columns: int = 64) -> Constraints:
+    """The design with A and B exchanged, of so many rows and columns a tile."""
+    return Constraints(tile=(rows, columns), schedule="swapped")
 
 
 def source(body: str) -> str:
@@ -82,11 +84,19 @@ def product_of(machine: Machine, m: int, n: int, k: int) -> tuple[torch.Tensor, 
     return machine.whole(m, k, most=1), machine.whole(n, k, most=1).t()
 
 
-def judged(machine: Machine, name: str, rows: int, shape: tuple[int, int, int], layouts: Any = LAYOUTS[:2]) -> None:
+def judged(
+    machine: Machine,
+    name: str,
+    rows: int,
+    shape: tuple[int, int, int],
+    layouts: Any = LAYOUTS[:2],
+    *,
+    columns: int = 64,
+) -> None:
     m, n, k = shape
     text = source(BODIES[name])
     a, b = product_of(machine, m, n, k)
-    options = {"constraints": pinned(rows), "out_dtypes": DTYPES.get(name), "layouts": layouts}
+    options = {"constraints": pinned(rows, columns), "out_dtypes": DTYPES.get(name), "layouts": layouts}
     check(machine, text, a, b, operands_of(machine, text, m, n), **options)
 
 
@@ -96,6 +106,15 @@ def judged(machine: Machine, name: str, rows: int, shape: tuple[int, int, int], 
 def test_few_rows(name: str, rows: int, hopper: Machine) -> None:
     for m, (n, k) in itertools.product(ROWS, COLUMNS):
         judged(hopper, name, rows, (m, n, k))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "columns"), LOW)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_tiles_of_few_columns(name: str, rows: int, columns: int, hopper: Machine) -> None:
+    """What is multiplied beyond their columns is the next tile's, or nobody's, and has numbers that are not finite."""
+    for m, (n, k) in itertools.product((1, 16, 33, 100), (*COLUMNS, (40_000, 200))):
+        judged(hopper, name, rows, (m, n, k), columns=columns)
 
 
 def of_many(machine: Machine, name: str, design: Design, shape: tuple[int, int, int]) -> None:
@@ -190,13 +209,13 @@ def test_without_k(hopper: Machine) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", TILES)
+@pytest.mark.parametrize("tile", [*((rows, 64) for rows in TILES), *LOW], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_the_bits_of_the_other_designs(name: str, dtype: torch.dtype, rows: int, hopper: Machine) -> None:
+def test_the_bits_of_the_other_designs(name: str, dtype: torch.dtype, tile: tuple[int, int], hopper: Machine) -> None:
     """Of sums that are not exact: `bits` of both plans are the same, so each may stand in for the other."""
     text = source(BODIES[name])
-    swapped = Constraints(tile=(rows, 64), schedule="swapped", split=1, precision="tf32")
+    swapped = Constraints(tile=tile, schedule="swapped", split=1, precision="tf32")
     other = Constraints(tile=(64, 128), cluster=(1, 1), schedule="pingpong", split=1, precision="tf32")
     for m, k in ((1, 4096), (16, 14336), (64, 1000)):
         a, b = hopper.normal(m, k, dtype=dtype), hopper.normal(1032, k, dtype=dtype).t()

@@ -10,6 +10,8 @@ from fuzzing.check import function_of
 from gpu.harness import LAYOUTS, Machine, check, check_the_same_bits, judge, product, run
 
 import epifuse as ef
+from epifuse.providers.cutedsl import SWAPPED_DESIGNS
+from epifuse.providers.cutedsl.design import Design
 from epifuse.request.problem import Constraints
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -19,8 +21,8 @@ USUAL = [(BF16, INT8), (F16, INT8), (BF16, E4M3), (F16, E4M3)]
 ROWS = (1, 3, 8, 16, 17, 33, 64, 100, 128, 129, 256)
 SHAPES = [(1, 72, 64), (3, 64, 16), (17, 264, 1040), (64, 1032, 80), (256, 259, 336), (300, 520, 2048)]
 """Ragged in every axis; one tile and less than a stage; N that TMA cannot store by rows; long."""
-TILES = (16, 32, 64)
-"""Rows of the result in a tile of the designs that exchange A and B."""
+TILES = tuple(design.tile for design in SWAPPED_DESIGNS if design.split == 1)
+"""Of the result, of the designs that exchange A and B."""
 
 PLAIN = "def epi(accum): D = accum; return D\n"
 SCALED = "def epi(accum, scale, bias): D = gelu(accum * scale + bias, approximate='tanh'); return D\n"
@@ -35,9 +37,9 @@ GATED = "def epi(accum, scale): gate, up = (accum * scale).chunk(2, dim=-1); D =
 SPLIT = "def epi(accum): D = relu(accum[:, :256]); E = accum[:, 256:]; return D, E\n"
 
 
-def swapped(rows: int, split: int | None = None) -> Constraints:
-    """The design that exchanges A and B, of so many rows a tile."""
-    return Constraints(tile=(rows, 64), schedule="swapped", split=split)
+def swapped(tile: tuple[int, int], split: int | None = None) -> Constraints:
+    """The design that exchanges A and B, of such tiles."""
+    return Constraints(tile=tile, schedule="swapped", split=split)
 
 
 def every(machine: Machine, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -181,23 +183,22 @@ def test_gradients(machine: Machine) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", TILES)
+@pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_few_rows(pair: tuple[torch.dtype, torch.dtype], rows: int, hopper: Machine) -> None:
+def test_few_rows(pair: tuple[torch.dtype, torch.dtype], tile: tuple[int, int], hopper: Machine) -> None:
     for m, (n, k) in itertools.product(ROWS, ((1000, 80), (264, 1040), (259, 144), (64, 16))):
         a, b = hopper.whole(m, k, dtype=pair[0]), small(hopper, pair[1], n, k).t()
-        check(hopper, PLAIN, a, b, {}, out_dtypes=F32, constraints=swapped(rows))
+        check(hopper, PLAIN, a, b, {}, out_dtypes=F32, constraints=swapped(tile))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("rows", TILES)
-def test_more_tiles_than_one_wave(rows: int, split: int, hopper: Machine) -> None:
+@pytest.mark.parametrize("design", [design for design in SWAPPED_DESIGNS if design.split <= 2], ids=str)
+def test_more_tiles_than_one_wave(design: Design, hopper: Machine) -> None:
     """Each stage is used again by the next tile of a CTA, and registers by the next stage."""
     for m, pair in itertools.product((16, 128), USUAL):
-        k = 2064 if split > 1 else 208
+        k = 2064 if design.split > 1 else 208
         a, b = hopper.whole(m, k, most=1, dtype=pair[0]), small(hopper, pair[1], 20_000, k).t()
-        check(hopper, PLAIN, a, b, {}, out_dtypes=F32, constraints=swapped(rows, split))
+        check(hopper, PLAIN, a, b, {}, out_dtypes=F32, constraints=swapped(design.tile, design.split))
 
 
 @pytest.mark.gpu

@@ -152,14 +152,24 @@ class Design:
         return 1 if self.pingpong or self.abreast > 1 else MATH_GROUPS
 
     @property
+    def height(self) -> int:
+        """Rows that are multiplied for a tile: by wgmma at least 64, though a tile for few rows may have fewer."""
+        return round_up(self.tile[0], SUBTILE[0])
+
+    @property
+    def is_low(self) -> bool:
+        """Whether a tile has fewer rows than are multiplied for it."""
+        return self.tile[0] < self.height
+
+    @property
     def rows(self) -> int:
-        """Rows of a tile that one warp group has."""
-        return self.tile[0] // self.sharing
+        """Rows that one warp group multiplies of a tile."""
+        return self.height // self.sharing
 
     @property
     def for_few_rows(self) -> bool:
-        """Whether A and B are exchanged in tiles of 64 columns of the result: the least rows of wgmma."""
-        return self.swapped and SUBTILE[0] in self.tile
+        """Whether A and B are exchanged in tiles of 64 columns of the result at most: the least rows of wgmma."""
+        return self.swapped and max(self.tile) <= SUBTILE[0]
 
     @property
     def k_bytes(self) -> int:

@@ -6,7 +6,7 @@ An unseen extent of a known class is only looked up here, and what it costs in e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -241,6 +241,7 @@ class Family:
             or refusals.unsplit(own, problem)
             or budget.unpromoted(own)
             or refusals.unscaled(own, work.order, problem)
+            or (refusals.low(own.exchanged_sides, work, problem) if own.swapped else None)
         )
         reason = reason or (multistage.unfit(own, problem) if own.by_warps else None)
         if reason is not None:
@@ -293,7 +294,12 @@ class Family:
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0)
         design = replace(design, raster=band(problem, design))
         design = self.given(design)
+        if design.is_low:
+            why = f"TMA takes no subtile of {design.tile[0]} columns"
+            loads, stores = _untiled(loads, why), _untiled(stores, why)
         loaded = any(a.travels.staged for a in loads)
+        if design.for_few_rows and not loaded:  # few_columns_h200.json
+            stores = _untiled(stores, "its tile has few rows", problem.by_tma)
         # Outputs by columns need stages of their own (`budget.fit`).
         spared = loaded and all(a.by_rows for a in stores if a.travels.staged)
         many = work.reduces or (spared and not budget.is_heavy(graph))
@@ -325,6 +331,15 @@ FAMILIES: LRU[Hashable, Any] = LRU(1024)
 _Sides = tuple[list[Access], list[Access]]
 
 
+def _direct(access: Access, why: str) -> Access:
+    return replace(access, way=access.travels.otherwise or access.way, why=why)
+
+
+def _untiled(accesses: Iterable[Access], why: str, but: Sequence[str] = ()) -> list[Access]:
+    """What went in tiles goes direct, but what has certain names."""
+    return [_direct(a, why) if a.travels.staged and a.name not in but else a for a in accesses]
+
+
 def _with_room(
     design: Design, sides: _Sides, problem: Problem, enough: int, least: int
 ) -> tuple[Design, _Sides] | None:
@@ -352,5 +367,4 @@ def _with_room(
             return None if found is None else (found, sides)
         which = 0 if len(leaving[0]) >= len(leaving[1]) else 1
         last = leaving[which][-1]
-        leaves = sides[which][last]
-        sides[which][last] = replace(leaves, way=leaves.travels.otherwise or leaves.way, why=why)
+        sides[which][last] = _direct(sides[which][last], why)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
-from epifuse.providers.cutedsl.design import WGMMA, Design
+from epifuse.providers.cutedsl.design import SUBTILE, WGMMA, Design
 from epifuse.providers.cutedsl.inputs import LINE, is_shared, itemsize
 from epifuse.providers.cutedsl.length import wide_k
 from epifuse.request.problem import Problem, TensorInfo
@@ -59,7 +59,8 @@ class Rated(NamedTuple):
       it, and where one does; then it follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
-    - `launching`: what the launch of clusters takes besides, and waiting for code.
+    - `launching`: what the launch of clusters takes besides, and waiting for code; `overlapped`: what a launch saves
+      that begins while the one before it ends.
     - `swapped`: whether A and B are exchanged, and `for_few_rows`: whether for few rows.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
@@ -77,6 +78,7 @@ class Rated(NamedTuple):
     tile: float
     spilling: float
     launching: float
+    overlapped: float
     swapped: bool
     for_few_rows: bool
     parts: Parts | None
@@ -110,6 +112,7 @@ class Rated(NamedTuple):
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,
+            tuned.NEXT_LAUNCH.value * second if design.for_few_rows else 0.0,
             design.swapped,
             design.for_few_rows,
             Parts.of(design),
@@ -139,8 +142,10 @@ def _rate(design: Design) -> float:
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
     promoted = tuned.PROMOTED_RATE.value[design.pingpong, any(design.scaled)] if design.promoted else 1.0
-    of_result = design.exchanged_sides if design.swapped else design
-    return tuned.RATES.value[of_result.tile, design.pingpong] * promoted
+    rows, columns = design.exchanged_sides.tile if design.swapped else design.tile
+    if design.for_few_rows:
+        columns = SUBTILE[0]
+    return tuned.RATES.value[(rows, columns), design.pingpong] * promoted
 
 
 def _exchanging(design: Design) -> float:
@@ -199,7 +204,8 @@ class Priced(NamedTuple):
         rewriting A and B  rewritten + rewritten_a_row * R
         sums of parts of K summed * W + handed_over
 
-    `spilling` is the factor for registers that spill, and `besides` what is added to all that.
+    `spilling` is the factor for registers that spill, and `besides` what is added to all that, less `overlapped` where
+    all CTAs take at most half of the multiprocessors.
     """
 
     rows: int
@@ -218,6 +224,7 @@ class Priced(NamedTuple):
     handed_over: float
     spilling: float
     besides: float
+    overlapped: float
 
 
 class _Lying(NamedTuple):
@@ -281,6 +288,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
                 handed_over,
                 one.spilling,
                 one.launching + one.epilogue,
+                one.overlapped,
             )
         )
     return found
@@ -336,7 +344,7 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
     hidden = tuned.WAVE_HIDDEN.value
     for (
         tile, abreast, resident, wave, sent, merged, together, moved, moved_a_row, moved_again, rewritten,
-        rewritten_a_row, summed, handed_over, spilling, besides,
+        rewritten_a_row, summed, handed_over, spilling, besides, overlapped,
     ) in designs:  # fmt: skip
         clusters = -(-rows // tile)
         # The two tiles of a ping-pong pair share a multiprocessor, so its waves are of tiles as well.
@@ -346,6 +354,8 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
         reading = moved + moved_a_row * rows + moved_again * clusters
         sums, splitting = waves * summed + handed_over, rewritten + rewritten_a_row * rows
         rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5  # a call would take longer
+        if overlapped and 2 * abreast * clusters <= resident:
+            besides -= min(overlapped, rest / 2)
         cost = splitting + (rest + sums) * spilling + besides
         yield cost, splitting, multiplying, reading, of_l2, sums, spilling, besides
 

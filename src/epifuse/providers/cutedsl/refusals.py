@@ -124,6 +124,18 @@ def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
     return None
 
 
+def low(design: Design, work: Lowered, problem: Problem) -> str | None:
+    """Why a tile of fewer rows than are multiplied for it is not taken; `problem` is the exchanged one."""
+    if not design.is_low:
+        return None
+    named, others = f"a tile of {design.tile[0]} columns", "other designs do not have this limit"
+    if problem.a.strides[-1] != 1 or any(design.scaled):
+        return f"{named} is for B by columns, without block scales: {others}"
+    if any(node.op == "reduce" for node in work.walked.nodes):
+        return f"{named} does not support reductions: {others}"
+    return None
+
+
 def untried(design: Design, program: Program, problem: Problem) -> str | None:
     """Why a design of many rows with A and B exchanged, or of narrow subtiles, does not carry an epilogue: what no GPU
     has measured so is left to other designs. `problem` is the one whose product the design multiplies.

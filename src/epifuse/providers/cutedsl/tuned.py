@@ -63,7 +63,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
         ((128, 64), True): 0.84,
         ((64, 64), True): 0.62,
         ((32, 64), True): 0.4,
-        ((16, 64), True): 0.36,
+        ((16, 64), True): 0.3,
         ((80, 128), True): 0.85,
         ((96, 256), False): 0.91,
         ((144, 128), True): 0.92,
@@ -106,6 +106,12 @@ FETCHED_AHEAD = Tuned(
 )
 FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "What code beyond that comes at, into each multiprocessor.")
 CLUSTER_LAUNCH = Tuned(0.26e-6, "seconds", MODEL, "CTAs of a cluster start together, and wait for each other.")
+NEXT_LAUNCH = Tuned(
+    1.3e-6,
+    "seconds",
+    ("next_launch_h200.json", "few_columns_h200.json"),
+    "What a launch of few tiles saves beside the end of the one before, which leaves half of the multiprocessors.",
+)
 CLUSTERS_OF_FOUR = Tuned(
     1.15,
     "time",

@@ -26,7 +26,7 @@ class Division:
         self.design, (height, width) = design, design.subtile
         self.groups = design.sharing
         self.across = design.columns // width
-        self.down = design.tile[0] // (height * self.groups)
+        self.down = design.rows // height
         self.subtiles = self.across * self.down
 
     def row(self, down, row, place):

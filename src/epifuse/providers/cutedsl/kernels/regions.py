@@ -21,7 +21,7 @@ class Regions:
     """The epilogues of the regions in the order of their columns; one epilogue where N is not divided."""
 
     def __init__(self, design: Design, programs: tuple, fragment: Fragment, parts: Parts | None) -> None:
-        self.programs = programs
+        self.design, self.programs = design, programs
         self.each = [Epilogue(design, program, fragment, parts) for program in programs]
         self.tiles = [program.columns[0] // design.columns if program.columns else 0 for program in programs]
 
@@ -99,9 +99,10 @@ class Regions:
         """What the launch was given of each region, whose N is known while tracing."""
         counts = [len(program.numbers) for program in self.programs]
         each = zip(self._tensors(tensors), self._parts(numbers, counts), self._outputs(outputs), strict=True)
+        shapes = [self._shape(region, shape) for region in range(len(self.programs))]
         return tuple(
-            Given(own, kinds, leaving, workspace, self._shape(region, shape))
-            for region, (own, kinds, leaving) in enumerate(each)
+            Given(own, kinds, leaving, workspace, of_region, of_region)
+            for (own, kinds, leaving), of_region in zip(each, shapes, strict=True)
         )
 
     def _shape(self, region, shape):
@@ -109,6 +110,13 @@ class Regions:
         return shape if columns is None else (shape[0], Int32(columns[1] - columns[0]), shape[2])
 
     # A warp group.
+
+    def within(self, at, given):
+        """What the launch was given, for a tile: rows that are multiplied and not the tile's are the next one's."""
+        if not self.design.is_low:
+            return given
+        below = (at.m + 1) * self.design.tile[0]
+        return tuple(one._replace(ends=(cutlass.min(one.shape[0], below), *one.shape[1:])) for one in given)
 
     def fetch(self, at, thread, given):
         """Before the main loop: what a tile needs of scalars and vectors, of each region."""

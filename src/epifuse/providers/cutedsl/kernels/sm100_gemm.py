@@ -206,7 +206,7 @@ class Sm100Gemm:
             memory.wait_for_alloc()
             start = memory.retrieve_ptr(Float32)
             workspace = workspaces[0] if const_expr(len(workspaces) > 0) else None
-            given = Given(tensors, numbers, outputs, workspace, shape)
+            given = Given(tensors, numbers, outputs, workspace, shape, shape)
             self.finish(cta, done, start, shared, given, group)
             memory.relinquish_alloc_permit()
             cute.arch.barrier(barrier_id=END, number_of_threads=MATH_GROUPS * WARP_GROUP)

@@ -159,7 +159,7 @@ class Sm80Gemm:
         carriers = self.epilogue.carriers(tensors, outputs)
         shared = self.epilogue.buffers(allocator, small, carriers, tensors, outputs)
         workspace = workspaces[0] if const_expr(len(workspaces) > 0) else None
-        given = Given(tensors, numbers, outputs, workspace, shape)
+        given = Given(tensors, numbers, outputs, workspace, shape, shape)
         _, _, turn = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
         blocks = (cute.size(a, mode=[1]) + (self.depth - 1)) // self.depth

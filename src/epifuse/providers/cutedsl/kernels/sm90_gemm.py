@@ -168,15 +168,14 @@ class Sm90Gemm:
         tensors, outputs = self.regions.whole(tensors, outputs)
         smem_a = sm90.make_smem_layout_a(layout_a, self.tile, a.element_type, self.stages)
         smem_b = sm90.make_smem_layout_b(layout_b, self.tile, b.element_type, self.stages)
-        first = (None, None, 0)
-        tma_a, tensor_a = _load_atom(a, cute.slice_(smem_a, first), (bm, bk), self.cluster[1])
+        stage_a, stage_b = _stage(smem_a), _stage(smem_b)
+        tma_a, tensor_a = _load_atom(a, stage_a, (bm, bk), self.cluster[1])
         parts_b = sources(b, self.program.order)
         box_b = bn // len(parts_b), bk
         one_b = sm90.make_smem_layout_b(layout_b, (bm, *box_b), b.element_type, 1)
-        loads_b = tuple(_load_atom(part, cute.slice_(one_b, first), box_b, self.cluster[0]) for part in parts_b)
-        self.stage_bytes = cute.size_in_bytes(a.element_type, cute.slice_(smem_a, first)) + cute.size_in_bytes(
-            b.element_type, cute.slice_(smem_b, first)
-        )
+        loads_b = tuple(_load_atom(part, _stage(one_b), box_b, self.cluster[0]) for part in parts_b)
+        pairs = (a, stage_a), (b, stage_b)
+        self.stage_bytes = sum(cute.size_in_bytes(tensor.element_type, stage) for tensor, stage in pairs)
         columns = cute.size(b, mode=[0])
         columns = columns // self.design.parts if self.design.parts > 1 else columns
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
@@ -459,7 +458,8 @@ class Sm90Gemm:
         while turn < cta.turns.total:
             m, n, l = self.order.tile(turn, cta, self.cluster)
             at = Place(m, n, l, within)
-            held = self.regions.fetch(at, own, given)
+            there = self.regions.within(at, given)
+            held = self.regions.fetch(at, own, there)
             scales = self.scales.begin(cta.scales, at, self.epilogue, atom, own, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
@@ -471,7 +471,7 @@ class Sm90Gemm:
             )
             ending = Last(turn + cta.step >= cta.turns.total, within, starts)
             before = Before(executed, rounds)
-            threads = self.epilogue.team(atom, own, served, before, cta.shared[0], given[0], ending)
+            threads = self.epilogue.team(atom, own, served, before, cta.shared[0], there[0], ending)
             early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
             warpgroup.wait_group(0)
             free = self.release(pipe, read, free, cta.k_tiles)
@@ -495,7 +495,7 @@ class Sm90Gemm:
                             values,
                             self.regions.place(region, at),
                             held[region],
-                            (atom, own, served, before, cta.shared[region], given[region], ending),
+                            (atom, own, served, before, cta.shared[region], there[region], ending),
                             senders[region],
                         )
                         rounds += self.regions.each[region].arrivals.rounds
@@ -672,20 +672,30 @@ class Sm90Gemm:
     def factors(self, mma, buffers, within):
         """Registers of a warp group's accumulators; these as accumulators, and what of the stages it multiplies."""
         uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
+        rows = self.multiplied(buffers[0])
         if self.converted is not None:
-            fragment_a = self.converted.fragment(mma, buffers[0])
+            fragment_a = self.converted.fragment(mma, rows)
         else:
-            fragment_a = mma.make_fragment_A(uniform.partition_A(buffers[0]))
+            fragment_a = mma.make_fragment_A(uniform.partition_A(rows))
         fragment_b = mma.make_fragment_B(uniform.partition_B(buffers[1]))
-        partition = mma.partition_shape_C(self.design.tile)
+        partition = mma.partition_shape_C((self.design.height, self.design.tile[1]))
         registers = accumulator_registers(cute.size(partition), self.accumulator)
         accumulators = as_accumulators(registers, partition, self.accumulator)
         further: tuple = (self.promotion.piece(accumulators),) if self.design.promoted else ()
         if self.converted is not None:
             thread, _, _ = cute.arch.thread_idx()
-            start = self.converted.start(mma, buffers[0], within * WARP_GROUP + thread % WARP_GROUP)
-            further = (start, buffers[0], self.converted.fragment(mma, buffers[0]))
+            start = self.converted.start(mma, rows, within * WARP_GROUP + thread % WARP_GROUP)
+            further = (start, buffers[0], self.converted.fragment(mma, rows))
         return registers, (accumulators, fragment_a, fragment_b, *further)
+
+    def multiplied(self, buffer):
+        """The stages of A with all rows that wgmma multiplies. Of a low tile those behind its own are whatever lies
+        there: the next stage, or B. A row of the product depends on no other row, and these are not stored."""
+        if not self.design.is_low:
+            return buffer
+        (eight, _), *others = buffer.shape
+        shape = (eight, self.design.height // eight), *others
+        return cute.make_tensor(buffer.iterator, cute.make_layout(shape, stride=buffer.stride))
 
     def product(self, scales, *arguments):
         """The main loop over so many blocks of K."""
@@ -792,6 +802,11 @@ def _hint(extent, step):
     What is read again leaves last, and what is read once leaves first (l2_policies_h200.json).
     """
     return Int64(cutlass.select_(extent > step, Int64(_EVICT_LAST), Int64(_EVICT_FIRST)))
+
+
+def _stage(stages):
+    """One of them. CuTe DSL aborts where it slices the swizzle of rows whose eights are no power of two."""
+    return cute.make_composed_layout(stages.inner, 0, cute.slice_(stages.outer, (None, None, 0)))
 
 
 def _load_atom(tensor, layout, box, readers):

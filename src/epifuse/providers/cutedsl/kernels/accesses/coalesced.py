@@ -56,7 +56,7 @@ class CoalescedStores(Stores):
         row_words, _, group_words = buffer.layout.stride
         start = cute.recast_ptr(buffer.iterator, dtype=_BITS[size]) + team.group * (4 // size * group_words)
         target = cute.recast_ptr(tensor.iterator, dtype=_BITS[size])
-        limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", team.given.shape, strict=True)]
+        limits = team.given.limits(access)
         own, count = height // WARPS, height // WARPS * width // _LANES
         at = [team.thread % _LANES + v * _LANES for v in range(count)]
         places = [(team.thread // _LANES * own + x // width, x % width) for x in at]

@@ -52,8 +52,7 @@ class DirectStores(Stores):
             access = self.scene.program.stores[i]
             step = 2 if access.pairs else 1
             parts = under(results[i], (step, team.count // step))
-            # What does not vary over an axis is written once.
-            limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", given.shape, strict=True)]
+            limits = given.limits(access)
             pieces = self.scene.pieces(access, spot, self._of_subtile(access, spot, tile.place), team)
             for v in range(0, team.count, step):
                 to = element(given.outputs[i], access, spot.rows[v], pieces[v] or spot.columns[v], batch)

@@ -73,13 +73,21 @@ class Scene:
 
 
 class Given(NamedTuple):
-    """What the launch was given: operands, numbers, outputs, the workspace of reductions or None, and (M, N, L)."""
+    """What the launch was given: operands, numbers, outputs, the workspace of reductions or None, and (M, N, L).
+
+    `ends`: the same as far as the values of a tile belong to it.
+    """
 
     tensors: Any
     numbers: Any
     outputs: Any
     workspace: Any
     shape: Any
+    ends: Any
+
+    def limits(self, access: Access) -> list[Any]:
+        """Up to where an output is written: what does not vary over an axis is written once."""
+        return [end if axis in access.axes else 1 for axis, end in zip("mnl", self.ends, strict=True)]
 
 
 class Shared(NamedTuple):

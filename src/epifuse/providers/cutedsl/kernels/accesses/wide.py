@@ -25,7 +25,7 @@ class WideStores(Stores):
             rank = fragment.rank(cute.arch.lane_idx())
             column = self.scene.division.column(spot.right, EIGHT * rank, tile.place)
             access, tensor = self.scene.program.stores[i], team.given.outputs[i]
-            limits = [n if axis in access.axes else 1 for axis, n in zip("mnl", team.given.shape, strict=True)]
+            limits = team.given.limits(access)
             words, size = cute.recast_tensor(results[i], Int32), access.dtype.itemsize
             for registers in fragment.by_row:
                 own = [_pair(words, first, size) for first in registers[::2]]
