@@ -34,7 +34,7 @@ def test_few_rows_go_into_the_least_tile_that_holds_them(m, rows):
 
 
 @pytest.mark.parametrize("n", [5120, 6144, 7168, 8192, 9216, 10240, 14336, 28672])
-def test_few_rows_go_into_tiles_that_fill_the_multiprocessors(n):
+def test_tiles_of_few_rows_fill_the_multiprocessors(n):
     """Or memory has less to do at the end, where some are done and the others cannot take what it could send."""
     design = best(1, n, 5120)
     tiles, at_once = -(-n // design.tile[1]), TARGETS[90].processor.multiprocessors
@@ -43,7 +43,7 @@ def test_few_rows_go_into_tiles_that_fill_the_multiprocessors(n):
 
 
 @pytest.mark.parametrize("n", [2560, 3584, 4096])
-def test_few_tiles_leave_half_of_the_multiprocessors_to_the_next_launch(n):
+def test_few_tiles_leave_room_for_the_next_launch(n):
     design = best(1, n, 4096)
     assert -(-n // design.tile[1]) * design.split <= TARGETS[90].processor.multiprocessors // 2
 

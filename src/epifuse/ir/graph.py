@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -144,11 +144,19 @@ def expression(root: Node) -> str:
     return text[root]
 
 
-def topological(roots: Iterable[Node], known: Container[object] = ()) -> tuple[Node, ...]:
+class _Linked(Protocol):
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+
+
+Linked = TypeVar("Linked", bound=_Linked)
+
+
+def topological(roots: Iterable[Linked], known: Container[object] = ()) -> tuple[Linked, ...]:
     """Nodes under `roots` that are not `known`, arguments first; iterative: ten thousand statements are deep."""
-    order: dict[Node, None] = {}
+    order: dict[Linked, None] = {}
     for root in roots:
-        stack: list[tuple[Node, int]] = [(root, 0)]
+        stack: list[tuple[Linked, int]] = [(root, 0)]
         while stack:
             node, position = stack.pop()
             if node in order or node in known:
@@ -172,13 +180,18 @@ def rewrite(graph: Graph, rule: Rule) -> Graph:
     """
     builder = Builder()
     new: dict[Node, Node] = {}
-    for old in topological((*graph.roots, *graph.hosts.values())):
+    for old in topological((*graph.roots, *graph.checked, *graph.hosts.values())):
         node = rule(old, tuple(new[arg] for arg in old.args), builder)
         known = builder.locs.get(node, ())
         builder.locs[node] = merged(known, graph.locs.get(old, ()))
         if old in graph.types:
             builder.types.setdefault(node, graph.types[old])
         new[old] = node
+    return rebuilt(graph, new, builder)
+
+
+def rebuilt(graph: Graph, new: Mapping[Node, Node], builder: Builder) -> Graph:
+    """The graph whose nodes are these, made by `builder`, in place of the old ones."""
     return replace(
         graph.with_roots(
             (output._replace(node=new[output.node]) for output in graph.outputs),
@@ -187,6 +200,7 @@ def rewrite(graph: Graph, rule: Rule) -> Graph:
         locs=builder.locs,
         types=builder.types,
         hosts={name: new[node] for name, node in graph.hosts.items()},
+        checked=tuple(new[node] for node in graph.checked),
     )
 
 

@@ -124,7 +124,7 @@ def rearranged(how: str, numbers: Sequence[int], shape: Sequence[int]) -> tuple[
         end = normalise(numbers[1], len(shape))
         if end < at:
             raise DimsError("flatten_order", start=at, end=end)
-        return (*shape[:at], _product(shape[at : end + 1]), *shape[end + 1 :])
+        return (*shape[:at], prod(shape[at : end + 1]), *shape[end + 1 :])
     if how == "squeeze":
         return tuple(extent for dim, extent in enumerate(shape) if dim != at or extent != 1)
     return (*shape[:at], *resolve_shape(numbers[1:], shape[at : at + 1]), *shape[at + 1 :])
@@ -134,14 +134,14 @@ def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """`want` with its -1 filled in."""
     if len(want) > _MOST_DIMS:
         raise DimsError("too_many_dims", most=_MOST_DIMS)
-    size = _product(shape)
-    known = _product(extent for extent in want if extent != -1)
+    size = prod(shape)
+    known = prod(extent for extent in want if extent != -1)
     holes = [position for position, extent in enumerate(want) if extent == -1]
     bad = DimsError("reshape_size", shape=tuple(shape), want=tuple(want))
     if len(holes) > 1 or any(extent < -1 for extent in want) or (holes and (known == 0 or size % known)):
         raise bad
     filled = tuple(size // known if extent == -1 else extent for extent in want)
-    if _product(filled) != size:
+    if prod(filled) != size:
         raise bad
     return filled
 
@@ -186,13 +186,6 @@ def joined(factors: Iterable[Factor]) -> Dim:
         else:
             result.append(inner)
     return tuple(result)
-
-
-def _product(extents: Iterable[int]) -> int:
-    product = 1
-    for extent in extents:
-        product *= extent
-    return product
 
 
 def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, columns_of, region
 from epifuse.passes import kinds
 from epifuse.passes.assign_stages import assign_stages
-from epifuse.passes.canonicalise import typed
+from epifuse.passes.canonicalise import constant, typed
 from epifuse.passes.dims import joined
 from epifuse.passes.prune import prune
 from epifuse.passes.refine import refined
@@ -274,17 +274,13 @@ class _Cutting:
                 attr = attr[0], self._factors(attr[1])
                 if not attr[1]:  # of one column
                     kind = self.old.types[node].kind
-                    return kinds.of_one(attr[0], args[0], kind, partial(self._emitted, node), self._zero)
+                    zero = partial(constant, 0, self.builder)
+                    return kinds.of_one(attr[0], args[0], kind, partial(self._emitted, node), zero)
             case "region":  # a range of this one
                 attr = attr[0] - self.columns.start, attr[1] - self.columns.start
             case "pick":
                 attr = tuple((self._factors((factor,))[0], place) for factor, place in attr)
         return self._emitted(node, node.op, *args, attr=attr)
-
-    def _zero(self) -> Node:
-        zero = self.builder.node("const", attr=0)
-        self.builder.types.setdefault(zero, Type("int32", ()))
-        return zero
 
     def _emitted(self, old: Node, op: str, *args: Node, attr: Any = None, kind: Kind | None = None) -> Node:
         """A node in place of an old one, of another `kind` if one is given."""

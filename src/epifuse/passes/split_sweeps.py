@@ -16,7 +16,7 @@ from epifuse.ir import Builder, Graph, Load, Node, Output, Type, rewrite
 from epifuse.ir.graph import keep, topological
 from epifuse.ir.types import Dims, shape_of
 from epifuse.passes.assign_stages import assign_stages, sweeps
-from epifuse.passes.canonicalise import typed
+from epifuse.passes.canonicalise import constant, typed
 from epifuse.passes.prune import prune
 from epifuse.passes.spelling import reductions_under
 from epifuse.request.problem import Problem, TensorInfo, dense
@@ -149,7 +149,7 @@ def _reading(graph: Graph, loads: Mapping[Node, str]) -> Graph:
         type_ = graph.types[old]
         node = builder.node("load", attr=Load(loads[old], (), _dims(type_)))
         builder.types[node] = replace(type_, kind="float") if type_.kind == "mask" else type_
-        return node if type_.kind != "mask" else typed(builder, "ne", (node, _number(0.0, builder)))
+        return node if type_.kind != "mask" else typed(builder, "ne", (node, constant(0.0, builder)))
 
     return rewrite(graph, rule)
 
@@ -160,14 +160,8 @@ def _handed_over(output: Output, graph: Graph) -> Output:
     if type_.kind != "mask":
         return output._replace(dims=_dims(type_))
     builder = Builder(dict(graph.locs), graph.types)  # type: ignore[arg-type]  # a dict, which `rewrite` made
-    node = typed(builder, "where", (output.node, _number(1.0, builder), _number(0.0, builder)))
+    node = typed(builder, "where", (output.node, constant(1.0, builder), constant(0.0, builder)))
     return output._replace(node=node, dims=_dims(type_))
-
-
-def _number(value: float, builder: Builder) -> Node:
-    node = builder.node("const", attr=value)
-    builder.types.setdefault(node, Type("float"))
-    return node
 
 
 def _dims(type_: Type) -> Dims:

@@ -167,6 +167,11 @@ class Answers(NamedTuple):
             of_rows,
         )
 
+    def by_name(self) -> dict[str, Allocation | Refusal]:
+        """All of them, made."""
+        found: dict[str, Allocation | Refusal] = {one.kernel: one for one in self.refusals()}
+        return found | {spec.name: self.allocation(index) for index, spec in enumerate(self.specs)}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """With all of them made, and told."""
         made = tuple(map(self.allocation, range(len(self.specs))))

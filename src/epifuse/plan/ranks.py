@@ -18,7 +18,7 @@ from epifuse.base.errors import EpifuseError, fail
 from epifuse.frontend import Parsed
 from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
-from epifuse.ir import Builder, Graph, Node
+from epifuse.ir import Graph, Node, rewrite
 from epifuse.ir.graph import topological
 from epifuse.passes.dims import DimsError, shape_hint
 from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
@@ -308,13 +308,4 @@ def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
 
 def _with_attributes(graph: Graph, attributes: Mapping[Node, Any]) -> Graph:
     """The graph as written with other attributes of its nodes."""
-    builder = Builder()
-    new: dict[Node, Node] = {}
-    for node in topological((*graph.roots, *graph.checked)):
-        args, attribute = [new[arg] for arg in node.args], attributes.get(node, node.attr)
-        new[node] = builder.node(node.op, *args, attr=attribute, locs=graph.locs.get(node, ()))
-    made = graph.with_roots(
-        (output._replace(node=new[output.node]) for output in graph.outputs),
-        (new[effect] for effect in graph.effects),
-    )
-    return replace(made, locs=builder.locs, checked=tuple(new[node] for node in graph.checked))
+    return rewrite(graph, lambda old, args, builder: builder.node(old.op, *args, attr=attributes.get(old, old.attr)))

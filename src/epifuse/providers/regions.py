@@ -88,7 +88,7 @@ class Regions:
         if isinstance(parts, Reason) or reason:
             return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
         problems = [problem_of(part.region, problem) for part in parts]
-        each = [_by_name(one(specs, part.work, own)) for part, own in zip(parts, problems, strict=True)]
+        each = [one(specs, part.work, own).by_name() for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
         shared, cut = _sharing(parts, problem), "" if rules.may_cut_blocks else _cut(columns, problem)
 
@@ -159,11 +159,6 @@ def is_uneven(graph: Graph) -> bool:
         return True
     factors = (factor for type_ in graph.types.values() for factor in type_.factors)
     return any(factor.along == "n" and factor.axis != "n" for factor in factors)  # coordinates, or constants, of some
-
-
-def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
-    found: dict[str, Allocation | Refusal] = {one.kernel: one for one in answers.refusals()}
-    return found | {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
 
 
 def _allocations(

@@ -20,7 +20,7 @@ from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.parts import part_of
-from epifuse.providers.cpu.space import cut
+from epifuse.providers.cpu.space import cut, viewed
 from epifuse.pytorch import random
 from epifuse.pytorch.operations import Arithmetic, computed, softmax_of
 
@@ -87,7 +87,7 @@ class _Walk:
             return self.accum if node.attr is None else self.accum.transpose(0, 1)
         if node.op == "load":
             value = self.operands[node.attr.name]
-            return _viewed(value, node.attr.views) if isinstance(value, torch.Tensor) else None
+            return viewed(value, node.attr, torch.Tensor.reshape) if isinstance(value, torch.Tensor) else None
         if (number := _NUMBERS.get(node.op)) is not None:
             self.numbers[node] = number(node.attr, self.values[node.args[0]])
             return None
@@ -102,12 +102,6 @@ class _Walk:
         if (rule := _RULES.get(node.op)) is not None:
             return rule(node.attr, *args, accum=self.accum)
         return computed(node.op, node.attr, args, self.arithmetic)
-
-
-def _viewed(value: torch.Tensor, views: tuple[tuple[str, Any], ...]) -> torch.Tensor:
-    for step, argument in views:
-        value = cut(value, *argument) if step == "part" else getattr(value, step)(argument)
-    return value
 
 
 # --- what has a form of its own --------------------------------------------------------------------------------------

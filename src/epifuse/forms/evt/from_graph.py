@@ -156,7 +156,7 @@ class _Trees:
 
     def __init__(self, root: _Item) -> None:
         self.root = root
-        self.order = _arguments_first(root)
+        self.order = list(topological((root,)))
         for item in self.order:
             for arg in item.args:
                 arg.users.append(item)
@@ -246,18 +246,3 @@ def _with_last(nodes: list[Visitor], edges: list[tuple[int, ...]], last: int) ->
     place = {old: new for new, old in enumerate(order)}
     moved = [tuple(place[source] for source in edges[old]) for old in order]
     return TopologicalVisitor(moved, *(nodes[old] for old in order))
-
-
-def _arguments_first(root: _Item) -> list[_Item]:
-    order: dict[_Item, None] = {}
-    stack: list[tuple[_Item, int]] = [(root, 0)]
-    while stack:
-        item, position = stack.pop()
-        if item in order:
-            continue
-        if position < len(item.args):
-            stack.append((item, position + 1))
-            stack.append((item.args[position], 0))
-        else:
-            order[item] = None
-    return list(order)

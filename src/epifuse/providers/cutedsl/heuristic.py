@@ -273,24 +273,11 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         wave = (lying.k / number + one.exposed) * one.tile + one.shown
         wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
         moved, moved_a_row, moved_again = memory
-        found.append(
-            Priced(
-                rows,
-                beside * one.ctas,
-                one.resident,
-                wave,
-                *l2,
-                moved * one.byte,
-                moved_a_row * one.byte,
-                moved_again * one.byte,
-                *rewriting,
-                summed,
-                handed_over,
-                one.spilling,
-                one.launching + one.epilogue,
-                one.overlapped,
-            )
-        )
+        found.append(Priced(
+            rows, beside * one.ctas, one.resident, wave, *l2, moved * one.byte, moved_a_row * one.byte,
+            moved_again * one.byte, *rewriting, summed, handed_over, one.spilling, one.launching + one.epilogue,
+            one.overlapped,
+        ))  # fmt: skip
     return found
 
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from epifuse.ir import Builder, Graph, Node, Type, rewrite
+from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
-from epifuse.passes.canonicalise import typed
+from epifuse.passes.canonicalise import constant, typed
 
 APART = {"sum": "sum_log1p_exp", "mean": "mean_log1p_exp"}
 _BENT = {"softplus": ("maximum", "add"), "logsigmoid": ("minimum", "sub")}
@@ -99,8 +99,7 @@ def _apart(old: Node, args: tuple[Node, ...], way: int, parts: dict[Node, _Parts
         return _Parts(None, "add", args[0].args[0])
     if way < 0:
         bent, join = _BENT[str(old.attr)]
-        zero = builder.node("const", attr=0.0)
-        builder.types[zero] = Type("float")
+        zero = constant(0.0, builder)
         exponent = typed(builder, "neg", (typed(builder, "abs", args[:1]),))
         return _Parts(typed(builder, bent, (args[0], zero)), join, exponent)
     below = parts[old.args[way]]

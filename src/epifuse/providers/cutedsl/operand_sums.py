@@ -6,10 +6,8 @@ as well, the operand is read with their results, one value a row, and reduced wi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from epifuse.ir import Builder, Graph, Node
-from epifuse.ir.graph import keep, topological
+from epifuse.ir.graph import keep, rebuilt, topological
 from epifuse.passes.canonicalise import typed
 
 
@@ -31,15 +29,7 @@ def beside_rows(graph: Graph) -> Graph:
         builder.locs[made[old]] = graph.locs.get(old, ())
         if old in graph.types:
             builder.types.setdefault(made[old], graph.types[old])
-    return replace(
-        graph.with_roots(
-            [output._replace(node=made[output.node]) for output in graph.outputs],
-            [made[effect] for effect in graph.effects],
-        ),
-        locs=builder.locs,
-        types=builder.types,
-        hosts={name: made[node] for name, node in graph.hosts.items()},
-    )
+    return rebuilt(graph, made, builder)
 
 
 def _above(graph: Graph, below: set[Node]) -> set[Node]:

@@ -29,7 +29,7 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
     invariant = problem.constraints.batch_invariant and len(answers.specs) > 0
     if invariant or not (problem.constraints.allow_recompute and ways.found):
         return answers._replace(refusals=lambda: [ways.refused(one) for one in answers.refusals()])
-    own = _by_name(answers)
+    own = answers.by_name()
     return Answers.of([(spec, ways.settled(own[spec.name])) for spec in specs])
 
 
@@ -88,7 +88,7 @@ class _Way:
         """By name of the kernel."""
         of = self.of
         each = [
-            _by_name(of.one_launch(of.specs, launch.work, part.problem))
+            of.one_launch(of.specs, launch.work, part.problem).by_name()
             for launch, part in zip(self.launches, self.parts, strict=True)
         ]
         return {spec.name: self._joined(spec, [own[spec.name] for own in each]) for spec in of.specs}
@@ -113,12 +113,6 @@ class _Way:
     def _workspace_bytes(self, allocations: Sequence[Allocation]) -> int:
         between = sequence.slots(self.parts, self.of.problem)
         return sequence.workspace_bytes(between, [allocation.workspace_bytes for allocation in allocations])
-
-
-def _by_name(answers: Answers) -> dict[str, Allocation | Refusal]:
-    """All of them, made."""
-    found: dict[str, Allocation | Refusal] = {one.kernel: one for one in answers.refusals()}
-    return found | {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
 
 
 def parts_of(plan: Plan) -> tuple[Part, ...]:

@@ -7,11 +7,13 @@ from epifuse.providers.cutedsl.design import WARP_GROUP
 TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
 
 
-def begin(epilogue, at, held, threads):
-    """The tile at a place. Afterwards every thread of the warp group may read `held`, the vectors that were fetched."""
+def begin(epilogue, at, held, threads, *, was_read=False):
+    """The tile at a place. Afterwards every thread of the warp group may read `held`, the vectors that were fetched,
+    where all have read those before (`was_read`) at once."""
     if epilogue.deposits:
         together = {"barrier_id": TOGETHER + threads.group, "number_of_threads": WARP_GROUP}
-        cute.arch.barrier(**together)
+        if not was_read:
+            cute.arch.barrier(**together)
         epilogue.deposit(held, threads.shared, threads.group, threads.thread)
         cute.arch.barrier(**together)
     return epilogue.tile(at, held)

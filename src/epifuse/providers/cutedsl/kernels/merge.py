@@ -12,6 +12,7 @@ from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.finishing import Step, steps
+from epifuse.providers.cutedsl.kernels.homes import SmemAllocator
 from epifuse.providers.cutedsl.kernels.modes import coordinate
 from epifuse.providers.cutedsl.kernels.reduce import (
     ROWS,
@@ -27,11 +28,6 @@ from epifuse.providers.cutedsl.kernels.reduce import (
 )
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.store_math import stored
-
-try:
-    from cutlass.memory import SmemAllocator
-except ImportError:  # its home in CuTe DSL 4.7
-    from cutlass.utils import SmemAllocator
 
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number

@@ -23,14 +23,10 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 from epifuse.providers.cutedsl.design import Rewriting
 from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.inputs import LINE, PARTS
+from epifuse.providers.cutedsl.kernels.homes import SmemAllocator
 from epifuse.providers.cutedsl.kernels.modes import exchanged
 from epifuse.providers.cutedsl.kernels.raster import divisor, quotient
 from epifuse.providers.cutedsl.kernels.widen import widened
-
-try:
-    from cutlass.memory import SmemAllocator
-except ImportError:  # its home in CuTe DSL 4.7
-    from cutlass.utils import SmemAllocator
 
 _THREADS = 256
 _SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once

@@ -18,6 +18,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Des
 from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
+from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator, TmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import with_batches
 from epifuse.providers.cutedsl.kernels.place import Place
@@ -25,12 +26,6 @@ from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.kernels.states import after
 from epifuse.providers.cutedsl.kernels.tensor_memory import Slabs, Sums
 from epifuse.providers.cutedsl.program import Program
-
-try:
-    from cutlass.memory import SmemAllocator, TmemAllocator
-    from cutlass.tensor_utils import LayoutEnum
-except ImportError:  # their home in CuTe DSL 4.7
-    from cutlass.utils import LayoutEnum, SmemAllocator, TmemAllocator
 
 BUFFERS = MATH_GROUPS  # tiles in tensor memory: each warp group reads its own
 MULTIPLYING = MATH_GROUPS * WARPS  # warps that run no epilogue

@@ -21,18 +21,13 @@ from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, 
 from epifuse.providers.cutedsl.kernels.copies import Copies
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.parts import in_turn, parts_of, woven
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.raster import Raster, raster, tile_of
 from epifuse.providers.cutedsl.kernels.swizzle import swizzled
 from epifuse.providers.cutedsl.program import Program
-
-try:
-    from cutlass.memory import SmemAllocator
-    from cutlass.tensor_utils import LayoutEnum
-except ImportError:  # their home in CuTe DSL 4.7
-    from cutlass.utils import LayoutEnum, SmemAllocator
 
 THREADS = MATH_GROUPS * WARP_GROUP
 _BYTE = 8  # bits

@@ -16,10 +16,13 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
+from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Last
 from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
 from epifuse.providers.cutedsl.kernels.converted import Converted
+from epifuse.providers.cutedsl.kernels.direct import TOGETHER
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
+from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -40,14 +43,7 @@ from epifuse.providers.cutedsl.kernels.states import after
 from epifuse.providers.cutedsl.partials import is_carried, reductions_of
 from epifuse.providers.cutedsl.program import Program
 
-try:
-    from cutlass.memory import SmemAllocator
-    from cutlass.tensor_utils import LayoutEnum
-except ImportError:  # their home in CuTe DSL 4.7
-    from cutlass.utils import LayoutEnum, SmemAllocator
-
-TOGETHER = 1  # named barriers: the threads of each warp group (two ids), and whose turn it is (two ids)
-TURN = 3
+TURN = 3  # named barriers: whose turn it is (two ids), behind those of `direct`
 SPARE = 5  # the producer warps: stages of A and B are spare
 
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
@@ -307,11 +303,11 @@ class Sm90Gemm:
             given = self.regions.given(tensors, numbers, outputs, workspace, shape)
             if const_expr(self.design.split > 1):
                 if part == 0:
-                    self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs)
+                    self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs, True)
                 else:
-                    self.contribute(cta, pipe, mma, atom, group - 1, workspace)
+                    self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs, False)
             else:
-                self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs)
+                self.multiply(cta, pipe, mma, atom, group - 1, given, hints.outputs, True)
 
     @cute.jit
     def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple, hints: Hints):
@@ -436,17 +432,19 @@ class Sm90Gemm:
         served: Int32,
         given: tuple,
         policy: Int64,
+        leads: cutlass.Constexpr,
     ):
-        """A warp group: the products of its tiles, and their epilogue."""
+        """A warp group: the products of its tiles, and their epilogue if its CTA `leads`, which has the first part of
+        K. The sums of other parts go to that CTA."""
         thread, _, _ = cute.arch.thread_idx()
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
-        senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each))]
+        senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each) * leads)]
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        carried = self.epilogue.partials.carry()
+        carried = self.epilogue.partials.carry() if const_expr(leads) else {}
         executed, rounds = Int32(0), Int32(0)
         turn += team * cta.step
         if const_expr(self.pingpong):
@@ -459,32 +457,38 @@ class Sm90Gemm:
             m, n, l = self.order.tile(turn, cta, self.cluster)
             at = Place(m, n, l, within)
             there = self.regions.within(at, given)
-            held = self.regions.fetch(at, own, there)
+            held = self.regions.fetch(at, own, there) if const_expr(leads) else []
             scales = self.scales.begin(cta.scales, at, self.epilogue, atom, own, cta.k_first)
             if const_expr(self.pingpong):
                 cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
             read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
             if const_expr(self.pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            starts = self.arrivals.spare.starts(
-                within, read, cta.buffers, cta.shared[0].own[self.arrivals.number].buffers
-            )
-            ending = Last(turn + cta.step >= cta.turns.total, within, starts)
-            before = Before(executed, rounds)
-            threads = self.epilogue.team(atom, own, served, before, cta.shared[0], there[0], ending)
-            early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
+            if const_expr(leads):
+                starts = self.arrivals.spare.starts(
+                    within, read, cta.buffers, cta.shared[0].own[self.arrivals.number].buffers
+                )
+                ending = Last(turn + cta.step >= cta.turns.total, within, starts)
+                before = Before(executed, rounds)
+                threads = self.epilogue.team(atom, own, served, before, cta.shared[0], there[0], ending)
+                early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
             warpgroup.wait_group(0)
             free = self.release(pipe, read, free, cta.k_tiles)
             if const_expr(self.design.split > 1):
                 thread_of_tile = within * WARP_GROUP + own
                 where = self.split.place(given[0].workspace, turn, cta, thread_of_tile)
-                self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
+                if const_expr(leads):
+                    self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
+                else:
+                    self.split.send(registers, where, cta.part, thread_of_tile, TOGETHER + served)
             if const_expr(self.pingpong):
                 read = after(read, cta.k_tiles)
                 free = after(free, cta.k_tiles)
 
             values = sums(registers, self.accumulator)
-            if const_expr(len(self.programs) == 1):
+            if const_expr(not leads):
+                pass
+            elif const_expr(len(self.programs) == 1):
                 self.finish(self.epilogue, values, at, held[0], threads, early, carried, senders[0])
                 rounds += self.arrivals.rounds
             else:
@@ -507,8 +511,9 @@ class Sm90Gemm:
             )
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
-        if senders[0].sends:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        if const_expr(leads):
+            if senders[0].sends:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def sender(self, region, cta, own, policy):
         """One warp sends for the group, or each of them its own rows."""
@@ -538,14 +543,10 @@ class Sm90Gemm:
         sender: Sender,
     ):
         """The epilogue of a tile: from the vectors that were fetched to what its reductions left."""
-        if const_expr(epilogue.deposits):
-            departures = epilogue.departures
-            if const_expr(len(self.programs) > 1 or departures.senders > 1 or not departures.members):
-                # Else the last subtile's barrier says that the vectors before were read.
-                cute.arch.barrier(barrier_id=TOGETHER + threads.group, number_of_threads=WARP_GROUP)
-            epilogue.deposit(held, threads.shared, threads.group, threads.thread)
-            cute.arch.barrier(barrier_id=TOGETHER + threads.group, number_of_threads=WARP_GROUP)
-        tile = epilogue.tile(at, held)
+        departures = epilogue.departures
+        # Then the last subtile's barrier says that the vectors before were read.
+        was_read = const_expr(not (len(self.programs) > 1 or departures.senders > 1 or not departures.members))
+        tile = direct.begin(epilogue, at, held, threads, was_read=was_read)
         self.subtiles(epilogue, values, tile, at, threads, early, sender)
         epilogue.leave(tile, carried, threads)
 
@@ -606,49 +607,6 @@ class Sm90Gemm:
             cute.arch.sync_warp()
         else:
             cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
-
-    @cute.jit
-    def contribute(
-        self,
-        cta: Cta,
-        pipe: pipeline.PipelineTmaAsync,
-        mma: cute.TiledMma,
-        atom: cute.TiledMma,
-        served: Int32,
-        workspace: cute.Tensor,
-    ):
-        """A warp group of a CTA that has not the first part of K: its sums go to the CTA that has it."""
-        thread, _, _ = cute.arch.thread_idx()
-        turn = cta.first
-        team, within, stride = self.epilogue.division.turns(served, cta.step)
-        own = within * WARP_GROUP + thread % WARP_GROUP
-        registers, factors = self.factors(mma, cta.buffers, within)
-        read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        turn += team * cta.step
-        if const_expr(self.pingpong):
-            if team == 1:
-                read = after(read, cta.k_tiles)
-                free = after(free, cta.k_tiles)
-                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=MATH_GROUPS * WARP_GROUP)
-        while turn < cta.turns.total:
-            m, n, l = self.order.tile(turn, cta, self.cluster)
-            at = Place(m, n, l, within)
-            scales = self.scales.begin(cta.scales, at, self.epilogue, atom, thread % WARP_GROUP, cta.k_first)
-            if const_expr(self.pingpong):
-                cute.arch.barrier(barrier_id=TURN + team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            read, free = self.product(scales, cta.k_tiles, read, free, pipe, mma, factors)
-            if const_expr(self.pingpong):
-                cute.arch.barrier_arrive(barrier_id=TURN + 1 - team, number_of_threads=MATH_GROUPS * WARP_GROUP)
-            warpgroup.wait_group(0)
-            free = self.release(pipe, read, free, cta.k_tiles)
-            self.split.send(registers, self.split.place(workspace, turn, cta, own), cta.part, own, TOGETHER + served)
-            if const_expr(self.pingpong):
-                read = after(read, cta.k_tiles)
-                free = after(free, cta.k_tiles)
-            turn += stride
-        if const_expr(len(self.merging) > 0):
-            cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any, blocks: Int32):

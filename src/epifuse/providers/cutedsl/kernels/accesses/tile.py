@@ -18,14 +18,10 @@ from cutlass.cute.nvgpu import cpasync, warp
 from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
+from epifuse.providers.cutedsl.kernels.homes import LayoutEnum
 from epifuse.providers.cutedsl.kernels.modes import under
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.spare import Spare, leave_unless, shifted, wait_either
-
-try:
-    from cutlass.tensor_utils import LayoutEnum
-except ImportError:  # its home in CuTe DSL 4.7
-    from cutlass.utils import LayoutEnum
 
 
 class Carrier(NamedTuple):
