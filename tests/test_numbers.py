@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import epifuse as ef
 from epifuse import passes
 from epifuse.base.config import Config
-from epifuse.base.errors import ArgumentError, EpilogueTypeError
+from epifuse.base.errors import ArgumentError, EpifuseError, EpilogueTypeError
 from epifuse.providers.cpu import native
 
 A, B = torch.randn(6, 5), torch.randn(5, 8)
@@ -93,6 +93,73 @@ def test_what_an_int32_cannot_hold_is_refused_by_name(epilogue: Callable[..., An
         ef.gemm(A, B, epilogue=computed(1 << 32), labels=labels)
     wide = labels.to(torch.int64)
     torch.testing.assert_close(ef.gemm(A, B, epilogue=masked, labels=wide, pad=1 << 32), A @ B)
+
+
+EIGHT = torch.ones(4, 16, dtype=torch.int8), torch.ones(16, 8, dtype=torch.int8)
+OVER = 1 << 31
+
+
+def add(accum: Any, m: Any) -> Any:
+    return accum + m
+
+
+def add_twice(accum: Any, m: Any) -> Any:
+    return accum + m * 2
+
+
+def add_captured(accum: Any) -> Any:
+    return accum + OVER
+
+
+BEYOND: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "handed over": (add, {"m": -OVER - 1}),
+    "captured": (add_captured, {}),
+    "computed": (add_twice, {"m": OVER // 2}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_call_refuses_it_in_the_same_words(name: str, backend: str) -> None:
+    epilogue, given = BEYOND[name]
+
+    def call(a: torch.Tensor, **given: Any) -> Any:
+        return ef.gemm(a, EIGHT[1], epilogue=epilogue, **given)
+
+    with pytest.raises(EpifuseError) as eager:
+        call(EIGHT[0], **given)
+    said = str(eager.value).splitlines()[0]
+    with pytest.raises(RuntimeError, match=said):
+        torch.compile(call, backend=backend)(EIGHT[0], **given)
+
+
+def test_what_changes_is_refused_when_it_does_not_fit() -> None:
+    """A symbol has a guard, and what no example is known of an assertion."""
+    known = torch.compile(lambda a, m: ef.gemm(a, EIGHT[1], epilogue=add, m=m), backend="aot_eager", dynamic=True)
+    unknown = torch.compile(
+        lambda a, m: ef.gemm(a, EIGHT[1], epilogue=add, m=m.sum().item()), backend="aot_eager", fullgraph=True
+    )
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for number in (5, OVER - 1, OVER, -OVER, -OVER - 1, 7):
+            for compiled, given in ((known, number), (unknown, torch.tensor([number]))):
+                if number in range(-OVER, OVER):
+                    accum = EIGHT[0].int() @ EIGHT[1].int()
+                    assert torch.equal(compiled(EIGHT[0], given), accum + number)
+                else:
+                    with pytest.raises((RuntimeError, ArgumentError), match=r"does not fit the int32|assertion failed"):
+                        compiled(EIGHT[0], given)
+
+
+def test_a_size_that_changes_is_refused_when_it_does_not_fit() -> None:
+    def call(a: torch.Tensor) -> Any:
+        return ef.gemm(a, EIGHT[1], epilogue=lambda accum: accum + accum.shape[0] * (1 << 29))
+
+    compiled = torch.compile(call, backend="aot_eager", dynamic=True, fullgraph=True)
+    assert torch.equal(compiled(EIGHT[0][:2]), call(EIGHT[0][:2]))
+    assert torch.equal(compiled(EIGHT[0][:3]), call(EIGHT[0][:3]))
+    with pytest.raises(RuntimeError, match="does not fit the int32"):
+        compiled(EIGHT[0])
 
 
 @pytest.mark.parametrize(

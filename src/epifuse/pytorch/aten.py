@@ -22,6 +22,7 @@ from epifuse.ir import Node
 from epifuse.plan.settle import settle
 from epifuse.providers.cpu.store import storable
 from epifuse.pytorch.backward import FLOATS
+from epifuse.pytorch.fitting import check_integers
 from epifuse.pytorch.interpret import interpret
 from epifuse.request.problem import TensorInfo, dense
 from epifuse.request.scaled import dequantised
@@ -62,12 +63,13 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
     request.options.check()
     given = everything_given(request)
     _check_recorded(request, given)
-    problem = settle(_described(request, given)).problem
+    problem, structure = settle(_described(request, given))
     a, b = dequantised(request.a, request.b, given) if problem.scales else (request.a, request.b)
     accum = _product(a, b, problem.accumulator)
     if reduced is not None:  # what PyTorch's own product would send
         sent = request.a.dtype if request.a.dtype.itemsize == 2 else accum.dtype
         accum = reduced(accum.to(sent)).to(accum.dtype)
+    check_integers(structure.graph, problem, accum, given)
     inputs = {name: value for name, value in given.items() if name not in request.parsed.output_names}
     values = interpret(request.parsed.graph, accum, inputs)
     dtypes, accumulated = dict(problem.dtypes), dict(problem.accumulated)

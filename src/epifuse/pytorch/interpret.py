@@ -17,7 +17,7 @@ from epifuse.fusion import forms, host
 from epifuse.fusion.literals import rounded_like
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
-from epifuse.ir import Builder, Graph, Node, rewrite
+from epifuse.ir import Builder, Graph, Node, Output, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.parts import part_of
 from epifuse.providers.cpu.space import cut, viewed
@@ -36,6 +36,15 @@ def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) ->
     graph = _unclaimed(graph, loaded)
     walk = _Walk(graph, accum, loaded, arithmetic)
     return {output.name: walk.tensor(output.node) for output in graph.outputs}
+
+
+def host_numbers(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """What the host computes for a typed graph, by name. What is made of tensors is a tensor."""
+    floating = torch.float64 if accum.dtype == torch.float64 else torch.float32
+    loaded = {name: _loaded(value, floating) for name, value in operands.items()}
+    graph = graph.with_roots([Output(name, root) for name, root in graph.hosts.items()], ())
+    walk = _Walk(graph, accum, loaded, Arithmetic(floating, accum.device))
+    return {output.name: walk.operand(output.node) for output in graph.outputs}
 
 
 def _loaded(value: Any, floating: torch.dtype) -> Any:
@@ -85,6 +94,9 @@ class _Walk:
     def _value(self, node: Node) -> Any:
         if node.op == "accum":
             return self.accum if node.attr is None else self.accum.transpose(0, 1)
+        if node.op == "axis":
+            self.numbers[node] = (1, *self.accum.shape)["lmn".index(node.attr) - 3]
+            return None
         if node.op == "load":
             value = self.operands[node.attr.name]
             return viewed(value, node.attr, torch.Tensor.reshape) if isinstance(value, torch.Tensor) else None

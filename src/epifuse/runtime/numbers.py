@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from epifuse.base.errors import fail
+from epifuse.base.errors import EpifuseError, Loc, fail
 from epifuse.fusion import host
 from epifuse.ir import Graph, Kind, Load, Node
 from epifuse.ir.graph import sides
 from epifuse.request.problem import HostNumber, Problem
 
-_RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
+RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
+"""By kind the integers that fit."""
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -50,14 +51,23 @@ def numbers_of(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given:
         try:
             numbers[name] = _converted(values[name], kind, largest)
         except OverflowError:
-            value = values[name]
-            shown = value if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
-            root = graph.hosts[name]
-            if isinstance(root.attr, Load):
-                spelled, hint = root.attr.name.removeprefix("@"), _WIDER if kind == "int32" else ""
-                raise fail("host_number", graph.loc(root), name=spelled, kind=kind, value=shown, hint=hint) from None
-            raise fail("host_range", graph.loc(root), kind=kind, value=shown) from None
+            raise unfit(spelled(graph, name), kind, values[name], graph.loc(graph.hosts[name])) from None
     return numbers
+
+
+def spelled(graph: Graph, name: str) -> str:
+    """The name that a number of the host was handed over or captured by; none where it is computed of others."""
+    root = graph.hosts[name]
+    return root.attr.name.removeprefix("@") if isinstance(root.attr, Load) else ""
+
+
+def unfit(name: str, kind: str, value: Any, loc: Loc | None = None) -> EpifuseError:
+    """What is raised for the integer `value` of this name, which is too large for its kind; it may be told in words."""
+    large = isinstance(value, int) and value.bit_length() >= 128
+    shown = f"an integer of {value.bit_length()} bits" if large else value
+    if not name:
+        return fail("host_range", loc, kind=kind, value=shown)
+    return fail("host_number", loc, name=name, kind=kind, value=shown, hint=_WIDER if kind == "int32" else "")
 
 
 _WIDER = "write x.to(torch.int64) for what it stands beside, or hand it over as a float"
@@ -104,6 +114,6 @@ def _converted(value: Any, kind: str, largest: float) -> Any:
     if kind == "float":
         number = float(value)
         return number if -largest <= number <= largest else ctypes.c_float(number).value  # as a literal: infinite
-    if value not in _RANGES[kind]:
+    if value not in RANGES[kind]:
         raise OverflowError
     return int(value)
