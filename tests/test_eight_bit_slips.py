@@ -102,6 +102,18 @@ def test_wrong_scales_of_a_weight(slip: str) -> None:
     assert hint in str(raised.value)
 
 
+@pytest.mark.parametrize("scales", [torch.rand(()), torch.rand(1), torch.rand(1, 1)])
+def test_one_scale_for_all_has_one_hint(scales: torch.Tensor) -> None:
+    for x, weight in ((ef.Scaled(ROWS, scales), WEIGHT), (ROWS, ef.Scaled(WEIGHT, scales))):
+        with pytest.raises(ef.errors.ArgumentError, match="multiply by those of a row or a tensor in the epilogue"):
+            ef.linear(x, weight)
+
+
+def test_scales_elsewhere_are_to_be_moved() -> None:
+    with pytest.raises(ef.errors.ArgumentError, match=r"scales\.to\('cpu'\)"):
+        ef.linear(ef.Scaled(ROWS, torch.ones(5, 3, device="meta")), WEIGHT)
+
+
 def test_hints_about_scales_hold() -> None:
     """Each way out gives what the right scales give."""
     own = torch.rand(2, 5, 3)

@@ -250,7 +250,9 @@ CATALOGUE: dict[str, Sentence] = {
         "operand '{name}' is float64 beside an accumulator of {accumulator}",
         "pass {name}.float(), or make both matrices float64",
     ),
-    "device": Sentence(_A, "{name} is on {device}, but the GEMM is on {expected}"),
+    "device": Sentence(
+        _A, "{name} is on {device}, but the GEMM is on {expected}", "move it there: {shown}.to('{expected}')"
+    ),
     "no_output_d": Sentence(
         _A, "the epilogue returns no output named D, but out= was given", "name the output D, or omit out="
     ),

@@ -67,7 +67,7 @@ def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_neg():
         raise fail("tensor_layout", None, name=name, **_layout(tensor))
     if device is not None and tensor.device != device:
-        raise fail("device", None, name=name, device=tensor.device, expected=device)
+        raise fail("device", None, name=name, device=tensor.device, expected=device, shown="x")
 
 
 def shape_of(name: str, tensor: torch.Tensor) -> torch.Size:
@@ -117,10 +117,10 @@ def check_names(parsed: Parsed, given: Iterable[str]) -> None:
             raise fail("extra_operand", None, name=name, operands=shown[0], outputs=shown[1], hint=hint)
 
 
-def check_device(name: str, info: TensorInfo, expected: str) -> None:
-    """A tensor on the device of the others."""
+def check_device(name: str, info: TensorInfo, expected: str, shown: str = "x") -> None:
+    """A tensor on the device of the others. `shown` is what a hint calls it."""
     if info.device != expected:
-        raise fail("device", None, name=name, device=info.device, expected=expected)
+        raise fail("device", None, name=name, device=info.device, expected=expected, shown=shown)
 
 
 _VECTOR = "a vector is one row of A, x[None], or one column of B, x[:, None]"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -95,7 +96,7 @@ def check_scales(
             of = f"{product[1].dtype} with block scales"
             raise fail("accumulator", None, dtype=accumulator, a=product[0].dtype, b=of, allowed="torch.float32")
         info = infos.get(key, _NUMBER)
-        check_device(f"Scaled.scales of {name}", info, matrix.device)
+        check_device(f"Scaled.scales of {name}", info, matrix.device, "scales")
         if info.dtype != torch.float32:
             raise fail("scales_dtype", None, name=name, dtype=info.dtype)
         rows, columns = matrix.shape
@@ -118,7 +119,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
     hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
     if len(shape) == len(want) and shape != want and all(n and not own % n for own, n in zip(shape, want, strict=True)):
         hint = f"{hint}; scales of finer blocks are not applied: quantise by these, or dequantise before the call"
-    elif len(shape) in (0, len(want)) and all(own <= n for own, n in zip(shape, want, strict=False)):
+    elif prod(shape) == 1 or (len(shape) == len(want) and all(own <= n for own, n in zip(shape, want, strict=True))):
         hint = f"{hint}; repeat scales of coarser blocks, and multiply by those of a row or a tensor in the epilogue"
     if shape == (*want[:-2], want[-1], want[-2]):
         hint = "pass scales.t()" if len(want) == 2 else "pass scales.mT"
