@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import epifuse as ef
+from epifuse.fusion.vocabulary import CAST_METHODS
 from tests.frontend.sources import function_from
 
 A, B = torch.ones(4, 4), torch.ones(4, 4)
@@ -99,6 +100,17 @@ def test_what_a_hint_says_to_write_does_it(expression: str) -> None:
     x = torch.tensor([[math.nan, math.inf, 1.5, -math.inf, 0.0]])
     got = ef.gemm(torch.ones(1, 1), x, epilogue=f"def epi(accum): x = accum; D = {expression}; return D")
     torch.testing.assert_close(got, INSTEAD[expression](x), equal_nan=True)
+
+
+VALUES = torch.tensor([[0.5, 1.5, -2.5, 0.049, 0.0], [1234.5678, -65.43, 8.0, 7.999999, -1e-3]])
+
+
+@pytest.mark.parametrize("name", sorted({*CAST_METHODS} - {"double"}))
+def test_a_cast_by_its_name_is_one_to_its_dtype(name: str) -> None:
+    found = ef.gemm(torch.eye(2), VALUES[:, :2].abs(), epilogue=f"lambda accum: accum.{name}()")
+    assert found.dtype == getattr(torch.ones(1), name)().dtype
+    by_dtype = ef.gemm(torch.eye(2), VALUES[:, :2].abs(), epilogue=f"lambda accum: accum.to({found.dtype})")
+    assert torch.equal(found, by_dtype)
 
 
 @pytest.mark.parametrize(("expression", "says"), SAYS.items(), ids=SAYS)

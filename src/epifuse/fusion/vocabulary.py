@@ -119,6 +119,9 @@ CAST_METHODS: dict[str, torch.dtype] = {
     "double": torch.float64,
     "int": torch.int32,
     "long": torch.int64,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
     "bool": torch.bool,
 }
 
