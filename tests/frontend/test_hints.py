@@ -2,7 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,18 @@ from tests.frontend.sources import function_from
 
 A, B = torch.ones(4, 4), torch.ones(4, 4)
 OPERANDS = {"C": torch.ones(4, 4), "alpha": 2.0}
-NAMES = {"np": np, "torch": torch, "F": F, "nn": nn, "ef": ef, "dropout": nn.Dropout(), "config": {"scale": 2.0}}
+NAMES = {
+    "np": np,
+    "torch": torch,
+    "F": F,
+    "nn": nn,
+    "ef": ef,
+    "math": math,
+    "dropout": nn.Dropout(),
+    "config": {"scale": 2.0},
+}
 
+STOCHASTIC = "outputs are rounded to nearest even: none is rounded stochastically"
 HINTS = {
     "where(accum > 0, accum, C)": "write ef.where, after `import epifuse as ef`",
     "gelu(accum)": "write ef.gelu, after `import epifuse as ef`",
@@ -53,14 +65,23 @@ HINTS = {
     "bool(accum)": "write a comparison",
     "torch.triu(accum)": "write where(index_n(x) >= index_m(x), x, 0.0)",
     "torch.tril(accum)": "write where(index_n(x) <= index_m(x), x, 0.0)",
-    "torch.stochastic_rounding(accum)": "outputs are rounded to nearest even: none is rounded stochastically",
+    "torch.stochastic_rounding(accum)": STOCHASTIC,
+    "ef.stochastic_round(accum)": STOCHASTIC,
+    "accum.to(torch.float8_e4m3fn, rounding='stochastic')": STOCHASTIC,
+    "ef.cast(accum, torch.float8_e4m3fn, rounding='stochastic')": STOCHASTIC,
+    "ef.block_scale(accum, rounding='stochastic')": STOCHASTIC,
+    "accum.to(torch.float16, copy=True)": "leave it out: a value has no memory of its own",
+    "accum.to(dtype=torch.float16, non_blocking=True)": "leave it out",
+    "torch.linalg.vector_norm(accum, ord=math.inf, dim=-1)": "write ef.norm(x, dim=-1), ef.absmax(x, dim=-1) for",
+    "accum.view(torch.uint8)": "store the value, and write .view(torch.uint8) on the output",
+    "accum.view(dtype=torch.int32)": "store the value, and write .view(torch.int32) on the output",
     "len(accum)": "an epilogue holds for every shape",
     "accum.sum(axis=1)": "write dim=",
     "accum.sum(-1, keepdims=True)": "write keepdim=",
     "F.relu(accum, inplace=True)": "leave it out: a value is never changed in place",
     "torch.add(accum, C, alpha=2)": "write x + alpha * y",
     "accum.clamp()": "give it one of them",
-    "torch.linalg.norm(accum)": None,
+    "torch.linalg.norm(accum, ord=math.inf)": "write ef.norm(x, dim=-1), ef.absmax(x, dim=-1) for",
     "F.hardtanh(accum, alpha, -alpha)": None,
 }
 SAYS = {
@@ -73,13 +94,15 @@ SAYS = {
     "accum not in C": "the operator not in is not supported here",
     "accum * config['scale']": "'config' is a dict, which an epilogue cannot use",
     "F.hardtanh(accum, alpha, -alpha)": "the lower bound 2.0 is greater than the upper bound -2.0",
+    "accum.to(torch.float16, copy=True)": ".to() has no parameter 'copy'",
+    "accum.view(torch.uint8)": "an epilogue does not reinterpret bits",
 }
 
 
-def refusal(expression: str) -> str:
-    text = f"def epi(accum, C, alpha):\n    D = {expression}\n    return D\n"
+def refusal(expression: str, further: str = "", given: Mapping[str, Any] = MappingProxyType({})) -> str:
+    text = f"def epi(accum, C, alpha{further}):\n    D = {expression}\n    return D\n"
     with pytest.raises(ef.errors.EpifuseError) as caught:
-        ef.gemm(A, B, epilogue=function_from(text, **NAMES), **OPERANDS)
+        ef.gemm(A, B, epilogue=function_from(text, **NAMES), **OPERANDS, **given)
     assert f"    D = {expression}\n" in str(caught.value)
     return str(caught.value)
 
@@ -103,6 +126,43 @@ def test_what_a_hint_says_to_write_does_it(expression: str) -> None:
 
 
 VALUES = torch.tensor([[0.5, 1.5, -2.5, 0.049, 0.0], [1234.5678, -65.43, 8.0, 7.999999, -1e-3]])
+WRITTEN = (
+    "accum.norm(p=float('inf'), dim=-1)",
+    "torch.norm(accum, math.inf, dim=-1)",
+    "accum.norm(-math.inf, -1)",
+    "accum.norm(0, dim=-1)",
+    "accum.norm(1, dim=-1)",
+    "accum.norm(3, dim=-1)",
+    "torch.round(accum, decimals=1)",
+    "accum.round(decimals=3)",
+    "torch.round(accum, decimals=-2)",
+    "torch.ldexp(accum, y)",
+    "torch.quantize_per_tensor(accum, scale, zero_point, torch.qint8).int_repr()",
+    "torch.fake_quantize_per_tensor_affine(accum, scale, zero_point, low, high)",
+)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # deprecated
+@pytest.mark.parametrize("expression", WRITTEN)
+def test_what_is_written_out_is_what_torch_computes(expression: str) -> None:
+    numbers = {"y": torch.tensor(3), "scale": 0.5, "zero_point": 3, "low": -128, "high": 127}
+    written = refusal(expression, ", ".join(("", *numbers)), numbers).rpartition("hint: write ")[2]
+    text = f"def epi(accum, {', '.join(numbers)}):\n    x = accum\n    return {written}\n"
+    found = ef.gemm(torch.eye(2), VALUES, epilogue=function_from(text, **NAMES), **numbers)
+    want = eval(expression, {**NAMES, "accum": VALUES, **numbers})
+    torch.testing.assert_close(found, want)
+
+
+def test_frexp_is_written_out() -> None:
+    p, x, e = (part.split(" for ")[0] for part in HINT_OF_FREXP.split(refusal("accum.frexp()"))[1:])
+    text = f"def epi(accum):\n    x = accum\n    p = {p}\n    D = {x}\n    E = {e}\n    return D, E"
+    values = VALUES[VALUES != 0][None]
+    found = ef.gemm(torch.ones(1, 1), values, epilogue=function_from(text, **NAMES))
+    for own, want in zip(found, torch.frexp(values), strict=True):
+        assert torch.equal(own, want.float())
+
+
+HINT_OF_FREXP = re.compile(r"hint: with p = | write |, ")
 
 
 @pytest.mark.parametrize("name", sorted({*CAST_METHODS} - {"double"}))
@@ -111,6 +171,12 @@ def test_a_cast_by_its_name_is_one_to_its_dtype(name: str) -> None:
     assert found.dtype == getattr(torch.ones(1), name)().dtype
     by_dtype = ef.gemm(torch.eye(2), VALUES[:, :2].abs(), epilogue=f"lambda accum: accum.to({found.dtype})")
     assert torch.equal(found, by_dtype)
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
+def test_scales_of_a_product_are_written_out(name: str) -> None:
+    with pytest.raises(ef.errors.ArgumentError, match=r"accum \* scale_a \* scale_b; .* ef.Scaled"):
+        ef.gemm(A, B, **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize(("expression", "says"), SAYS.items(), ids=SAYS)

@@ -190,6 +190,7 @@ EPILOGUE: dict[str, Sentence] = {
         "chooses by where(mask, x, 0.0)",
     ),
     "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
+    "wrong_choice": Sentence(_S, "'{name}' of {function}() must be {want}, not {value!r}", "{hint}"),
     "max_pair": Sentence(
         _S, "{function} with dim returns a pair in torch, values and indices", "use torch.a{name}(x, dim=...)"
     ),
@@ -198,7 +199,12 @@ EPILOGUE: dict[str, Sentence] = {
         "the body of the activation {name} contains {operation}: an activation is computed element by element",
         "write this function in src/epifuse/fusion/composites.py, whose functions may contain it",
     ),
-    "norm_order": Sentence(_S, "only the Euclidean norm is supported", "write norm(x, dim=..., keepdim=...)"),
+    "norm_order": Sentence(_S, "only the Euclidean norm is supported", "{hint}"),
+    "reinterpreted": Sentence(
+        _S,
+        "an epilogue does not reinterpret bits, and {dtype} is a dtype",
+        "store the value, and write .view({dtype}) on the output; .to({dtype}) converts",
+    ),
     # --- kinds
     "host_wanted": Sentence(_T, "'{what}' works on host numbers, and this is a tensor", "{hint}"),
     "tensor_wanted": Sentence(

@@ -15,8 +15,8 @@ from epifuse.base.dtypes import BY_TORCH
 from epifuse.base.errors import kind_of
 from epifuse.frontend import layouts, parts, torch_rules
 from epifuse.frontend.context import Context, DtypeOf, LimitsOf, TupleValue, Visit
-from epifuse.frontend.hints import parameter_hint
-from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static
+from epifuse.frontend.hints import choice_hint, parameter_hint
+from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static, known
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, refuse_decorated
 from epifuse.fusion import host, literals
@@ -56,7 +56,7 @@ def _bind(
     bound = {slot.name: item for slot, item in zip(slots, positional, strict=False)}
     for key, item in named.items():
         if key not in parameters or parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY:
-            hint = parameter_hint(key)
+            hint = parameter_hint(key, known(item))
             raise context.fail("unexpected_argument", at, function=name, name=key, want=_show(signature), hint=hint)
         if key in bound:
             raise context.fail("argument_twice", at, function=name, name=key)
@@ -317,7 +317,8 @@ def _check_literals(context: Context, entry: Entry, positional: list[Any], named
         is_computed = isinstance(item, Node) and item.op != "const"
         value = item.value if isinstance(item, Static) else getattr(item, "attr", item)
         if not rule.holds(value) and (rule.values or not is_computed):
-            raise context.fail("wrong_static", at, function=entry.name, name=name, want=rule.want)
+            said = {"want": rule.want, "value": value, "hint": choice_hint(value)}
+            raise context.fail("wrong_choice", at, function=entry.name, name=name, **said)
 
 
 def method(
@@ -331,6 +332,9 @@ def method(
             raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")
         return _cast(context, spelled, receiver, {"dtype": CAST_METHODS[name]}, at)
     if name in ("to", "type"):
+        if further := [key for key in named if key != "dtype"]:
+            hint = parameter_hint(further[0])
+            raise context.fail("unexpected_argument", at, function=spelled, name=further[0], want="(dtype)", hint=hint)
         item = named.pop("dtype", None) if not positional else positional.pop(0)
         if positional or named or not isinstance(item, Static) or not isinstance(item.value, torch.dtype):
             raise context.fail(
@@ -348,6 +352,10 @@ def method(
         if positional or named:
             raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")
         return layouts.turned(context, receiver, "T", at)
+    if name == "view":
+        for item in (*positional, *named.values()):
+            if isinstance(item, Static) and isinstance(item.value, torch.dtype):
+                raise context.fail("reinterpreted", at, dtype=item.value)
     if name in ("permute", "reshape", "view") and positional and not isinstance(positional[0], (TupleValue, Static)):
         positional = [TupleValue(tuple(positional))]
     positional = [receiver, *positional]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -100,6 +101,12 @@ _TOWARDS_0 = "where(q < 0, ceil(q), floor(q))"
 _LOSS = "write it out, and reduce that: {}"
 _HUBER = "torch.where((x - y).abs() < 1, 0.5 * (x - y).square(), (x - y).abs() - 0.5)"
 _MODULE = "write the function, as F.gelu(x) for nn.GELU()(x)"
+_PARTS_OF_FLOATS = "with p = 2 * ef.floor_power_of_two(x.abs()) write x / p for the fraction, p.log2() for the exponent"
+_NORM_OF_P = "x.abs().pow({p}).sum(dim=-1).pow(1 / {p})"
+_OTHER_NORMS = f"ef.absmax(x, dim=-1) for the order infinity, {_NORM_OF_P.format(p='p')} for another p"
+_NEAREST_EVEN = "outputs are rounded to nearest even: none is rounded stochastically"
+_QUANTISED = "write round(x / scale + zero_point).clamp(-128, 127).to(torch.int8)"
+_FAKE = "write ((round(x / scale) + zero_point).clamp(low, high) - zero_point) * scale"
 
 _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("swapaxes", "movedim", "moveaxis"), "write permute"),
@@ -122,10 +129,11 @@ _INSTEAD: dict[str, str] = {
     "int": "write x.to(torch.int32) for a tensor; of host numbers n // 2, math.floor(x) or math.trunc(x)",
     "bool": "write a comparison",
     **dict.fromkeys(("rsub", "__rsub__"), "write y - x for x.rsub(y)"),
-    **dict.fromkeys(
-        ("stochastic_round", "stochastic_rounding"),
-        "outputs are rounded to nearest even: none is rounded stochastically",
-    ),
+    **dict.fromkeys(("stochastic_round", "stochastic_rounding"), _NEAREST_EVEN),
+    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel"), _QUANTISED),
+    **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _FAKE),
+    "frexp": _PARTS_OF_FLOATS,
+    "ldexp": "write x * 2.0 ** y",
     "triu": "write where(index_n(x) >= index_m(x), x, 0.0)",
     "tril": "write where(index_n(x) <= index_m(x), x, 0.0)",
     "arange": "index_n(x) and index_m(x) are the column and the row of each element",
@@ -136,7 +144,7 @@ _INSTEAD: dict[str, str] = {
     "erfc": "write 1 - erf(x)",
     "celu": "write where(x > 0, x, alpha * expm1(x / alpha))",
     "hardshrink": "write where(abs(x) > 0.5, x, 0.0)",
-    "linalg": "write ef.norm(x, dim=-1)",
+    **dict.fromkeys(("linalg", "norm", "vector_norm"), f"write ef.norm(x, dim=-1), {_OTHER_NORMS}"),
     **dict.fromkeys(("view_as", "reshape_as"), "write x.view(y.shape[0], y.shape[1])"),
     "swish": "write silu(x)",
     "item": "a reduction's result may be used as it is",
@@ -237,16 +245,50 @@ _PARAMETERS: dict[str, str] = {
     "dtype": "write .to(dtype) before or after",
     "alpha": "write x + alpha * y",
     "rounding_mode": f"with q = x / y write floor(q) for 'floor', {_TOWARDS_0} for 'trunc'; x // y of integers",
-    "decimals": "write round(x * 100) / 100",
+    "decimals": "with n = 10 ** decimals write round(x * n) / n",
+    "rounding": _NEAREST_EVEN,
+    **dict.fromkeys(("copy", "non_blocking", "memory_format", "device"), _AS_IT_IS),
 }
 
 
-def parameter_hint(name: str) -> str:
-    """What to write for a parameter that torch, or NumPy, has and the vocabulary has not."""
+def parameter_hint(name: str, value: Any = None) -> str:
+    """What to write for a parameter that torch, or NumPy, has and the vocabulary has not, and that is to have a `value`
+    if that is known."""
+    if name == "decimals" and isinstance(value, int) and value:
+        return f"write round(x {'*/'[value < 0]} {10 ** abs(value)}) {'/*'[value < 0]} {10 ** abs(value)}"
     return _PARAMETERS.get(name, "")
 
 
+def choice_hint(value: Any) -> str:
+    """What to do where a parameter does not take this `value`."""
+    return _NEAREST_EVEN if value == "stochastic" else ""
+
+
+_NORMS: dict[Any, str] = {
+    math.inf: "write ef.absmax(x, dim=-1)",
+    -math.inf: "write x.abs().amin(dim=-1)",
+    0: "write (x != 0).float().sum(dim=-1)",
+    1: "write x.abs().sum(dim=-1)",
+    "fro": "leave it out: norm(x, dim=..., keepdim=...) is the Euclidean norm",
+}
+
+
+def norm_hint(order: Any) -> str:
+    """What to write for a norm of this order, None where that is not known."""
+    of_p = _NORM_OF_P.format(p=order) if isinstance(order, (int, float)) else _OTHER_NORMS
+    return _NORMS.get(order, f"write {of_p}")
+
+
+_SCALES = (
+    "write an epilogue that returns accum * scale_a * scale_b; for scales of blocks pass ef.Scaled(a, scales) as A"
+)
+_ARGUMENTS: dict[str, str] = {
+    **dict.fromkeys(("scale_a", "scale_b", "a_scale", "b_scale"), _SCALES),
+    "scale_result": "write an epilogue that returns accum * scale_result",
+}
+
+
 def argument_hint(name: str, known: Iterable[str]) -> str:
-    """The argument of a call that was meant by a name that it does not take."""
+    """The argument of a call that was meant by a name that it does not take, or what to write in its place."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
-    return f"did you mean {near[0]}=?" if near else ""
+    return f"did you mean {near[0]}=?" if near else _ARGUMENTS.get(name, "")

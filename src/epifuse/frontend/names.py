@@ -23,6 +23,7 @@ from epifuse.frontend.hints import undefined_hint, unknown_function_hint
 from epifuse.frontend.modules import Activation, activation_of, is_altered
 from epifuse.fusion import vocabulary
 from epifuse.fusion.vocabulary import VOCABULARY, Entry
+from epifuse.ir import Node
 
 
 class Root(NamedTuple):
@@ -120,6 +121,13 @@ class Number:
 
     reader: Reader
     spelled: str
+
+
+def known(item: Any) -> Any:
+    """The value of what is fixed when the epilogue is parsed, or written as a number; None for all else."""
+    if isinstance(item, Static):
+        return item.value
+    return item.attr if isinstance(item, Node) and item.op == "const" else None
 
 
 Meaning = Static | FunctionRef | HostFunction | FixedFunction | Helper | Instance | ActivationModule | Module | Number

@@ -11,7 +11,8 @@ from inspect import Signature
 from typing import Any, NamedTuple
 
 from epifuse.frontend.context import Context, TupleValue
-from epifuse.frontend.names import Static
+from epifuse.frontend.hints import norm_hint
+from epifuse.frontend.names import Static, known
 from epifuse.fusion.vocabulary import Entry
 from epifuse.ir import Node
 
@@ -135,7 +136,7 @@ def _without_order(
     """The arguments of a norm that says which it is, as in norm(2, dim=-1); there is one."""
     orders = [*positional[1:2], *([named["p"]] if "p" in named else [])]
     if not all(isinstance(order, Node) and order.op == "const" and order.attr == 2 for order in orders):
-        raise context.fail("norm_order", at)
+        raise context.fail("norm_order", at, hint=norm_hint(known(orders[0])))
     return positional[:1] + positional[2:], {name: value for name, value in named.items() if name != "p"}
 
 
