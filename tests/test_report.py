@@ -47,6 +47,15 @@ def test_the_report_reads(golden: Callable[[str], None]) -> None:
     golden(str(reported(unknown, A, B)) + "\n" + str(reported(chained, A, B)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8], ids=str)
+def test_a_cast_to_8_bits_is_told_to_stay(dtype: torch.dtype) -> None:
+    (row,) = reported(lambda a, b: torch.relu(a @ b).to(dtype), A, B).rows
+    assert row.taken
+    ((_, reason),) = row.left
+    assert "8 bits" in reason
+    assert "ef.gemm" in reason
+
+
 def test_the_picture_has_each_sort_of_product_once(tmp_path: Path) -> None:
     report = reported(lambda a, b: [*chained(a, b), *chained(a, 2 * b), unknown(a, b)], A, B)
     dot = ef.debug.to_dot(report)

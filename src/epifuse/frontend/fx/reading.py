@@ -125,7 +125,10 @@ def check_dtype(node: FxNode, compute: torch.dtype) -> None:
     """Raise `Boundary` for a dtype that no value has where floats are computed in `compute`."""
     dtype = value_of(node).dtype
     if dtype not in _HELD or (dtype == torch.float64 and compute != torch.float64):
-        raise Boundary(f"{node.name} is {str(dtype).removeprefix('torch.')}, which no value of this epilogue is", node)
+        stays = "which no value of this epilogue is"
+        if dtype.itemsize == 1:
+            stays = "and casts to 8 bits stay with PyTorch: write ef.gemm for a quantised output"
+        raise Boundary(f"{node.name} is {str(dtype).removeprefix('torch.')}, {stays}", node)
 
 
 GRAPH_FILE = "<fx graph>"
