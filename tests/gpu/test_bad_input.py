@@ -180,7 +180,7 @@ def test_memory_of_another_library_that_starts_anywhere(where: str, machine: Mac
     args = ef.GemmArguments(tensors["A"], b, epilogue=epilogue)
     told = str(ef.explain(args, cc=90))
     assert told.count("A is copied first") == (where == "A")
-    assert told.count("2 bytes at a time") == (where != "A")
+    assert ("2 bytes at a time" in told) == (where != "A")
     machine.kernel(args).run(args)
     assert torch.equal(tensors["D"], (tensors["A"].double() @ b.double() + tensors["C"].double()).to(BF16))
 

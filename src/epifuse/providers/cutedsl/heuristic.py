@@ -112,7 +112,7 @@ class Rated(NamedTuple):
             tile,
             tuned.SPILLING.value if spills else 1.0,
             launching,
-            tuned.NEXT_LAUNCH.value * second if design.for_few_rows else 0.0,
+            tuned.NEXT_LAUNCH.value * second if design.for_few_rows and design.rewritten is None else 0.0,
             design.swapped,
             design.for_few_rows,
             Parts.of(design),

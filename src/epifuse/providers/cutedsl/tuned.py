@@ -107,7 +107,7 @@ FETCHED_AHEAD = Tuned(
 FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "What code beyond that comes at, into each multiprocessor.")
 CLUSTER_LAUNCH = Tuned(0.26e-6, "seconds", MODEL, "CTAs of a cluster start together, and wait for each other.")
 NEXT_LAUNCH = Tuned(
-    1.3e-6,
+    1.6e-6,
     "seconds",
     ("next_launch_h200.json", "few_columns_h200.json"),
     "What a launch of few tiles saves beside the end of the one before, which leaves half of the multiprocessors.",
