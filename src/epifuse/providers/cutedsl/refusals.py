@@ -129,8 +129,8 @@ def low(design: Design, work: Lowered, problem: Problem) -> str | None:
     if not design.is_low:
         return None
     named, others = f"a tile of {design.tile[0]} columns", "other designs do not have this limit"
-    if problem.a.strides[-1] != 1 or any(design.scaled):
-        return f"{named} is for B by columns, without block scales: {others}"
+    if problem.a.strides[-1] != 1 or any(design.scaled) or inputs.converts(problem):
+        return f"{named} is for B by columns, without block scales, and of A's bits: {others}"
     if any(node.op == "reduce" for node in work.walked.nodes):
         return f"{named} does not support reductions: {others}"
     return None
