@@ -280,11 +280,9 @@ def check_products(ptx, rows, dtype):
 
 
 @cutlass_is_there
-@pytest.mark.sweep("rows", "split")
-@pytest.mark.parametrize(
-    ("design", "rows", "split"), [(one, one.tile[0], one.split) for one in SWAPPED_DESIGNS], ids=str
-)
-def test_every_design_multiplies_registers_without_spills(design, rows, split, tmp_path, capfd):
+@pytest.mark.sweep("tile", "split")
+@pytest.mark.parametrize(("design", "tile", "split"), [(one, one.tile, one.split) for one in on_gpu.DESIGNS], ids=str)
+def test_every_design_multiplies_registers_without_spills(design, tile, split, tmp_path, capfd):
     check_products(compiled_swapped(design, (BF16, INT8), tmp_path, capfd), design.tile[0], "bf16")
 
 

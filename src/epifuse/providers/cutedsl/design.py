@@ -168,8 +168,8 @@ class Design:
 
     @property
     def for_few_rows(self) -> bool:
-        """Whether A and B are exchanged in tiles of 64 columns of the result at most: the least rows of wgmma."""
-        return self.swapped and max(self.tile) <= SUBTILE[0]
+        """Whether A and B are exchanged in tiles of at most 64 rows of the result: the least that wgmma has of A."""
+        return self.swapped and min(self.tile) <= SUBTILE[0]
 
     @property
     def k_bytes(self) -> int:

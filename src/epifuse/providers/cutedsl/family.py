@@ -241,7 +241,7 @@ class Family:
             or refusals.unsplit(own, problem)
             or budget.unpromoted(own)
             or refusals.unscaled(own, work.order, problem)
-            or (refusals.low(own.exchanged_sides, work, problem) if own.swapped else None)
+            or (refusals.few(own.exchanged_sides, work, problem) if own.swapped else None)
         )
         reason = reason or (multistage.unfit(own, problem) if own.by_warps else None)
         if reason is not None:

@@ -93,7 +93,7 @@ class Rated(NamedTuple):
         (m, n), second = design.tile, _multiplications_a_second(processor)
         tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         if design.converts:
-            tile = max(tile, tuned.CONVERTED.value * m)
+            tile = max(tile, tuned.CONVERTED.value[design.sharing] * m)
         is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
         computing = going = 0.0  # measured where each CTA has its own rows, on Hopper
@@ -143,12 +143,12 @@ def _rate(design: Design) -> float:
         return multistage.rate(design)
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
-    rows, columns = design.exchanged_sides.tile if design.swapped else design.tile
+    tile = design.exchanged_sides.tile if design.swapped else design.tile
     promoted = tuned.PROMOTED_RATE.value[design.pingpong, any(design.scaled)] if design.promoted else 1.0
     if design.for_few_rows:  # what a multiprocessor takes in of B counts, whatever it adds up (few_columns_h200.json)
-        columns = SUBTILE[0]
         promoted = promoted if any(design.scaled) or design.rewritten else 1.0
-    return tuned.RATES.value[(rows, columns), design.pingpong] * promoted
+        return tuned.RATES.value[(tile[0], SUBTILE[0]), True] * promoted
+    return tuned.RATES.value[tile, design.pingpong] * promoted
 
 
 def _exchanging(design: Design) -> float:

@@ -11,7 +11,7 @@ from epifuse.ir import Load
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import costs, inputs, multistage, partials, segments, tensor_memory, tuned
 from epifuse.providers.cutedsl.accesses import Sides
-from epifuse.providers.cutedsl.design import MMA_SYNC, TCGEN05, WGMMA, Design
+from epifuse.providers.cutedsl.design import MMA_SYNC, SUBTILE, TCGEN05, WGMMA, Design
 from epifuse.providers.cutedsl.designs import SPECS
 from epifuse.providers.cutedsl.length import is_short
 from epifuse.providers.cutedsl.lowering import Lowered
@@ -124,10 +124,11 @@ def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
     return None
 
 
-def low(design: Design, work: Lowered, problem: Problem) -> str | None:
-    """Why a tile of fewer rows than are multiplied for it is not taken; `problem` is the exchanged one."""
+def few(design: Design, work: Lowered, problem: Problem) -> str | None:
+    """Why tiles for few rows do not have another number of columns than 64; `problem` is the exchanged one."""
     if not design.is_low:
-        return None
+        is_wide = design.for_few_rows and design.tile[0] > SUBTILE[0]
+        return "its tile is for B of 8 bits beside A of 16" if is_wide and not inputs.converts(problem) else None
     named, others = f"a tile of {design.tile[0]} columns", "other designs do not have this limit"
     if problem.a.strides[-1] != 1 or any(design.scaled) or inputs.converts(problem):
         return f"{named} is for B by columns, without block scales, and of A's bits: {others}"
