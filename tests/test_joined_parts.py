@@ -58,6 +58,14 @@ def test_heads_of_every_so_many_columns(step: int, width: int, count: int) -> No
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", ["accum * 2", "accum ** 2", "F.leaky_relu(accum, 2)"])
+def test_a_number_of_a_value_divides_its_shape(value: str) -> None:
+    """The same number, which is one node of the graph."""
+    rotated = "torch.cat((-q[..., q.shape[-1] // 2 :], q[..., : q.shape[-1] // 2]), -1)"
+    found, want = called(f"def f(accum):\n    q = {value}\n    D = {rotated}\n    return D\n", 3, 48)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
 def test_on_hopper(emulated: Emulated) -> None:
     source = f"def f(accum):\n    v = accum.chunk(2, dim=-1)[0]\n    D = v + {ROTATED}\n    return D\n"
     a, b = emulated.whole(64, 64), emulated.whole(64, 128)

@@ -30,9 +30,11 @@ def apart(numbers: Iterable[int | Node]) -> tuple[tuple[int | None, ...], list[N
 
 def numbers_below(root: Node) -> Iterator[Node]:
     """The nodes of an expression of numbers, users first: not what the extents in it are of."""
-    extents = [node for node in topological((root,)) if node.op == "extent"]
-    beyond = {arg for extent in extents for arg in extent.args}
-    return reversed(topological((root,), set(topological(beyond))))
+    reached = {root}
+    for node in reversed(topological((root,))):
+        if node in reached:
+            yield node
+            reached.update(node.args if node.op != "extent" else ())
 
 
 def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -> Any:
