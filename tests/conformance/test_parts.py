@@ -26,6 +26,9 @@ EPILOGUES = {
     "unbind": "a, b = accum.unflatten(-1, (2, 16)).unbind(1); D = a - b",
     "unbound from the end": "a, b = (accum + row).unflatten(-1, (2, 16)).unbind(-2); D = F.silu(a) * b",
     "pieces of heads": "x = accum.unflatten(-1, (2, 2, 8)); D = torch.cat((x[..., 1, :], x[..., 0, :]), dim=-1) * 2",
+    "viewed as heads": "x = (accum + row).view(-1, 2, 16); D = x * x.mean(-1, keepdim=True)",
+    "viewed by its shape": "x = accum.view(accum.shape[0], 4, 8); D = x.amax(-1); E = x.flatten()",
+    "squeezed": "D = accum.logsumexp(-1, keepdim=True).squeeze(-1)",
     "a range of a range": "D = accum[:, 1:31][:, 2:20][:, 3:5]; E = D.sum(-1)",
     "a range of a sum of a range": "D = (accum[:, 2:30] + row[2:30])[:, 3:9]",
     "sections of a section": "q, kv = accum.split([8, 24], -1); k, v = kv.split([8, 16], -1); D = v * 2; E = k",
@@ -261,7 +264,7 @@ def test_the_derivative_of_parts_is_fused(name: str) -> None:
     "name",
     [
         *("halves", "halves of operands", "pairs", "heads", "rotary by halves", "glu", "transposes"),
-        *("unbound from the end", "pieces of heads"),
+        *("unbound from the end", "pieces of heads", "viewed as heads", "viewed by its shape", "squeezed"),
     ],
 )
 def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
@@ -387,6 +390,25 @@ def test_halves_of_a_shape_serve_all_rows() -> None:
             torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
             counts.append(len(STRUCTURES))
     assert counts[2] - counts[1] == counts[4] - counts[3] == 0
+
+
+@pytest.mark.parametrize(
+    "shape", ["-1, 2 * 32", "-1, 3, 32", "4, -1, 8", "-1, 24", "-1", "accum.shape[1], -1", "-1, 0 + 32"]
+)
+@pytest.mark.parametrize("value", ["accum", "accum[:, :16]", "accum.t()", "accum.amax(-1)"])
+def test_reshapes_that_rows_decide(value: str, shape: str) -> None:
+    """Among them views that join rows: all of them where there are so few that one is left."""
+    function = function_from(f"def epi(accum): return {value}.reshape({shape}) * 2")
+    for m in (2, 4, 3, 6, 1, 12, 32, 2):
+        a, b = torch.randn(m, K), torch.randn(K, N)
+        try:
+            found = ef.gemm(a, b, epilogue=function)
+        except ef.errors.EpifuseError as refused:
+            if "cut across an axis" not in str(refused):
+                with pytest.raises(RuntimeError):
+                    function(a @ b)
+        else:
+            torch.testing.assert_close(found, function(a @ b))
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

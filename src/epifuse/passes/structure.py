@@ -6,15 +6,17 @@ and so are extents that are equal: an operand is aligned with the axes by its sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, TypeVar
 
 from epifuse import passes
 from epifuse.base.cache import LRU
 from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
+from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 from epifuse.ir.types import dim_size
 from epifuse.passes.eliminate_reductions import counts_equal_values
@@ -138,19 +140,28 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
     """
     n, rows = problem.extents["n"], {problem.extents["m"], problem.extents["l"]} - {1}
     shapes = [info.shape for _, info in problem.operands if isinstance(info, TensorInfo) and info.shape]
-    if "reshape" in graph.ops or not ({shape[-1] for shape in shapes} - {n}).isdisjoint(rows):
+    if not ({shape[-1] for shape in shapes} - {n}).isdisjoint(rows):
         return False
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
     without: set[Node] = set()  # values whose last dim may be one of rows: it was merged, moved, or dropped behind it
     alone: set[Node] = set()  # expressions of operands alone
+    whole: set[Node] = set()  # values with all columns of a row, one behind the other
     for node in graph.written:
         below = not without.isdisjoint(node.args)
         if node.op != "accum" and alone.issuperset(node.args):
             alone.add(node)
-        reads = node.op in _READ_EXTENTS and not _turns(node)
-        if reads and (below or not _cuts(node, last, alone) or _measures(node, last)):
+        if node.op == "reshape":
+            is_of_columns = node.args[0] in whole and _divides(node, n, whole)
+        elif node.op in _READ_EXTENTS and not _turns(node):
+            numbers = () if node.op == "join" else node.args[1:]
+            is_of_columns = not below and _cuts(node, last, alone) and not _measures(numbers, last)
+        else:
+            is_of_columns = True
+        if not is_of_columns:
             return False
+        if node.op in _WHOLE and (node.op == "accum" or not whole.isdisjoint(node.args)):
+            whole.add(node)
         if below or _turns(node) or _drops(node):
             without.add(node)
     return True
@@ -167,6 +178,8 @@ def _drops(node: Node) -> bool:
         return not node.attr[2]
     if node.op == "rearrange":
         return node.attr[0] in ("flatten", "squeeze")
+    if node.op == "reshape":
+        return len(node.attr) == 1
     return node.op == "part" and node.attr[1] == "element" and node.attr[0] >= -1
 
 
@@ -174,9 +187,8 @@ def _cuts(node: Node, last: tuple[int, ...], alone: set[Node]) -> bool:
     """Whether an operation cuts or joins one of these dims, which are the last one."""
     if node.op == "rearrange":
         how, numbers = node.attr
-        beside = {"unflatten": (-1,), "flatten": (-2, -1)}.get(how)
         # What is written on an operand, or on an expression of such, holds the extents of its other dims.
-        return beside == numbers[: len(beside or ())] and node.args[0] not in alone
+        return node.args[0] not in alone and any(numbers[: len(dims)] == dims for dims in _OF_LAST.get(how, ()))
     if node.op == "part" and -_pieces(node.args[0]) <= node.attr[0] < 0:
         return True
     return node.op in ("part", "join", "roll") and node.attr[0] in last
@@ -186,13 +198,24 @@ def _pieces(node: Node) -> int:
     """How many of the last dims are what the last one was divided into."""
     while node.op in ("tensor", "torch"):
         node = node.args[0]
+    if node.op == "reshape":
+        return max(len(node.attr) - 1, 1)
     is_divided = node.op == "rearrange" and node.attr[0] == "unflatten" and node.attr[1][0] == -1
     return len(node.attr[1]) - 1 if is_divided else 1
 
 
-def _measures(node: Node, last: tuple[int, ...]) -> bool:
-    """Whether it is cut at numbers that are made of other extents than that of the last dim."""
-    numbers = [] if node.op == "join" else list(node.args[1:])
+def _divides(node: Node, columns: int, whole: set[Node]) -> bool:
+    """Whether a reshape divides the columns of a row, or the last of a row, and leaves the rows as they are."""
+    first, *others = node.attr
+    if first is None:  # the rows, by name
+        rows, *numbers = node.args[1:]
+        return rows.op == "extent" and rows.attr[0] == (0,) and rows.args[0] in whole and not _measures(numbers, (-1,))
+    return first == -1 and all(others) and None not in others and columns % prod(others) == 0
+
+
+def _measures(args: Sequence[Node], last: tuple[int, ...]) -> bool:
+    """Whether numbers are made of other extents than that of the last dim."""
+    numbers = list(args)
     while numbers:
         number = numbers.pop()
         if number.op != "extent":
@@ -202,6 +225,9 @@ def _measures(node: Node, last: tuple[int, ...]) -> bool:
     return False
 
 
-_RANKING = frozenset({"rearrange", "join"})
+_WHOLE = frozenset({"accum", "tensor", "torch", "reshape", *PRIMITIVES})
+_OF_LAST = {"unflatten": ((-1,),), "flatten": ((-2, -1), (0, -1)), "squeeze": ((-1,),)}
+"""Dims of an operation that divides, drops or joins the last one."""
+_RANKING = frozenset({"rearrange", "reshape", "join"})
 """Operations after which a value may have more than two dims."""
 _READ_EXTENTS = frozenset(name for name, operation in OPERATIONS.items() if operation.reads_extents)
