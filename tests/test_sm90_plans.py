@@ -255,12 +255,28 @@ def test_b_without_batches_is_read_once() -> None:
     assert reading(16) > 3 * reading()
 
 
-def test_no_estimate_for_no_elements_or_several_launches() -> None:
+def test_no_estimate_for_no_elements() -> None:
     a, b = torch.empty(0, 64, dtype=BF16, device="meta"), torch.empty(128, 64, dtype=BF16, device="meta").t()
     assert "model" not in str(ef.explain(ef.GemmArguments(a, b), cc=90))
+
+
+def recomputed(epilogue, m: int, n: int, k: int) -> ef.Explanation:
+    """What is planned where a second launch is allowed."""
+    made = arguments(epilogue, m=m, n=n, k=k)
     asked = ef.Constraints(allow_recompute=True)
-    made = arguments(layer_norm, m=1000, n=4096)
-    args = ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, constraints=asked)
-    explained = ef.explain(args, cc=90)
-    assert len(explained.plan.allocation.launches) > 1
-    assert "model" not in str(explained)
+    return ef.explain(ef.GemmArguments(made.A, made.B, epilogue=made.epilogue, constraints=asked), cc=90)
+
+
+def test_the_estimate_of_several_launches_is_more_than_theirs() -> None:
+    """By the time between two kernels, for each but the first."""
+    explained = recomputed(layer_norm, 1000, 4096, 512)
+    told = next(line for line in str(explained).splitlines() if line.startswith("model"))
+    whole, each = float(told.split()[2]), told.split("launches: ")[1].split(", and")[0]
+    times = [float(one) for one in each.split(", ")]
+    assert len(times) == len(explained.plan.allocation.launches) > 1
+    assert whole - sum(times) > len(times) - 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 100, 512), (16, 128, 512), (1, 64, 128), (256, 512, 1024)])
+def test_small_products_are_not_computed_twice(m: int, n: int, k: int) -> None:
+    assert not recomputed(lambda accum: ef.softmax(accum, dim=-1), m, n, k).plan.allocation.launches

@@ -34,6 +34,11 @@ class Processor(NamedTuple):
         """Of all 32-bit lanes."""
         return self.multiprocessors * 128 * self.clock
 
+    @property
+    def multiplications_a_second(self) -> float:
+        """Of one multiprocessor: the time of one is the unit of a plan's cost."""
+        return self.operations_a_second / (2 * self.multiprocessors)
+
     def at_once(self, size: int) -> int:
         """CTAs that run at once in clusters of `size`."""
         return self.clustered if size > 2 else self.multiprocessors
@@ -51,6 +56,9 @@ class Processor(NamedTuple):
             operations_a_second=self.operations_a_second * count / self.multiprocessors,
         )
 
+
+BETWEEN_KERNELS = 2.4e-6
+"""Seconds from one kernel of a GPU to the next, by a fit to what models' products took (sites_h100.json)."""
 
 CPU = Processor("CPU", 1, 1, 0, 10e9, 1e11, 0.0)
 

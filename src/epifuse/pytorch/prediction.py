@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from epifuse.base.processors import Processor
+from epifuse.base.processors import BETWEEN_KERNELS, Processor
 from epifuse.base.target import Target
 from epifuse.passes.assign_stages import shares_rows
 from epifuse.plan import Estimate, Plan
@@ -120,8 +120,6 @@ def _bytes(site: Site) -> tuple[int, int]:
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
-_KERNEL = 2.4e-6
-"""Seconds from one kernel to the next."""
 _BY_LANES = 0.84
 """Of the multiply-adds of all lanes, by cuBLAS's float32 products: 48 to 49 TFLOP/s (full_float32_h100.json)."""
 _OVERLAP = 1.5
@@ -149,8 +147,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     alone = _norm(library, (site.factors + parts.product) / memory)
     drawing = parts.drawn / rates.instructions_a_second
     loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second + drawing)
-    apart = alone + loops + parts.sums / memory + parts.kernels * _KERNEL
-    a_second = rates.operations_a_second / (2 * rates.multiprocessors)  # in the plan's unit
+    apart = alone + loops + parts.sums / memory + parts.kernels * BETWEEN_KERNELS
+    a_second = rates.multiplications_a_second
     moving, operands = (site.factors + parts.operands + parts.outputs) / memory, parts.operands / memory
     multiplying, shown = site.multiplying / a_second, site.shown / a_second
     if site.waits:
@@ -159,7 +157,7 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
         waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
         shown += operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
         own = _norm(multiplying**_OF_PLAN * product ** (1 - _OF_PLAN), moving) + shown
-    ahead = drawing + _KERNEL if drawing else 0.0
+    ahead = drawing + BETWEEN_KERNELS if drawing else 0.0
     return Prediction(ahead + own + parts.loops_fused / memory, apart)
 
 

@@ -90,7 +90,7 @@ class Rated(NamedTuple):
     ) -> Rated:
         """`instructions` compute a value, and `moving` ones bring and store it; `shares_rows` where values need whole
         rows, which the CTAs of a cluster share."""
-        (m, n), second = design.tile, _multiplications_a_second(processor)
+        (m, n), second = design.tile, processor.multiplications_a_second
         tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         if design.converts:
             tile = max(tile, tuned.CONVERTED.value[design.sharing] * m)
@@ -158,11 +158,6 @@ def _exchanging(design: Design) -> float:
     return pairs * (tuned.CLUSTERS_OF_FOUR.value if across == 4 else 1.0)
 
 
-def _multiplications_a_second(processor: Processor) -> float:
-    """Of one multiprocessor: the unit of `estimates` is the time of one multiplication."""
-    return processor.operations_a_second / (2 * processor.multiprocessors)
-
-
 class Terms(NamedTuple):
     """What the model says a launch takes, in the time of one multiplication of a multiprocessor.
 
@@ -181,7 +176,7 @@ class Terms(NamedTuple):
 
     def told(self, processor: Processor) -> str:
         """In microseconds, and of which GPU: plans for another machine are made with what is known of an H100."""
-        second = _multiplications_a_second(processor)
+        second = processor.multiplications_a_second
         named = {
             "rewriting A and B": self.splitting,
             "multiplying": self.multiplying,

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
+from epifuse.base.processors import BETWEEN_KERNELS, Processor
 from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.spelling import reductions_under, spelled
 from epifuse.passes.split_sweeps import Part, crossing_names, part_of
-from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Reason, Refusal
+from epifuse.plan import Allocation, Answers, Estimate, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.cutedsl.lowering import Launch, Lowered
 from epifuse.request.problem import Problem
@@ -103,16 +104,26 @@ class _Way:
             Plan(spec, part.problem, launch.structure.digest, launch.structure.binding, allocation, part.graph)
             for launch, part, allocation in zip(self.launches, self.parts, allocations, strict=True)
         )
+        processor = self.of.problem.target.processor
+        waiting = BETWEEN_KERNELS * (len(plans) - 1) * processor.multiplications_a_second
+        cost = sum((allocation.cost for allocation in allocations), waiting)
         return Allocation(
             allocations[0].tile,
-            cost=sum(allocation.cost for allocation in allocations),
+            cost=cost,
             workspace=partial(self._workspace_bytes, allocations),
             launches=plans,
+            estimate=partial(_estimate, allocations, cost, processor),
         )
 
     def _workspace_bytes(self, allocations: Sequence[Allocation]) -> int:
         between = sequence.slots(self.parts, self.of.problem)
         return sequence.workspace_bytes(between, [allocation.workspace_bytes for allocation in allocations])
+
+
+def _estimate(allocations: Sequence[Allocation], cost: float, processor: Processor) -> Estimate:
+    each = [f"{1e6 * one.cost / processor.multiplications_a_second:.1f}" for one in allocations]
+    whole = f"{1e6 * cost / processor.multiplications_a_second:.1f} us on {processor.name} by the model"
+    return Estimate(f"{whole} ({len(each)} launches: {', '.join(each)}, and the time between them)", cost, 0.0)
 
 
 def parts_of(plan: Plan) -> tuple[Part, ...]:
