@@ -29,6 +29,22 @@ def test_import_is_silent_and_lazy(tmp_path: Path) -> None:
     assert run(PROBE, tmp_path) == ""
 
 
+BROADCAST = """
+import epifuse as ef, sys, torch
+def scaled(accum, scale, slope):
+    heads = accum.unflatten(-1, (-1, 2))
+    rows = accum.logsumexp(-1) + scale * 2
+    D = heads.mean(-1, keepdim=True) * slope + heads
+    return rows, D
+ef.gemm(torch.ones(3, 5), torch.ones(5, 8), epilogue=scaled, scale=torch.ones(1), slope=torch.ones(2))
+assert "sympy" not in sys.modules
+"""
+
+
+def test_operands_broadcast_without_a_slow_import(tmp_path: Path) -> None:
+    assert run(BROADCAST, tmp_path) == ""
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_kernels_are_imported_on_every_gpu(arch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A kernel for one GPU is imported with those for others: no other GPU's operation may be made then."""
