@@ -331,7 +331,7 @@ def test_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert "none that can be used" in said(capsys, "cache")
     monkeypatch.setattr(store, "_warned", {})
     machine(monkeypatch)
-    assert "no folder; compiled kernels are not shared" in said(capsys, "doctor")
+    assert "no folder; compiled kernels and what was measured are not shared" in said(capsys, "doctor")
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
@@ -417,6 +417,12 @@ def test_tuning_says_where_nothing_is_kept(tmp_path: Path) -> None:
     done = command("$EPIFUSE tune 8x8x8 --dtype float32", shared)
     assert done.returncode == 1
     assert "nothing was kept: set EPIFUSE_CACHE_DIR" in done.stderr
+
+
+def test_tuning_says_so_where_its_own_folder_fails(tmp_path: Path) -> None:
+    (tmp_path / "tuned").touch()
+    done = command("$EPIFUSE tune 8x8x8 --dtype float32", tmp_path)
+    assert (done.returncode, "nothing was kept" in done.stderr) == (1, True)
 
 
 def test_merging_reads_all_before_it_writes(tmp_path: Path) -> None:

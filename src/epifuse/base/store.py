@@ -150,6 +150,12 @@ def folders() -> tuple[Path | None, Path | None]:
     return _user_folder(), _read_only_folder()
 
 
+def is_lost() -> bool:
+    """Whether `rewrite` wrote into the temporary folder, which goes with this process."""
+    folder = _existing_private_folder()
+    return folder is not None and bool(notes_in(folder))
+
+
 def files_in(folder: Path) -> list[Path]:
     """What `fetch` has stored in a folder. The folder may hold other people's files, which are nobody's to remove."""
     return [path for path in folder.glob("[0-9a-f][0-9a-f]/*.*") if _FILE.fullmatch(path.name)]
@@ -370,7 +376,7 @@ def _warn_once(folder: Path, why: str) -> None:
     what = "found in" if is_read else "shared with other processes through"
     name, owner = ("READONLY", "you or root own") if is_read else ("DIR", "you own")
     text = (
-        f"compiled kernels are not {what} {folder}: {why}. "
+        f"compiled kernels and what was measured are not {what} {folder}: {why}. "
         f"Set EPIFUSE_CACHE_{name} to a folder that {owner} and that nobody else may write"
     )
     if _warned.setdefault(folder, text) is text:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
     done = tune([_arguments(shape, options) for shape in options.shapes], anew=options.anew)
     if options.shapes:
         print(done)
-    folder, _ = store.folders()
-    if folder is None or not os.access(folder, os.W_OK):
+    if store.is_lost():
         print("nothing was kept: set EPIFUSE_CACHE_DIR to a folder that you own, and may write", file=sys.stderr)
         return 1
     return 0 if done else 1
