@@ -151,6 +151,20 @@ def test_nothing_is_timed_while_a_graph_is_captured(several: Several, monkeypatc
     assert several.built == [ESTIMATED]
 
 
+def test_whole_numbers_that_divide_are_drawn(several: Several, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "lambda accum, p: accum.to(torch.int32) // p"
+    words = ["--dtype", "float32", "--device", "cpu", "--epilogue", source, "--arg", "p=N:int32"]
+    assert __main__.main(["tune", "48x24x16", *words]) == 0
+    assert FASTEST in capsys.readouterr().out
+
+
+def test_a_call_warns_where_nothing_could_be_timed(several: Several) -> None:
+    source, p = "def epi(accum, p): D = accum.to(torch.int32) // (p - 1); return D", torch.full((24,), 3)
+    with pytest.warns(UserWarning, match="kernels are not tuned.*an integer was divided by zero") as warned:
+        ef.gemm(A, B, epilogue=source, p=p, tune=True)
+    assert warned[0].filename == __file__
+
+
 def test_two_threads_measure_once(several: Several) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ef.gemm(A, B, tune=True), range(4)))

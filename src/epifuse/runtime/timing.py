@@ -182,8 +182,8 @@ def _turns(seconds: float) -> int:
     return max(1, round(_SAMPLE / max(seconds, 1e-9)))
 
 
-def random_like(value: torch.Tensor) -> torch.Tensor:
-    """Normal values of the same shape, strides, dtype and device; 0 for integers, which may be indices."""
+def random_like(value: torch.Tensor, integer: int = 0) -> torch.Tensor:
+    """Normal values of the same shape, strides, dtype and device; `integer` for integers, which may be indices."""
     extents = zip(value.shape, value.stride(), strict=True)
     size = 1 + sum((extent - 1) * stride for extent, stride in extents) if value.numel() else 0
     drawn = torch.Generator(value.device).manual_seed(0)  # the person's own generators stay as they are
@@ -193,5 +193,5 @@ def random_like(value: torch.Tensor) -> torch.Tensor:
     elif value.dtype == torch.bool:
         flat = torch.empty(size, dtype=value.dtype, device=value.device).bernoulli_(0.9, generator=drawn)
     else:
-        flat = torch.zeros(size, dtype=value.dtype, device=value.device)
+        flat = torch.full((size,), integer, dtype=value.dtype, device=value.device)
     return flat.as_strided(value.shape, value.stride())

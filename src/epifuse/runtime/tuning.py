@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -108,8 +109,12 @@ def _measured(call: Call, selection: Selection) -> Selection:
         warnings.warn("kernels are not tuned while a CUDA graph is captured: make this call once before", stacklevel=8)
         return selection
     compile_ahead(selection.plans, None, progress=True)
-    times, _ = _timed(call, selection)
-    return replace(selection, preferred=_kept(best, times).kernel) if times else selection
+    times, failed = _timed(call, selection)
+    if not times:
+        why = next(iter(failed.values()))
+        warnings.warn(f"kernels are not tuned, as none ran on the values that timing draws: {why}", stacklevel=8)
+        return selection
+    return replace(selection, preferred=_kept(best, times).kernel)
 
 
 def note(selection: Selection) -> tuple[str, ...]:
@@ -209,10 +214,11 @@ def _sets(call: Call, plan: Plan) -> list[tuple[Call, Mapping[str, torch.Tensor]
     call = looked_at(call)
     outputs = outputs_of(plan.graph, plan.problem)
     names = {output.name for output in outputs}
+    drawn = partial(random_like, integer=1)  # an integer may be a divisor; what a kernel gathers need not be there
 
     def one() -> tuple[Call, Mapping[str, torch.Tensor]]:
-        a, b = random_like(call.request.a), random_like(call.request.b)
-        tensors = {name: random_like(tensor) for name, tensor in call.tensors.items()}
+        a, b = drawn(call.request.a), drawn(call.request.b)
+        tensors = {name: drawn(tensor) for name, tensor in call.tensors.items()}
         made = call._replace(request=call.request._replace(a=a, b=b), tensors=tensors)
         given = {name: tensor for name, tensor in tensors.items() if name in names}
         return made, destinations(outputs, given)
