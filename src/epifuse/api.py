@@ -198,7 +198,9 @@ class Explanation:
         return self.selection.refusals
 
     def __str__(self) -> str:
-        parts = [str(self.args.graph), str(self.plan) if self.plan else _NO_PLAN]
+        is_invariant = self.selection.problem.constraints.batch_invariant  # PyTorch's product would not be
+        unfused = "" if is_invariant else "; gemm(..., fallback='torch') would run it unfused in PyTorch"
+        parts = [str(self.args.graph), str(self.plan or f"no kernel can run this{unfused}")]
         notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []), *self.tuned)
         parts += [f"note     {note}" for note in notes]
         parts += [f"model    {line}" for line in self._estimates()]
@@ -214,9 +216,6 @@ class Explanation:
         for plan in plans:
             if plan.allocation.estimate is not None:
                 yield f"{plan.spec.name}: {plan.allocation.estimate().text}"
-
-
-_NO_PLAN = "no kernel can run this; gemm(..., fallback='torch') would run it unfused in PyTorch"
 
 
 @outside_graph

@@ -120,7 +120,8 @@ def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | 
     options = call.request.options
     listed = "\n".join(f"  {reason}" for reason in reasons)
     if options.fallback is None:
-        raise fail("no_kernel", loc, reasons=listed, hint=options.hint)
+        hint = "" if settled.problem.constraints.batch_invariant else options.hint  # PyTorch's product would not be
+        raise fail("no_kernel", loc, reasons=listed, hint=hint)
     text = f"no kernel can run this, so PyTorch runs it unfused:\n{listed}"
     warnings.warn(text, stacklevel=7)  # the caller of `gemm`
     require_data(call)

@@ -55,7 +55,8 @@ class CpuProvider:
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if problem.constraints.batch_invariant:
-            reason = "PyTorch computes its products, whose bits depend on M: batch_invariant is for GPUs"
+            what = "float products and functions such as silu, whose bits depend on M"
+            reason = f"PyTorch computes its {what}: batch_invariant is for GPUs"
             return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
         if (moved := work.moved(problem)) is not None:
             return Answers.of([(spec, Refusal(spec.name, moved)) for spec in specs])
