@@ -280,3 +280,30 @@ def test_the_estimate_of_several_launches_is_more_than_theirs() -> None:
 @pytest.mark.parametrize(("m", "n", "k"), [(16, 100, 512), (16, 128, 512), (1, 64, 128), (256, 512, 1024)])
 def test_small_products_are_not_computed_twice(m: int, n: int, k: int) -> None:
     assert not recomputed(lambda accum: ef.softmax(accum, dim=-1), m, n, k).plan.allocation.launches
+
+
+WIDE = ef.Constraints((128, 128), (2, 1), "pingpong", split=1)
+FEW = ef.Constraints((16, 40), schedule="swapped", split=1)
+KERNELS = {
+    "N": ("lambda accum: accum", WIDE, [[(64, 1024), (64, 1032)], [(64, 1020), (64, 1022)], [(64, 1021)]]),
+    "N, few rows": ("lambda accum: accum", FEW, [[(4, 1024), (4, 1032)], [(4, 1020), (4, 1021)]]),
+    "M": ("lambda accum: accum.t()", WIDE, [[(1000, 1024), (1024, 1020)], [(1004, 1024), (1001, 1024)]]),
+    "one row": ("lambda accum, C: accum + C", FEW, [[(1, 1024)], [(2, 1024), (16, 1024)]]),
+}
+"""An epilogue and a design, and which extents share a kernel."""
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_which_extents_share_a_kernel(case: str) -> None:
+    """As docs/hopper.md says."""
+    source, asked, shared = KERNELS[case]
+
+    def text(m: int, n: int) -> str:
+        operands = {"C": torch.empty(m, n, dtype=BF16)} if "C" in source else {}
+        made = ef.EpilogueArguments.partial(source, operands)
+        a, b = torch.empty(m, 2048, dtype=BF16), torch.empty(n, 2048, dtype=BF16).t()
+        return hopper_kernel(ef.GemmArguments(a, b, epilogue=made, constraints=asked)).plan.allocation.program.text
+
+    texts = [{text(*extents) for extents in group} for group in shared]
+    assert [len(each) for each in texts] == [1] * len(shared)
+    assert len(set.union(*texts)) == len(shared)
