@@ -39,7 +39,8 @@ FITTED = (
     "SUM_WRITTEN",
     "HANDED_OVER",
 )
-"""Beside `RATES`. What plain products say nothing of stays: what whole rows and longer epilogues cost."""
+"""Beside the rates. What plain products say nothing of stays: what whole rows and longer epilogues cost."""
+RATES = ("RATES", "FEW_ROWS_RATES")
 STEPS = (1.1, 1.03, 1.01)
 _TAIL = 4.0  # of the square, beside the mean
 
@@ -109,7 +110,8 @@ def summary(cases: Sequence[Case]) -> str:
 
 def fit(cases: Sequence[Case]) -> list[tuple[str, float, float]]:
     """Constants by name, before and after; they stay as fitted in this process."""
-    constants = [*map(_of_tuned, FITTED), *map(_of_rates, tuned.RATES.value), *map(_of_l2, processors.GPUS)]
+    rates = [_of_rates(name, key) for name in RATES for key in getattr(tuned, name).value]
+    constants = [*map(_of_tuned, FITTED), *rates, *map(_of_l2, processors.GPUS)]
     before, least = [get() for _, get, _ in constants], loss(cases)
     for step in STEPS:
         better = True
@@ -136,11 +138,12 @@ def _of_tuned(name: str) -> Constant:
     return name, lambda: float(getattr(tuned, name).value), set_to
 
 
-def _of_rates(key: tuple[tuple[int, int], bool]) -> Constant:
+def _of_rates(name: str, key: Any) -> Constant:
     def set_to(value: float) -> None:
-        tuned.RATES = replace(tuned.RATES, value={**tuned.RATES.value, key: value})
+        held = getattr(tuned, name)
+        setattr(tuned, name, replace(held, value={**held.value, key: value}))
 
-    return f"RATES {key}", lambda: tuned.RATES.value[key], set_to
+    return f"{name} {key}", lambda: float(getattr(tuned, name).value[key]), set_to
 
 
 def _of_l2(word: str) -> Constant:

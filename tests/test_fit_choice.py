@@ -35,7 +35,8 @@ def saved() -> dict[str, object]:
 @pytest.fixture
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constant is what it was after the test, whatever was fitted."""
-    monkeypatch.setattr(tuned, "RATES", tuned.RATES)
+    for name in fit_choice.RATES:
+        monkeypatch.setattr(tuned, name, getattr(tuned, name))
     for name in fit_choice.FITTED:
         monkeypatch.setattr(tuned, name, getattr(tuned, name))
     monkeypatch.setattr(fit_choice.processors, "GPUS", dict(fit_choice.processors.GPUS))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from epifuse.base.processors import Processor
 from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
-from epifuse.providers.cutedsl.design import SUBTILE, WGMMA, Design
+from epifuse.providers.cutedsl.design import WGMMA, Design
 from epifuse.providers.cutedsl.inputs import LINE, is_shared, itemsize
 from epifuse.providers.cutedsl.length import wide_k
 from epifuse.request.problem import Problem, TensorInfo
@@ -147,7 +147,7 @@ def _rate(design: Design) -> float:
     promoted = tuned.PROMOTED_RATE.value[design.pingpong, any(design.scaled)] if design.promoted else 1.0
     if design.for_few_rows:  # what a multiprocessor takes in of B counts, whatever it adds up (few_columns_h200.json)
         promoted = promoted if any(design.scaled) or design.rewritten else 1.0
-        return tuned.RATES.value[(tile[0], SUBTILE[0]), True] * promoted
+        return tuned.FEW_ROWS_RATES.value[tile[0]] * promoted
     return tuned.RATES.value[tile, design.pingpong] * promoted
 
 
