@@ -193,10 +193,8 @@ class Kernel:
             raise fail("artifact", None, why=_difference(given.plan, made.plan))
         return made
 
-    def _check_workspace(self, plan: Plan, workspace: torch.Tensor | None) -> None:
+    def _check_workspace(self, plan: Plan, workspace: torch.Tensor) -> None:
         need = plan.allocation.workspace_bytes
-        if workspace is None:
-            return
         if not isinstance(workspace, torch.Tensor) or workspace.numel() * workspace.element_size() < need:
             raise fail("workspace", None, want=f"a tensor of at least {need} bytes")
         if str(workspace.device) != plan.problem.a.device:

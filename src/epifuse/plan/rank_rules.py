@@ -102,10 +102,16 @@ def _reduced(node: Node, form: Form) -> tuple[Form, Any]:
     return Form(form.leading if keepdim or not whole else None, kept), (name, new, keepdim)
 
 
-def _unsqueezed(node: Node, form: Form) -> tuple[Form, Any]:
-    at = normalise(node.attr, form.rank + 1)
+def _behind(node: Node, form: Form, dim: int, rank: int, what: str) -> int:
+    """The number of a dim, which `what` takes, of so many. Raises `Unfit` for one of the leading dims."""
+    at = normalise(dim, rank)
     if at < (form.leading or 0):
-        raise needs_leading(node, "a new dim among its leading dims")
+        raise needs_leading(node, what)
+    return at
+
+
+def _unsqueezed(node: Node, form: Form) -> tuple[Form, Any]:
+    at = _behind(node, form, node.attr, form.rank + 1, "a new dim among its leading dims")
     return Form(form.leading, form.kept + 1), at - form.rank - 1
 
 
@@ -126,26 +132,20 @@ def _reshaped(node: Node, form: Form) -> tuple[Form, Any]:
 
 def _part(node: Node, form: Form) -> tuple[Form, Any]:
     dim, how, numbers = node.attr
-    at = normalise(dim, form.rank)
-    if at < (form.leading or 0):
-        raise needs_leading(node, "a part of one of its leading dims")
+    at = _behind(node, form, dim, form.rank, "a part of one of its leading dims")
     return Form(form.leading, form.kept - (how == "element")), (at - form.rank, how, numbers)
 
 
 def _rolled(node: Node, form: Form) -> tuple[Form, Any]:
     dim, shift = node.attr
-    at = normalise(dim, form.rank)
-    if at < (form.leading or 0):
-        raise needs_leading(node, "a roll along one of its leading dims")
+    at = _behind(node, form, dim, form.rank, "a roll along one of its leading dims")
     return form, (at - form.rank, shift)
 
 
 def _join(node: Node, form: Form) -> tuple[Form, Any]:
     dim, how = node.attr
     stacks = how == "stack"
-    at = normalise(dim, form.rank + stacks)
-    if at < (form.leading or 0):
-        raise needs_leading(node, f"{how} along its leading dims")
+    at = _behind(node, form, dim, form.rank + stacks, f"{how} along its leading dims")
     return Form(form.leading, form.kept + stacks), (at - form.rank - stacks, how)
 
 
@@ -174,9 +174,7 @@ def _extent(node: Node, form: Form) -> tuple[Form, Any]:
 
 def _along(node: Node, form: Form) -> tuple[Form, Any]:
     """What is of one dim, as a coordinate or an element."""
-    dim = normalise(node.attr, form.rank)
-    if dim < (form.leading or 0):
-        raise needs_leading(node, f"a {node.op} along its leading dims")
+    dim = _behind(node, form, node.attr, form.rank, f"a {node.op} along its leading dims")
     return form, dim - form.rank
 
 
@@ -191,9 +189,7 @@ def _coordinate(node: Node, form: Form) -> tuple[Form, Any]:
 
 
 def _one_hot(node: Node, form: Form) -> tuple[Form, Any]:
-    dim = normalise(node.attr, form.rank)
-    if dim < (form.leading or 0):
-        raise needs_leading(node, "a claim about one of its leading dims")
+    dim = _behind(node, form, node.attr, form.rank, "a claim about one of its leading dims")
     return form, dim - form.rank
 
 
