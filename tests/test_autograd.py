@@ -216,6 +216,10 @@ CASES: dict[str, Case] = {
         "def epi(accum, i): D = where(i % 2 == 0, accum * i, accum / (i + 1)); return D",
         {"i": torch.arange(N, dtype=torch.int32)},
     ),
+    "shifts": Case(
+        "def epi(accum, i): D = accum * accum * (index_n(accum) << i | index_n(accum) >> (i & 1) | 1); return D",
+        {"i": torch.arange(M, dtype=torch.int32).reshape(M, 1)},
+    ),
     "batches": Case(gelu_residual, {"bias": random(2, 1, N), "residual": random(N)}, random(2, M, K), random(2, K, N)),
     "one B": Case(gelu_residual, {"bias": random(N), "residual": random(2, M, 1)}, random(2, M, K)),
     "one A": Case(silu_gate, {"gate": random(N)}, None, random(2, K, N)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 
+import torch
+
 from epifuse.fusion.primitives import Value, primitive
 
 __all__ = ["bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor"]
@@ -38,7 +40,7 @@ def bitwise_not(x: Value) -> Value:
 )
 def bitwise_left_shift(x: Value, y: Value) -> Value:
     """x << y for integers; 0 where y is negative, or no less than the bits of x."""
-    return x << y
+    return torch.bitwise_left_shift(x, y)  # of `<<` PyTorch has no meta for symbolic extents
 
 
 @primitive(
@@ -46,4 +48,4 @@ def bitwise_left_shift(x: Value, y: Value) -> Value:
 )
 def bitwise_right_shift(x: Value, y: Value) -> Value:
     """x >> y for integers, rounded down; the sign alone where y is negative, or no less than the bits of x."""
-    return x >> y
+    return torch.bitwise_right_shift(x, y)
