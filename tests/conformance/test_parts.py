@@ -53,7 +53,7 @@ EPILOGUES = {
     "pairs to halves": "D = torch.cat([accum[..., 0::2], accum[..., 1::2]], dim=-1) + row",
     "a gate's backward": "g, u = C.chunk(2, -1); d = accum[:, :16]; D = torch.cat([d * u, d * g], dim=-1)",
     "rolled by half": "D = accum * row + accum.roll(16, -1) * 0.5",
-    "rolled by a quarter": "D = torch.roll(accum, -8, dims=1) + accum.unflatten(-1, (4, 8)).roll(4, -1).flatten(1)",
+    "rolled by a quarter": "D = torch.roll(accum, -8, (1,)) + accum.unflatten(-1, (4, 8)).roll(4, -1).flatten(1)",
     "reversed quarters": "a, b, c, d = accum.chunk(4, -1); D = torch.cat([d, c, b, a], dim=-1)",
     "transposes": "D = accum.T; E = accum.unflatten(-1, (2, -1)).transpose(1, 2) * 2; P = accum.mT * 0.5",
     "squeeze": "D = accum / (1 + accum.abs().sum(-1, keepdim=True).squeeze(-1)[:, None])",

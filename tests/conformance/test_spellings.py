@@ -53,6 +53,8 @@ LINES = [
     "F.cross_entropy(accum + C, (labels % 16)[:, 0], reduction='sum', label_smoothing=0.5)",
     "accum / accum.shape[-1] + E * accum.size(0) - row.shape[0] + labels.numel()",
     "where(index_n(accum) == accum.size()[1] - 1, accum, E / math.sqrt(accum.shape[1]))",
+    "accum.to(accum.dtype) + (whole >> 1).to(E.dtype) + accum.type(whole.dtype) + accum.to(C.bfloat16().dtype)",
+    "accum.split(split_size=8, dim=-1)[0]",
     "torch.atan2(accum, E) + accum.atan2(C)",
     "accum * ((whole & 12 | labels >> 2 ^ ~whole) << 1)",
     "accum * torch.bitwise_and(whole, mask).bitwise_xor(5) + torch.bitwise_or(whole, 8).bitwise_not()",
@@ -123,6 +125,13 @@ def test_extents_follow_the_shapes_of_a_call() -> None:
             torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
         counts.append(len(STRUCTURES))
     assert counts[1:] == counts[:-1]
+
+
+def test_the_dtype_of_a_value_is_no_cast_of_an_output() -> None:
+    a, b = torch.randn(M, K, dtype=torch.bfloat16), torch.randn(K, N, dtype=torch.bfloat16)
+    got = ef.gemm(a, b, epilogue=lambda accum: accum.square().to(accum.dtype))
+    assert torch.equal(got, ef.gemm(a, b, epilogue=lambda accum: accum.square()))
+    assert got.dtype == a.dtype
 
 
 def test_the_first_of_equal_values_and_nan_are_found() -> None:

@@ -151,6 +151,7 @@ SOURCES: dict[str, str] = {
     "argument_twice": epilogue("return maximum(accum, x=C)"),
     "by_name": epilogue("return F.gelu(accum, 'tanh')"),
     "not_static": epilogue("return accum.sum(dim=alpha)"),
+    "length_unknown": epilogue("return accum.reshape(C.shape)"),
     "wrong_static": epilogue("return accum.to(C)"),
     "wrong_choice": epilogue("return ef.block_scale(accum, rounding='stochastic')"),
     "max_pair": epilogue("return torch.max(accum, dim=1)"),

@@ -57,6 +57,11 @@ HINTS = {
     "accum.sigmod()": "did you mean .sigmoid",
     "accum.detach()": "a derivative passes through every value of a call",
     "F.rms_norm(accum, (16,))": "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight",
+    "F.group_norm(accum, 2)": "with g = x.unflatten(-1, (groups, -1)) write",
+    "torch.var_mean(accum, -1)": "write x.var(dim=-1) and x.mean(dim=-1)",
+    "accum.view(*accum.shape[:-1], -1, 2)": "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unfl",
+    "accum.view((*accum.shape[:-1], -1, 2))": "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unfl",
+    "accum.reshape(accum.shape)": "write its items out, as in x.view(y.shape[0], y.shape[1])",
     "F.normalize(accum)": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",
     "accum / accum.dim()": "an epilogue holds for every shape",
@@ -95,6 +100,7 @@ SAYS = {
     "accum * config['scale']": "'config' is a dict, which an epilogue cannot use",
     "F.hardtanh(accum, alpha, -alpha)": "the lower bound 2.0 is greater than the upper bound -2.0",
     "accum.to(torch.float16, copy=True)": ".to() has no parameter 'copy'",
+    "accum.split(split_size_or_sections=2, dim=-1)[0]": "its parameters are (input, split_size, dim=0)",
     "accum.view(torch.uint8)": "an epilogue does not reinterpret bits",
 }
 

@@ -174,7 +174,11 @@ EPILOGUE: dict[str, Sentence] = {
     "too_many_calls": Sentence(
         _S, "the helpers of this epilogue make more than {limit} calls", "call a helper once and use its result again"
     ),
-    "star_arguments": Sentence(_S, "* and ** in a call are not supported", "write the arguments out"),
+    "star_arguments": Sentence(
+        _S,
+        "* and ** are not supported here",
+        "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unflatten(-1, (-1, 64))",
+    ),
     "missing_argument": Sentence(
         _S, "{function}() misses the argument '{name}': its parameters are {want}", "write {name}=..."
     ),
@@ -188,6 +192,11 @@ EPILOGUE: dict[str, Sentence] = {
         "'{name}' of {function} must be known when the epilogue is parsed",
         "write it as a literal, or as a number from outside: a global, or a variable of the enclosing function; a mask "
         "chooses by where(mask, x, 0.0)",
+    ),
+    "length_unknown": Sentence(
+        _S,
+        "'{name}' of {function}() is a tuple, and how long it is, is not known when the epilogue is parsed",
+        "write its items out, as in x.view(y.shape[0], y.shape[1])",
     ),
     "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
     "wrong_choice": Sentence(_S, "'{name}' of {function}() must be {want}, not {value!r}", "{hint}"),

@@ -14,7 +14,7 @@ import torch
 from epifuse.base.dtypes import BY_TORCH
 from epifuse.base.errors import kind_of
 from epifuse.frontend import layouts, parts, torch_rules
-from epifuse.frontend.context import Context, DtypeOf, LimitsOf, TupleValue, Visit
+from epifuse.frontend.context import Context, DtypeOf, LimitsOf, Pieces, TupleValue, Visit
 from epifuse.frontend.hints import choice_hint, parameter_hint
 from epifuse.frontend.names import FixedFunction, FunctionRef, HostFunction, Static, known
 from epifuse.frontend.signature import signature_of
@@ -89,6 +89,8 @@ def static(context: Context, item: Any, function: str, name: str, at: ast.AST) -
         return item.value
     if isinstance(item, TupleValue):
         return tuple(static(context, element, function, name, at) for element in item.items)
+    if isinstance(item, Pieces):
+        raise context.fail("length_unknown", at, function=function, name=name)
     if not isinstance(item, Node) or not all(map(host.is_host_operation, _above_loads(item))):
         raise _unknown(context, function, name, at)
     try:
@@ -336,13 +338,15 @@ def method(
             hint = parameter_hint(further[0])
             raise context.fail("unexpected_argument", at, function=spelled, name=further[0], want="(dtype)", hint=hint)
         item = named.pop("dtype", None) if not positional else positional.pop(0)
+        if isinstance(item, DtypeOf) and not (positional or named):
+            return context.emit("cast_like", receiver, item.value, at=at)
         if positional or named or not isinstance(item, Static) or not isinstance(item.value, torch.dtype):
             raise context.fail(
                 "wrong_static",
                 at,
                 function=spelled,
                 name="dtype",
-                want="a torch dtype alone, as in .to(torch.bfloat16)",
+                want="a dtype alone, as in .to(torch.bfloat16) or .to(x.dtype)",
             )
         return _cast(context, spelled, receiver, {"dtype": item.value}, at)
     if name in ("size", "numel"):

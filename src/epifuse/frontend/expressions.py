@@ -214,6 +214,9 @@ class Expressions(Context):
 
     visit_List = visit_Tuple
 
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        raise self.fail("star_arguments", node)
+
     def visit_Subscript(self, node: ast.Subscript) -> Visit:
         base = yield self.expression(node.value)
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]

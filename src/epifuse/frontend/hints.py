@@ -96,6 +96,10 @@ _NO_GRADIENT = "a derivative passes through every value of a call: store the val
 _NO_ORDER = "an epilogue has no order of columns but that of parts: store the value, and do this in PyTorch"
 _NUMBER = "write the number itself, or x.to(dtype) for a tensor"
 _SPREAD = "write it out: mean, then (x - mean) squared, then its mean"
+_GROUPS = (
+    "with g = x.unflatten(-1, (groups, -1)) write (g - g.mean(-1, keepdim=True)) / (g.var(-1, correction=0, "
+    "keepdim=True) + eps).sqrt(), and .flatten(-2) of it"
+)
 _ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
 _TOWARDS_0 = "where(q < 0, ceil(q), floor(q))"
 _LOSS = "write it out, and reduce that: {}"
@@ -123,6 +127,8 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("repeat", "tile", "repeat_interleave"), "store the value, and repeat it in PyTorch"),
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
     **dict.fromkeys(("layer_norm", "batch_norm"), _SPREAD),
+    "group_norm": _GROUPS,
+    **{f"{name}_mean": f"write x.{name}(dim=-1) and x.mean(dim=-1)" for name in ("var", "std")},
     "rms_norm": _ROOT_MEAN_SQUARE,
     "normalize": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     **dict.fromkeys(("ones", "zeros", "full", "tensor"), _NUMBER),
@@ -151,7 +157,7 @@ _INSTEAD: dict[str, str] = {
     "print": "write ef.debug_print('{}', x)",
     "dtype": "floats are float32 inside an epilogue, and out_dtypes=... chooses the dtypes of outputs",
     "device": "floats are float32 inside an epilogue, on A's device",
-    **dict.fromkeys(("type_as", "astype"), "write x.to(dtype)"),
+    **dict.fromkeys(("type_as", "astype"), "write x.to(dtype), which y.dtype may be"),
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "addmm"), _PRODUCT),
     "binary_cross_entropy_with_logits": _LOSS.format("ef.softplus(x) - x * y"),
     "mse_loss": _LOSS.format("(x - y).square()"),

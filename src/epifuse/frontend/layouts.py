@@ -88,7 +88,8 @@ def whole(context: Context, fixed: dict[str, Any], name: str, spelled: str, at: 
 
 
 def _roll(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> Node:
-    shift, dim = (whole(context, fixed, name, spelled, at) for name in ("shifts", "dims"))
+    one = {name: n[0] if isinstance(n, tuple) and len(n) == 1 else n for name, n in fixed.items()}
+    shift, dim = (whole(context, one, name, spelled, at) for name in ("shifts", "dims"))
     return context.emit("roll", context.tensor(x, spelled, at), attr=(dim, shift), at=at)
 
 

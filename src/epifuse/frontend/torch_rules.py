@@ -108,7 +108,7 @@ def bound(
         raise context.fail("max_pair", at, function=spelled, name=entry.name)
     if entry.name == "norm":
         positional, named = _without_order(context, positional, named, at)
-    theirs = _names(entry)
+    theirs = _names(entry, spelled)
     parameters = [p.replace(name=theirs[p.name]) for p in entry.signature.parameters.values()]
     if spelled == ".where":
         # x.where(condition, y), where the function is where(condition, x, y).
@@ -140,10 +140,10 @@ def _without_order(
     return positional[:1] + positional[2:], {name: value for name, value in named.items() if name != "p"}
 
 
-def _names(entry: Entry) -> dict[str, str]:
+def _names(entry: Entry, spelled: str) -> dict[str, str]:
     """torch's name for each of our parameters."""
     second = "exponent" if entry.name == "pow" else "other"
-    renamed = {"x": "input", "y": second}
+    renamed = {"x": "input", "y": second} | ({"split_size_or_sections": "split_size"} if spelled == ".split" else {})
     return {name: renamed.get(name, name) for name in entry.signature.parameters}
 
 

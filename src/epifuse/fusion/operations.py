@@ -139,6 +139,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "full_like": Operation(("written",), 2, _MAYBE_DTYPE, reads_extents=False),
     # Its first argument in the 16 bits that all others have which are floats, or in float32.
     "rounded_like": Operation(("written",), None, NOTHING, reads_extents=False),
+    "cast_like": Operation(("written",), 2, NOTHING, reads_extents=False),  # the first in the dtype of the second
     # Claims that inference checks; each stands for its first argument.
     "access": Operation(("written",), 1, _WORDS, reads_extents=False),
     "number": Operation(("written",), 1, _TEXT, reads_extents=False),

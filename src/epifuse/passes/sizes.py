@@ -53,7 +53,7 @@ class Sizes(Layout):
     def infer_limit(self, node: Node, args: list[Typed]) -> Typed:
         """`torch.finfo(x.dtype).max` and the like."""
         (x,) = args
-        dtype = x.narrow or dtype_of(x.kind, self.problem.float_dtype)
+        dtype = self.dtype(x)
         if x.host or dtype == torch.bool:
             raise self.fail("tensor_wanted" if x.host else "masks_in_arithmetic", what=node.attr, op=node.attr)
         number = getattr((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype), node.attr, None)
@@ -61,6 +61,10 @@ class Sizes(Layout):
             raise self.fail("unknown_method", name=node.attr, near="")
         kind = kinds.const_kind(number)
         return Typed(self.emit("const", attr=number, kind=kind, is_host=True), kind, host=True)
+
+    def dtype(self, x: Typed) -> torch.dtype:
+        """`x.dtype`: what it was cast to, else what its kind is computed in."""
+        return x.narrow or dtype_of(x.kind, self.problem.float_dtype)
 
     def infer_full_like(self, node: Node, args: list[Typed]) -> Typed:
         """A number in the shape of the first argument, and in its kind or that of a dtype."""

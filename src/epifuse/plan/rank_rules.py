@@ -214,7 +214,7 @@ _RULES: dict[str, Callable[[Node, Form], tuple[Form, Any]]] = {
     "limit": lambda node, form: (NUMBER, node.attr),
     "gather": _along,
     "assume_one_hot": _one_hot,
-    "rounded_like": lambda node, form: (form, node.attr),
+    **dict.fromkeys(("rounded_like", "cast_like"), lambda node, form: (form, node.attr)),
     "tensor": _claimed,
 }
 """Operations whose form is not what their arguments broadcast to."""

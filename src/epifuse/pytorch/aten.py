@@ -116,7 +116,7 @@ def _is_new(node: Node, seen: set[Node]) -> bool:
     return not known and node.op not in _VIEWS and node.attr != "mln"
 
 
-_SAME = ("cast", "assume_one_hot", "debug_print", "number", "rounded_like", "tensor", "torch")
+_SAME = ("cast", "cast_like", "assume_one_hot", "debug_print", "number", "rounded_like", "tensor", "torch")
 _VIEWS = ("load", "access", "permute", "reshape", "unsqueeze", "part", "rearrange", "expand_as", "select")
 
 

@@ -210,6 +210,7 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "coordinate": _coordinate,
     "gather": _gathered,
     "full_like": _full_like,
+    "cast_like": lambda _, x, like, accum: x.to(like.dtype),
     "rounded_like": lambda _, x, *others, accum: rounded_like(x, *others),
     "linear_index": lambda _, x, accum: random.positions(x.shape, x.device),
     "number": lambda _, x, accum: x,

@@ -112,7 +112,7 @@ def _part(node: Node, args: Sequence[_Part], dim: int, rank: int, operands: Mapp
         return _Part(len(shape), _of(shape, dim))
     if node.op == "reduce_dims":
         return _reduced(node, args[0])
-    if node.op == "rounded_like" or (node.op == "torch" and node.attr[0] != "prelu weight"):
+    if node.op in ("rounded_like", "cast_like") or (node.op == "torch" and node.attr[0] != "prelu weight"):
         return args[0]  # in another dtype, or a claim about it
     if node.op == "unsqueeze":
         (part,) = args

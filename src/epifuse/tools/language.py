@@ -235,6 +235,7 @@ def _spellings() -> Iterator[str]:
     yield f"- Tensor methods: {', '.join(plain)}; {', '.join(renamed)}."
     yield f"- Casts: `.to(dtype)`, `.type(dtype)`, {', '.join(casts)}. An output whose last operation is a cast has the"
     yield "  dtype of the cast, unless `out` or `out_dtypes` says another."
+    yield "  `.to(x.dtype)` is a cast to what x is computed in, or was cast to; it names no dtype of an output."
     yield "- `torch.*`, `torch.nn.functional.*`, `torch.special.*` functions of these names, with torch's parameters."
     yield f"- Python's own {', '.join(f'`{name}`' for name in BUILTINS.values())}."
     yield ""
