@@ -408,6 +408,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "operand_shape": lambda: gemm("lambda accum, v: accum + v", v=torch.ones(M)),
     "operand_met": lambda: gemm(f"lambda accum, v: accum[:, :{N // 2}] + v", v=torch.ones(N)),
     "dims_differ": lambda: gemm("lambda accum: accum + accum.permute(1, 0)", torch.ones(N, K)),
+    "ranges_differ": lambda: gemm("lambda accum: accum.split([3, 3, 4], -1)[0] * accum.split([3, 3, 4], -1)[1]"),
     "integer_division": lambda: gemm("lambda accum: accum + index_m(accum) // index_n(accum)"),
     "max_of_nothing": lambda: gemm("lambda accum: accum.amax()", torch.ones(0, K)),
     "missing_operand": lambda: ef.EpilogueArguments("lambda accum, C: accum + C"),

@@ -305,6 +305,12 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "shapes_differ": Sentence(_T, "{op} of shapes {left} and {right}: the dims do not broadcast", "{hint}"),
     "dims_differ": Sentence(_T, "{op} of values whose dims run along different axes, {left} and {right}", "{hint}"),
+    "ranges_differ": Sentence(
+        _T,
+        "{op} of columns {ranges} of a row, which was split into ranges of several sizes",
+        "take both as one range, and its parts: for sizes [32, 32, 48] write ab, c = x.split([64, 48], dim=-1), then "
+        "a, b = ab.chunk(2, dim=-1)",
+    ),
     "dim_range": Sentence(_T, "dim {dim} is out of range, which is {range}"),
     "too_many_dims": Sentence(
         _T, "this value has more than {most} dims", "merge some of them: PyTorch has the same limit"

@@ -93,7 +93,7 @@ class Alignment:
 
     def explained(self, error: KindError | DimsError) -> dict[str, Any]:
         values: dict[str, Any] = dict(error.values)
-        if error.key in ("shapes_differ", "dims_differ"):
+        if error.key in ("shapes_differ", "dims_differ", "ranges_differ"):
             values["op"] = self.current.attr if self.current.op == "call" else self.current.op
             values["hint"] = _hint({arg.op for arg in self.current.args})
         return values

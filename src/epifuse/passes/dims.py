@@ -30,6 +30,9 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
                 left, right = shape_of(here[0], extents), shape_of(other, extents)
                 extents_here = {left[-position], right[-position]}
                 key = "dims_differ" if len(extents_here) == 1 or 1 in extents_here else "shapes_differ"
+                axes = [dims[-position][0].axis for dims in (here[0], other)]
+                if left[-position] == right[-position] and all(axis.startswith("n[") for axis in axes):
+                    raise DimsError("ranges_differ", ranges=" and ".join(axis[2:-1] for axis in axes))
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
     factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
