@@ -159,6 +159,19 @@ def test_a_range_that_overlaps_says_what_allows_it():
     assert ef.get_kernels(arguments(all_and_a_quarter, n=N, allowed=True), cc=90)
 
 
+def a_gate_that_no_equal_part_holds(accum):
+    a, b, c, _d = accum.chunk(4, dim=-1)
+    D, E = b * c, a.relu()
+    return D, E
+
+
+def test_a_range_that_overlaps_names_only_what_helps():
+    """Computing columns twice does not plan, as each launch is refused by itself."""
+    reason = next(told for told in reasons(arguments(a_gate_that_no_equal_part_holds, n=N)) if "overlap" in told)
+    assert reason.endswith("store the product and take its parts in PyTorch")
+    assert not ef.get_kernels(arguments(a_gate_that_no_equal_part_holds, n=N, allowed=True), cc=90)
+
+
 def projection(accum, of_q, of_k, cosines, sines):
     """q, k and v of one product, as attention takes them."""
     q, k, v = accum.split([1024, 256, 256], dim=-1)

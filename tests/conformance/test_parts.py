@@ -136,7 +136,7 @@ def test_hopper_names_why_ranges_of_ranges_are_not_one_product() -> None:
         every_second, some = x[:, ::2], x[:, :320]
         return every_second, some
 
-    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 512, dtype=torch.bfloat16)
+    a, b = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(512, 64, dtype=torch.bfloat16).mT
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(ranges, {}))
     reasons = {one.reason for one in ef.explain(args, cc=90).refusals if one.kernel.startswith("sm90")}
     assert any(

@@ -81,6 +81,14 @@ CASES = {
         f"x, v = accum.split([{Q + KV}, {KV}], dim=-1); q, k = x.split([{Q}, {KV}], dim=-1); D = q * 1; P = k * 2"
     ),
     "one of equal parts": f"D = relu(accum[:, {N // 3}:{2 * N // 3}])",
+    "a gate beside a range": (
+        f"a, b, c = (relu(accum + row) + C).split([{N // 4}, {N // 4}, {N // 2}], dim=-1); "
+        "D = relu(a) * b; P = c * column"
+    ),
+    "joined behind a range": (
+        f"x = accum + index_n(accum); c, a, b = x.split([{N // 2}, {N // 4}, {N // 4}], dim=-1); "
+        "D = cat([b, a + column], dim=-1); P = relu(c); R = a * index_n(b) - b"
+    ),
     "one column": "D = accum[:, 3] * 2",
     "sums of one column": f"q, k, v = accum.split([{Q}, {N - Q - 1}, 1], dim=-1); D = relu(q); P = sum(v, dim=-1)",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import isqrt, prod
 from typing import Any, NamedTuple
 
 from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Node, Output, Type
@@ -91,8 +91,8 @@ def _of(span: frozenset[Columns], whole: Columns) -> Columns:
 def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
     """Of each value, what it is of: one range; none where it does not vary over columns, or over those of heads alone.
 
-    Equal parts that meet each other, or whose values lie side by side in more columns than one part has, are of all
-    columns.
+    Equal parts that meet each other are of the smallest one that holds them, and those whose values lie side by side in
+    more columns than one part has, of all columns.
     """
     parts: set[Columns] = set()
     while True:
@@ -110,6 +110,7 @@ def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
 
 def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, whole: Columns) -> _Spans:
     """The same where these equal parts are of all columns."""
+    widths = _widths(graph, problem)
     found: dict[Node, frozenset[Columns]] = {}
     uneven: dict[Node, bool] = {}
     for node in graph.nodes:
@@ -121,12 +122,26 @@ def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, wh
         elif not node.args:
             below = frozenset(_varying(graph.types[node].factors, problem, whole))
         if len(below) > 1 and not uneven[node]:
-            below = frozenset({whole})
+            first, last = min(below).start, max(columns.stop for columns in below) - 1
+            around = (Columns(first // w * w, first // w * w + w) for w in widths if first // w == last // w)
+            below = frozenset({next((columns for columns in around if columns not in parts), whole)})
         if len(below) > 1:
             told = " and ".join(f"{start}:{stop}" for start, stop in sorted(below))
             raise UnsplitError(node, f"it computes with columns {told} of a row at once: {_WAY_OUT}")
         found[node] = below
     return found
+
+
+def _widths(graph: Graph, problem: Problem) -> list[int]:
+    """How wide equal parts of all columns may be, each of which every factor counts along, within or beyond."""
+    n, factors = problem.extents["n"], {f for type_ in graph.types.values() for f in type_.factors if f.axis == "n"}
+    ends = [(factor.stride, factor.stride * factor.size(problem.extents)) for factor in factors]
+    some = {width for i in range(1, isqrt(n) + 1) if n % i == 0 for width in (i, n // i)}
+    return [
+        width
+        for width in sorted(some)
+        if all(not (step % width and width % end and (width % step or end % width)) for step, end in ends)
+    ]
 
 
 def _fits(node: Node, columns: Columns, graph: Graph, whole: Columns) -> bool:
@@ -216,14 +231,14 @@ class _Cutting:
     def graph(self, outputs: Sequence[Output], effects: Sequence[Node]) -> Graph:
         old, builder = self.old, self.builder
         roots = [*(output.node for output in outputs), *effects]
-        taken = {n for n in topological(roots) if _taken(n, old, self.problem) == self.columns}
-        own = [node for node in topological(roots) if node not in taken]
+        taken = {n: columns for n in topological(roots) if (columns := self._taken(n)) is not None}
+        own = [node for node in topological(roots) if taken.get(node) != self.columns]
         dims = (*map(_dims_of, own), *(output.dims or () for output in outputs))
         self.cuts.update(_cuts(dims, ("n", region(*self.columns))))
         below: dict[Node, Node] = {}
         for node in topological([node.args[0] for node in taken]):
             below[node] = self._below(node, [below[arg] for arg in node.args])
-        made = {node: below[node.args[0]] for node in taken}
+        made = {node: self._part(node, columns, below[node.args[0]]) for node, columns in taken.items()}
         for node in topological(roots, known=made):
             made[node] = self._made(node, [made[arg] for arg in node.args], node.attr)
         hosts = topological(old.hosts.values())
@@ -235,6 +250,22 @@ class _Cutting:
             locs={**{node: old.locs[node] for node in hosts if node in old.locs}, **builder.locs},
             types={**{node: old.types[node] for node in hosts if node in old.types}, **builder.types},
         )
+
+    def _taken(self, node: Node) -> Columns | None:
+        """The columns of the region that a node takes of all: all of its own, or one of its equal parts."""
+        columns = _taken(node, self.old, self.problem)
+        if columns is None or columns == self.columns:
+            return columns
+        (start, stop), own = columns, self.columns
+        return columns if node.op == "pick" and own.start <= start and stop <= own.stop else None
+
+    def _part(self, node: Node, columns: Columns, x: Node) -> Node:
+        """What a node takes, of a value `x` of the region's columns."""
+        if columns == self.columns:
+            return x
+        inner = [(factor, place) for factor, place in node.attr if factor.stride < self.width]
+        attr = tuple((self._factors((factor,))[0], place % (self.width // factor.stride)) for factor, place in inner)
+        return self._emitted(node, "pick", x, attr=attr)
 
     def _below(self, node: Node, args: list[Node]) -> Node:
         """A value of all columns, of the region's alone."""

@@ -67,8 +67,8 @@ class Regions:
         for (first, *_), (second, *_) in combinations(sorted(parts, key=lambda part: part.region.columns), 2):
             if second.columns.start < first.columns.stop:
                 told = " and ".join(f"{start}:{stop}" for start, stop in (first.columns, second.columns))
-                why = f"it computes columns {told} in a launch each, and these overlap: store the product and take its "
-                return f"{why}parts in PyTorch, or pass allow_recompute=True"
+                why = f"it computes columns {told} in a launch each, and these overlap"
+                return f"{why}: store the product and take its parts in PyTorch"
         return ""
 
     def _part(self, region: Region) -> Part:
@@ -84,9 +84,16 @@ class Regions:
         single launch may be enough.
         """
         parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
-        reason = parts if isinstance(parts, Reason) else "" if rules.may_overlap else self._overlapping(parts)
-        if isinstance(parts, Reason) or reason:
-            return Answers.none(lambda: [Refusal(spec.name, reason) for spec in specs])
+        if isinstance(parts, Reason):
+            return Answers.none(lambda: [Refusal(spec.name, parts) for spec in specs])
+        if not rules.may_overlap and (reason := self._overlapping(parts)):
+
+            def refusals() -> list[Refusal]:
+                twice = self.supports(specs, problem, one, together, rules._replace(may_overlap=True))
+                way_out = ", or pass allow_recompute=True" if twice.specs else ""
+                return [Refusal(spec.name, reason + way_out) for spec in specs]
+
+            return Answers.none(refusals)
         problems = [problem_of(part.region, problem) for part in parts]
         each = [one(specs, part.work, own).by_name() for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
