@@ -159,10 +159,7 @@ REFUSED = {
     "four parts": (arguments(halves_of_halves, n=N), f"it takes one of two parts of a row, not of 4: {OUT}"),
     "two distances": (
         arguments(both_ways, n=N),
-        (
-            "it takes parts of a row that lie at one distance, not at two: split the row into ranges first, "
-            f"and a range into its parts, or {OUT}"
-        ),
+        f"it takes parts of a row that lie at one distance, not at two: {OUT}",
     ),
     "parts of heads": (
         arguments(of_heads, n=N),

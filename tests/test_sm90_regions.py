@@ -59,6 +59,11 @@ def of_whole_rows(accum):
     return D, P
 
 
+def of_whole_rows_that_nest(accum):
+    D, P, R = (accum / ef.norm(accum, dim=-1, keepdim=True)).split([768, 384, 384], dim=-1)
+    return D, P, R
+
+
 def of_each_other(accum):
     q, k = accum.split([1024, 512], dim=-1)
     D = q / ef.amax(k, dim=-1, keepdim=True)
@@ -92,6 +97,10 @@ REFUSED = {
     ),
     "whole rows": (
         arguments(of_whole_rows, n=N),
+        f"it needs norm over whole rows for a part of their columns: {OUT}",
+    ),
+    "whole rows, and parts that nest": (
+        arguments(of_whole_rows_that_nest, n=N),
         f"it needs norm over whole rows for a part of their columns: {OUT}",
     ),
     "columns of another region": (

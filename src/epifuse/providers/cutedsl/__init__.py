@@ -10,7 +10,7 @@ from functools import cache, partial, reduce
 from importlib import import_module
 
 from epifuse.ir import Graph
-from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Refusal
+from epifuse.plan import Allocation, Answers, KernelSpec, Plan, Reason, Refusal
 from epifuse.plan.plan import Details
 from epifuse.providers import sequence
 from epifuse.providers.base import Runner
@@ -97,7 +97,8 @@ class CuteDslProvider:
             return work.supports(specs, problem, self.supports, together, rules)
         answers = recompute.supports(specs, work, problem, _one_launch)
         if answers.specs or work.regions is None or not work.regions.are_some:
-            return answers
+            unsplit = None if answers.specs or work.refused is None or work.regions is None else work.regions.parts
+            return _none(specs, unsplit) if isinstance(unsplit, Reason) else answers
         return work.regions.supports(specs, problem, self.supports, together, rules)
 
     def build(self, plan: Plan) -> Runner:

@@ -140,8 +140,7 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
     for node in picks:
         for factor, _ in node.attr:
             if factor != first:
-                told = "it takes parts of a row that lie at one distance, not at two: split the row into ranges first"
-                raise _UnwovenError(node, f"{told}, and a range into its parts, or {_WAY_OUT}")
+                raise _UnwovenError(node, f"it takes parts of a row that lie at one distance, not at two: {_WAY_OUT}")
     count, stride = first.size({"n": n}), first.stride
     if stride % STEP and stride not in (1, n // PARTS):
         why = f"it takes columns of a row that are a multiple of {STEP} apart, halves of a row, or neighbours"
