@@ -31,6 +31,15 @@ ADVICE = {
 }
 
 
+@pytest.mark.parametrize("epilogue", [lambda accum: accum.argmax(), lambda accum: accum.var()], ids=["argmax", "var"])
+def test_what_was_written_as_one_reduction_is_told_as_one(epilogue):
+    told = {refusal.reason for refusal in ef.explain(arguments(epilogue), cc=90).refusals}
+    assert any(
+        "tile; store the product and reduce it in PyTorch, or pass allow_recompute=True:" in each for each in told
+    )
+    hopper_kernel(arguments(epilogue, allowed=True))
+
+
 @pytest.mark.parametrize("epilogue", ADVICE, ids=lambda each: each.__name__)
 def test_wide_rows_are_refused_with_what_to_store(epilogue):
     refusals = {r.kernel: r.reason for r in ef.explain(arguments(epilogue, n=4096), cc=90).refusals}

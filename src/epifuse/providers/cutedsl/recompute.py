@@ -145,6 +145,9 @@ def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
 
 def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
     if dependent := _reductions_of_crossing(parts):
+        reductions = ((part.graph, node) for part in parts for node in part.graph.nodes if node.op == "reduce")
+        if len({graph.loc(node) for graph, node in reductions}) == 1:  # written as one, as var and argmax are
+            return "store the product and reduce it in PyTorch"
         squares = any(node.attr[0] == "mean" and _is_square(node.args[0]) for node in dependent)
         example = " (mean(x * x) - mean(x) ** 2 for a variance, less exact where the mean is large)" if squares else ""
         unless = f"its reductions need one another: where they can be written so that none does{example}, "
