@@ -62,6 +62,7 @@ HINTS = {
     "accum.view(*accum.shape[:-1], -1, 2)": "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unfl",
     "accum.view((*accum.shape[:-1], -1, 2))": "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unfl",
     "accum.reshape(accum.shape)": "write its items out, as in x.view(y.shape[0], y.shape[1])",
+    "F.cross_entropy(accum, C)": "of batches write ef.cross_entropy or ef.nll_loss; of probabilities -(y * x.log_soft",
     "F.normalize(accum)": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     "F.layer_norm(accum, (16,))": "write it out: mean, then (x - mean) squared, then its mean",
     "accum / accum.dim()": "an epilogue holds for every shape",

@@ -257,7 +257,7 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "logits_wanted": Sentence(
         _T,
-        "{op} takes logits (M, N) and an integer for each row, (M,), not shapes {shapes}",
+        "{op} takes an integer for each row, (M,), of logits (M, N), not shapes {shapes}",
         "of batches write ef.cross_entropy or ef.nll_loss; of probabilities -(y * x.log_softmax(-1)).sum(-1)",
     ),
     "mask_wanted": Sentence(_T, "{op} takes masks, and this is {kind}", "compare first, as in x > 0"),

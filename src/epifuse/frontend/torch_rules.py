@@ -46,7 +46,7 @@ _TERMS = Asks(
         (_SAME_FLOATS, ("x", "tensor1", "tensor2")),
     )
 )
-_LOGITS = Asks((*_FLOATS.rules, (_TENSOR, ("target",)), ("logits", ("x", "target")), ("whole", ("target",))))
+_LOGITS = Asks((*_FLOATS.rules, (_TENSOR, ("target",)), ("logits", ("target", "x")), ("whole", ("target",))))
 _ANYTHING = Asks(((_TENSOR, ("x",)),))
 
 

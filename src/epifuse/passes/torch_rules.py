@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[Callable[..., bool], str]] = {
     "alike": (lambda x, y: x.host == y.host, "bounds_differ"),
     "prelu weight": (_prelu, "prelu_weight"),
     "whole": (lambda x: x.kind in ("int32", "int64"), "integers_wanted"),
-    "logits": (lambda x, target: len(x.shape) == 2 and target.shape == x.shape[:1], "logits_wanted"),
+    "logits": (lambda target, x: len(x.shape) == 2 and target.shape == x.shape[:1], "logits_wanted"),
 }
 
 
