@@ -26,7 +26,7 @@ EPILOGUES = {
     "unbind": "a, b = accum.unflatten(-1, (2, 16)).unbind(1); D = a - b",
     "unbound from the end": "a, b = (accum + row).unflatten(-1, (2, 16)).unbind(-2); D = F.silu(a) * b",
     "pieces of heads": "x = accum.unflatten(-1, (2, 2, 8)); D = torch.cat((x[..., 1, :], x[..., 0, :]), dim=-1) * 2",
-    "viewed as heads": "x = (accum + row).view(-1, 2, 16); D = x * x.mean(-1, keepdim=True)",
+    "viewed as heads": "x = F.silu(accum + row).view(-1, 2, 16); D = x * x.mean(-1, keepdim=True)",
     "viewed by its shape": "x = accum.view(accum.shape[0], 4, 8); D = x.amax(-1); E = x.flatten()",
     "squeezed": "D = accum.logsumexp(-1, keepdim=True).squeeze(-1)",
     "a range of a range": "D = accum[:, 1:31][:, 2:20][:, 3:5]; E = D.sum(-1)",
@@ -395,10 +395,13 @@ def test_halves_of_a_shape_serve_all_rows() -> None:
 @pytest.mark.parametrize(
     "shape", ["-1, 2 * 32", "-1, 3, 32", "4, -1, 8", "-1, 24", "-1", "accum.shape[1], -1", "-1, 0 + 32"]
 )
-@pytest.mark.parametrize("value", ["accum", "accum[:, :16]", "accum.t()", "accum.amax(-1)"])
+@pytest.mark.parametrize(
+    "value",
+    ["accum", "accum[:, :16]", "accum.t()", "accum.amax(-1)", "F.glu(accum)", "F.relu(accum.to(torch.float32))"],
+)
 def test_reshapes_that_rows_decide(value: str, shape: str) -> None:
     """Among them views that join rows: all of them where there are so few that one is left."""
-    function = function_from(f"def epi(accum): return {value}.reshape({shape}) * 2")
+    function = function_from(f"def epi(accum): return {value}.reshape({shape}) * 2", torch=torch, F=F)
     for m in (2, 4, 3, 6, 1, 12, 32, 2):
         a, b = torch.randn(m, K), torch.randn(K, N)
         try:

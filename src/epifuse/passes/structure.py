@@ -160,7 +160,8 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
             is_of_columns = True
         if not is_of_columns:
             return False
-        if node.op in _WHOLE and (node.op == "accum" or not whole.isdisjoint(node.args)):
+        shaping = node.args[:1] if node.op in _LIKE else node.args
+        if node.op == "accum" or (node.op in _KEEPING and not whole.isdisjoint(shaping)):
             whole.add(node)
         if below or _turns(node) or _drops(node):
             without.add(node)
@@ -225,7 +226,10 @@ def _measures(args: Sequence[Node], last: tuple[int, ...]) -> bool:
     return False
 
 
-_WHOLE = frozenset({"accum", "tensor", "torch", "reshape", *PRIMITIVES})
+_LIKE = frozenset({"cast_like", "rounded_like"})
+"""Operations whose results have the shape of their first argument."""
+_KEEPING = frozenset({"tensor", "torch", "call", "cast", "reshape", *_LIKE, *PRIMITIVES})
+"""Operations whose results have all columns, one behind the other, if one of their arguments has."""
 _OF_LAST = {"unflatten": ((-1,),), "flatten": ((-2, -1), (0, -1)), "squeeze": ((-1,),)}
 """Dims of an operation that divides, drops or joins the last one."""
 _RANKING = frozenset({"rearrange", "reshape", "join"})
