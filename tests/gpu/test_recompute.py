@@ -85,7 +85,7 @@ def test_the_plan_shows_each_launch() -> None:
     assert "load     norm~0: scalar" in shown.split("  launch 2\n")[1]
     plan = ef.get_kernels(args, cc=90)[0].plan
     parts = plan.allocation.launches
-    assert plan.allocation.cost == sum(part.allocation.cost for part in parts)
+    assert plan.allocation.cost > sum(part.allocation.cost for part in parts)
     assert plan.allocation.workspace_bytes == 16 + max(part.allocation.workspace_bytes for part in parts)
 
 

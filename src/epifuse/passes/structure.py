@@ -207,6 +207,8 @@ def _pieces(node: Node) -> int:
 
 def _divides(node: Node, columns: int, whole: set[Node]) -> bool:
     """Whether a reshape divides the columns of a row, or the last of a row, and leaves the rows as they are."""
+    if not node.attr:  # of one element
+        return False
     first, *others = node.attr
     if first is None:  # the rows, by name
         rows, *numbers = node.args[1:]
