@@ -40,7 +40,7 @@ class Region(NamedTuple):
 
 
 class UnsplitError(Exception):
-    """What is not computed of one range alone, and why."""
+    """What is not computed of one range, or one part of a row, alone, and why."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)

@@ -17,6 +17,7 @@ from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, dim_size
 from epifuse.passes.canonicalise import typed
+from epifuse.passes.split_regions import UnsplitError
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import pairs
 from epifuse.providers.cutedsl.addresses import written
@@ -51,7 +52,7 @@ def woven(graph: Graph, problem: Problem) -> Woven:
         between = _between(picks, problem.extents["n"])
         order: Order = "interleaved" if between.stride == 1 else "stacked"
         return Woven(_Weaving(graph, between, problem).graph(), order)
-    except _UnwovenError as error:
+    except UnsplitError as error:
         return Woven(graph, refused=Reason(error.reason, graph.loc(error.node)))
 
 
@@ -123,14 +124,6 @@ def unfit(design: Design, order: Order, problem: Problem) -> str | None:
     return None
 
 
-class _UnwovenError(Exception):
-    """What cannot be said of each part alone."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(reason)
-        self.node, self.reason = node, reason
-
-
 _WAY_OUT = "store the product, and take its parts in PyTorch"
 
 
@@ -140,17 +133,17 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
     for node in picks:
         for factor, _ in node.attr:
             if factor != first:
-                raise _UnwovenError(node, f"it takes parts of a row that lie at one distance, not at two: {_WAY_OUT}")
+                raise UnsplitError(node, f"it takes parts of a row that lie at one distance, not at two: {_WAY_OUT}")
     count, stride = first.size({"n": n}), first.stride
     if stride % STEP and stride not in (1, n // PARTS):
         why = f"it takes columns of a row that are a multiple of {STEP} apart, halves of a row, or neighbours"
         way_out = "permute the weight's rows once, so that these are neighbours, or store the product"
-        raise _UnwovenError(picks[0], f"{why}, not columns {stride} apart: {way_out}")
+        raise UnsplitError(picks[0], f"{why}, not columns {stride} apart: {way_out}")
     if count != PARTS:
-        raise _UnwovenError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
+        raise UnsplitError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
     if stride not in (1, n // PARTS):
         why = f"it takes halves of a row, or every second column, not columns {stride} apart"
-        raise _UnwovenError(picks[0], f"{why}: {_WAY_OUT}")
+        raise UnsplitError(picks[0], f"{why}: {_WAY_OUT}")
     return first
 
 
@@ -170,7 +163,7 @@ class _Weaving:
             made[node] = self._made(node, args, made)
         for effect in self.old.effects:
             if len(made[effect]) > 1:
-                raise _UnwovenError(effect, "it prints one part of a row at a time: print each part")
+                raise UnsplitError(effect, "it prints one part of a row at a time: print each part")
         hosts = topological(self.old.hosts.values())
         return replace(
             self.old.with_roots(self._outputs(made), [made[effect][0] for effect in self.old.effects]),
@@ -186,7 +179,7 @@ class _Weaving:
             ((_, place),) = node.attr
             return (_of(made[node.args[0]], place),)
         if node.op == "reduce" and self.between in node.attr[1]:
-            raise _UnwovenError(
+            raise UnsplitError(
                 node, f"it takes parts of a row, and reduces the whole row: reduce each part, or {_WAY_OUT}"
             )
         return tuple(self._part(node, place, own) for place, own in enumerate(args))
@@ -231,7 +224,7 @@ class _Weaving:
         at = node.attr.index(self.between)
         before, behind = node.attr[:at], node.attr[at + 1 :]
         if any(factor.axis != "n" for factor in behind):
-            raise _UnwovenError(node, f"it counts columns of parts, not rows behind them: {_WAY_OUT}")
+            raise UnsplitError(node, f"it counts columns of parts, not rows behind them: {_WAY_OUT}")
         step = dim_size(behind, self.extents)
         found = self._constant(node, place * step)
         for factors, times in (behind, 1), (before, PARTS * step):
@@ -270,7 +263,7 @@ class _Weaving:
         own = self._dims(dims)
         width = dim_size(rest, self.extents)
         if any(factor.axis != "n" for factor in dim) or dim not in ((self.between, *rest), (*rest, self.between)):
-            raise _UnwovenError(node, f"it takes parts of a dim, not of several that are one: {_WAY_OUT}")
+            raise UnsplitError(node, f"it takes parts of a dim, not of several that are one: {_WAY_OUT}")
         if not rest:
             return ("part", (at, place, place + 1, 1, True)), (*own[:at], *own[at + 1 :])
         if dim[0] == self.between:
