@@ -414,6 +414,32 @@ def test_reshapes_that_rows_decide(value: str, shape: str) -> None:
             torch.testing.assert_close(found, function(a @ b))
 
 
+NAMED = {
+    "rows of batches": ("accum.view(accum.shape[0], 4, -1).mean(-1).sum(-1)", 3),
+    "columns by rows": ("accum.view(accum.shape[0], -1, accum.sum(-1).shape[-1]).amax(-1).sum(-1)", 0),
+    "columns by turned rows": ("accum.view(accum.shape[0], -1, accum.T.shape[-1]).sum(-1)", 0),
+    "a part of an operand": ("accum.view(-1, 4, 8) * s[..., :1]", 0),
+}
+"""Views that are of the columns for some numbers of rows alone, and the batches."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_views_by_what_rows_decide(name: str) -> None:
+    value, batches = NAMED[name]
+    function = function_from(f"def epi(accum{', s' if 's[' in value else ''}): return {value} * 2")
+    for m in (4, 8, 32, 16, 6, 4):
+        a, b = torch.randn(*[batches] * (batches > 0), m, K), torch.randn(*[batches] * (batches > 0), K, N)
+        given = {"s": torch.randn(m, 1)} if "s[" in value else {}
+        try:
+            found = ef.gemm(a, b, epilogue=function, **given)
+        except ef.errors.EpifuseError as refused:
+            if "cut across an axis" not in str(refused):
+                with pytest.raises(RuntimeError):
+                    function(a @ b, **given)
+        else:
+            torch.testing.assert_close(found, function(a @ b, **given))
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_one_value_stacks_to_a_dim_of_one(dim: int) -> None:
     a, b, _ = inputs()

@@ -34,7 +34,7 @@ from tests.errors.tree_triggers import TREES
 from tests.frontend.sources import function_from
 
 M, N, K = 6, 10, 4
-OPERANDS = "accum, C, row, col, alpha, index"
+OPERANDS = "accum, C, row, col, alpha, index, narrow"
 
 
 def values() -> dict[str, Any]:
@@ -44,6 +44,7 @@ def values() -> dict[str, Any]:
         "col": torch.ones(M, 1),
         "alpha": 2.0,
         "index": torch.ones(M, N, dtype=torch.int32),
+        "narrow": torch.ones(N, dtype=torch.bfloat16),
     }
 
 
@@ -178,6 +179,7 @@ SOURCES: dict[str, str] = {
     "negative_power": epilogue("return index ** index"),
     "storage_only": epilogue("return accum.to(torch.float8_e4m3fn) + 1"),
     "cast_unsupported": epilogue("return accum.to(torch.float64)"),
+    "dtype_of_operand": epilogue("return accum.to(narrow.dtype)"),
     "host_arithmetic": epilogue("return accum * math.sqrt(-alpha)"),
     "host_range": epilogue("return accum * (alpha and 10 ** 30 * 10 ** 400)"),
     "output_is_host": epilogue("D = alpha * 2\n    return D"),

@@ -291,6 +291,11 @@ EPILOGUE: dict[str, Sentence] = {
         _T, "a value of {dtype} can be stored or cast, but not computed with", "write .{cast} first"
     ),
     "cast_unsupported": Sentence(_T, "cannot cast to {dtype} here", "{hint}"),
+    "dtype_of_operand": Sentence(
+        _T,
+        "'{name}' has the dtype {dtype}, and what is computed of it has another one inside an epilogue",
+        "name the dtype, as in .to({dtype})",
+    ),
     "host_arithmetic": Sentence(_T, "host arithmetic failed: {detail}"),
     "host_range": Sentence(_T, "this host number does not fit the {kind} it is used as: {value}"),
     "output_is_host": Sentence(

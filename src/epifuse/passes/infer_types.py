@@ -198,7 +198,7 @@ class _Inference(Sizes):
         return Typed(made, kind, x.dims, narrow=None if dtype in (torch.int32, torch.int64) else dtype)
 
     def infer_cast_like(self, node: Node, args: list[Typed]) -> Typed:
-        return self.inferred_of(Node("cast", node.args[:1], attr=self.dtype(args[1])), args[:1])
+        return self.inferred_of(Node("cast", node.args[:1], attr=self.named_dtype(node.args[1], args[1])), args[:1])
 
     def infer_rounded_like(self, node: Node, args: list[Typed]) -> Typed:
         x, narrow = args[0], narrow_of(args[1:])

@@ -8,11 +8,13 @@ import torch
 
 from epifuse.base.dtypes import BY_TORCH, dtype_of
 from epifuse.ir import Dims, Factor, Kind, Node
+from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, factors_of, shape_of
 from epifuse.passes import kinds
 from epifuse.passes.alignment import Typed
 from epifuse.passes.dims import normalise
 from epifuse.passes.layout import Layout
+from epifuse.request.problem import TensorInfo
 
 
 class Sizes(Layout):
@@ -65,6 +67,15 @@ class Sizes(Layout):
     def dtype(self, x: Typed) -> torch.dtype:
         """`x.dtype`: what it was cast to, else what its kind is computed in."""
         return x.narrow or dtype_of(x.kind, self.problem.float_dtype)
+
+    def named_dtype(self, node: Node, x: Typed) -> torch.dtype:
+        """The same. Raises for an expression of operands alone, whose dtype of fewer bits PyTorch keeps."""
+        below = topological((node,))
+        for one in below if x.narrow is None and all(other.op != "accum" for other in below) else ():
+            info = self.problem.by_name.get(one.attr.name) if one.op == "load" else None
+            if isinstance(info, TensorInfo) and info.dtype.itemsize < 4 and info.dtype != torch.bool:
+                raise self.fail("dtype_of_operand", name=one.attr.name, dtype=info.dtype)
+        return self.dtype(x)
 
     def infer_full_like(self, node: Node, args: list[Typed]) -> Typed:
         """A number in the shape of the first argument, and in its kind or that of a dtype."""

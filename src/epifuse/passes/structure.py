@@ -21,6 +21,7 @@ from epifuse.ir import Graph, Node
 from epifuse.ir.types import dim_size
 from epifuse.passes.eliminate_reductions import counts_equal_values
 from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.views import Seen, after
 
 Work = TypeVar("Work")
 
@@ -90,8 +91,8 @@ def _suits(structure: Structure, problem: Problem) -> bool:
         return False
     for node in structure.graph.loads():
         load, info = node.attr, problem.by_name.get(node.attr.name)
-        if isinstance(info, TensorInfo) and not load.views:
-            pairs = zip(info.shape, load.dims, strict=True)
+        if isinstance(info, TensorInfo) and (own := after(Seen(info.shape, info.strides), load.views)) is not None:
+            pairs = zip(own.shape, load.dims, strict=True)
             if any(extent not in (1, dim_size(dim, problem.extents)) for extent, dim in pairs):
                 return False
     return True
@@ -144,6 +145,8 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
         return False
     matrices = _RANKING.isdisjoint(graph.ops) and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     last = (-1, 1) if matrices else (-1,)
+    # Else a value may have a dim before its rows.
+    names_rows = "join" not in graph.ops and all(len(shape) <= 2 for shape in (*shapes, problem.accum_shape))
     without: set[Node] = set()  # values whose last dim may be one of rows: it was merged, moved, or dropped behind it
     alone: set[Node] = set()  # expressions of operands alone
     whole: set[Node] = set()  # values with all columns of a row, one behind the other
@@ -152,7 +155,7 @@ def _reads_columns(graph: Graph, problem: Problem) -> bool:
         if node.op != "accum" and alone.issuperset(node.args):
             alone.add(node)
         if node.op == "reshape":
-            is_of_columns = node.args[0] in whole and _divides(node, n, whole)
+            is_of_columns = not below and node.args[0] in whole and _divides(node, n, whole if names_rows else set())
         elif node.op in _READ_EXTENTS and not _turns(node):
             numbers = () if node.op == "join" else node.args[1:]
             is_of_columns = not below and _cuts(node, last, alone) and not _measures(numbers, last)
@@ -205,14 +208,15 @@ def _pieces(node: Node) -> int:
     return len(node.attr[1]) - 1 if is_divided else 1
 
 
-def _divides(node: Node, columns: int, whole: set[Node]) -> bool:
-    """Whether a reshape divides the columns of a row, or the last of a row, and leaves the rows as they are."""
+def _divides(node: Node, columns: int, flat: set[Node]) -> bool:
+    """Whether a reshape divides the columns of a row, and leaves the rows as they are: by the first extent of one of
+    `flat`, or as what is left."""
     if not node.attr:  # of one element
         return False
     first, *others = node.attr
     if first is None:  # the rows, by name
         rows, *numbers = node.args[1:]
-        return rows.op == "extent" and rows.attr[0] == (0,) and rows.args[0] in whole and not _measures(numbers, (-1,))
+        return rows.op == "extent" and rows.attr[0] == (0,) and rows.args[0] in flat and not _measures(numbers, (-1,))
     return first == -1 and all(others) and None not in others and columns % prod(others) == 0
 
 

@@ -6,13 +6,12 @@ Integer arithmetic on shapes and strides: this is done for every problem.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 from epifuse.ir import Dims, Factor, Load, Output
 from epifuse.ir.types import AXES, shape_of
 from epifuse.request.problem import TensorInfo, dense
+from epifuse.request.views import Seen, after
 
 Strides = tuple[int, ...]
 
@@ -86,46 +85,9 @@ def modes(strides: Strides, along: Along, extents: Mapping[str, int]) -> Modes:
     return Modes(tuple(extent for extent, _ in every), tuple(stride for _, stride in every), (m, n, l))
 
 
-class Seen(NamedTuple):
-    """A tensor after layout operations: shape, strides, and how many elements behind the tensor's start it starts."""
-
-    shape: tuple[int, ...]
-    strides: Strides
-    start: int = 0
-
-    def is_aligned(self, own: TensorInfo, size: int) -> bool:
-        """Whether it starts at a multiple of 16 bytes; elements have `size` bytes."""
-        return own.aligned and self.start * size % 16 == 0
-
-
 def seen(own: TensorInfo, load: Load) -> Seen | None:
     """An operand after the layout operations written on it; None where one would move its data."""
-    return _after(Seen(own.shape, own.strides), load.views)
-
-
-def _after(own: Seen, views: Sequence[tuple[str, Any]]) -> Seen | None:
-    if not views:
-        return own
-    shape, strides, start = own
-    for op, argument in views:
-        if op == "permute":
-            shape, strides = tuple(shape[i] for i in argument), tuple(strides[i] for i in argument)
-        elif op == "unsqueeze":
-            at = argument % (len(shape) + 1)
-            stride = shape[at] * strides[at] if at < len(shape) else 1
-            shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], stride, *strides[at:])
-        elif op == "part":
-            at, first, stop, step, drops = argument
-            left = () if drops else (len(range(first, stop, step)),)
-            start += first * strides[at]
-            strides = (*strides[:at], *(step * strides[at] for _ in left), *strides[at + 1 :])
-            shape = (*shape[:at], *left, *shape[at + 1 :])
-        else:
-            viewed = _viewed(shape, strides, argument)
-            if viewed is None:
-                return None
-            shape, strides = tuple(viewed.shape), viewed.stride()
-    return Seen(shape, strides, start)
+    return after(Seen(own.shape, own.strides), load.views)
 
 
 def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> Seen:
@@ -135,7 +97,7 @@ def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]
     """
     if output.views:
         assert given is not None, "its shape is not that of a part"
-        part = _after(Seen(given.shape, given.strides), output.views)
+        part = after(Seen(given.shape, given.strides), output.views)
         assert part is not None, "parts move no data"
         return part
     shape = shape_of(output.dims or (), extents)
@@ -143,14 +105,6 @@ def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]
         return Seen(shape, dense(shape))
     if given.shape == shape and 1 not in shape:
         return Seen(shape, given.strides)
-    viewed = _viewed(given.shape, given.strides, shape)
-    assert viewed is not None, "destinations were checked"
-    return Seen(shape, viewed.stride())
-
-
-def _viewed(shape: tuple[int, ...], strides: Strides, wanted: tuple[int, ...]) -> torch.Tensor | None:
-    """By PyTorch's own rule, on a tensor without data: rarely needed, and not worth a second rule."""
-    try:
-        return torch.empty_strided(shape, strides, device="meta").view(wanted)
-    except RuntimeError:
-        return None
+    whole = after(Seen(given.shape, given.strides), (("reshape", shape),))
+    assert whole is not None, "destinations were checked"
+    return whole

@@ -15,7 +15,7 @@ from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl import swap, weave
-from epifuse.providers.cutedsl.addresses import UNCUT, Along, Seen, modes, seen, written
+from epifuse.providers.cutedsl.addresses import UNCUT, Along, modes, seen, written
 from epifuse.providers.cutedsl.clusters import rank_table, resident_clusters
 from epifuse.providers.cutedsl.design import WGMMA, round_up
 from epifuse.providers.cutedsl.family import Arranged
@@ -25,6 +25,7 @@ from epifuse.providers.cutedsl.partials import MOST_CTAS
 from epifuse.providers.cutedsl.prints import Print
 from epifuse.providers.cutedsl.ways import Access
 from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.views import Seen
 
 _BYTES = (torch.bool, torch.float8_e8m0fnu)  # handed over as torch.uint8
 
