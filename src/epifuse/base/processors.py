@@ -39,6 +39,10 @@ class Processor(NamedTuple):
         """Of one multiprocessor: the time of one is the unit of a plan's cost."""
         return self.operations_a_second / (2 * self.multiprocessors)
 
+    def microseconds(self, cost: float) -> float:
+        """Of a plan's cost."""
+        return 1e6 * cost / self.multiplications_a_second
+
     def at_once(self, size: int) -> int:
         """CTAs that run at once in clusters of `size`."""
         return self.clustered if size > 2 else self.multiprocessors
@@ -58,7 +62,7 @@ class Processor(NamedTuple):
 
 
 BETWEEN_KERNELS = 2.4e-6
-"""Seconds from one kernel of a GPU to the next, by a fit to what models' products took (sites_h100.json)."""
+"""Seconds from one kernel of a GPU to the next, by the fit of `pytorch/prediction.py`."""
 
 CPU = Processor("CPU", 1, 1, 0, 10e9, 1e11, 0.0)
 

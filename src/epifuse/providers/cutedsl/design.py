@@ -158,7 +158,7 @@ class Design:
 
     @property
     def is_low(self) -> bool:
-        """Whether a tile has fewer rows than are multiplied for it."""
+        """Whether a tile has fewer rows than are multiplied for it, of a design whose sides are already exchanged."""
         return self.tile[0] < self.height
 
     @property

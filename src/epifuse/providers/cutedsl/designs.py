@@ -89,11 +89,11 @@ SWAPPED_DESIGNS = tuple(
 )
 """Candidates for few rows, with A and B exchanged (`swap.py`), as tiles of the result.
 
-Of 64 columns, which is the least that wgmma has of what it multiplies by rows, or of fewer, which are multiplied beside
-some of the next tile: for 5120 columns 128 tiles of 40 take 0.94 of the time of 80 of 64. Tiles of 32 columns were
-faster for two of 16 layers, by 2 % at most (few_columns_h200.json). Eight rows took as long as sixteen. Four and eight
-parts of K are for products of few columns too. Tiles of 128 columns are for a weight of 8 bits alone, of which two warp
-groups convert a half each: 0.81 of the time for 28672 columns (the same file)."""
+wgmma multiplies at least 64 rows of its first operand, here columns of the result. A tile of fewer columns multiplies
+64, too, and stores its own: for 5120 columns 128 tiles of 40 take 0.94 of the time of 80 of 64. Tiles of 32 columns
+were faster for two of 16 layers, by 2 % at most (few_columns_h200.json). Eight rows took as long as sixteen. Four and
+eight parts of K are for products of few columns too. Tiles of 128 columns are for a weight of 8 bits only: two warp
+groups convert a half of it each: 0.81 of the time for 28672 columns (the same file)."""
 
 WIDE_SWAPPED_DESIGNS = tuple(
     Design(tile, cluster, pingpong, swapped=True, split=split)

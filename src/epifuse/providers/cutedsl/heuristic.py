@@ -176,7 +176,6 @@ class Terms(NamedTuple):
 
     def told(self, processor: Processor) -> str:
         """In microseconds, and of which GPU: plans for another machine are made with what is known of an H100."""
-        second = processor.multiplications_a_second
         named = {
             "rewriting A and B": self.splitting,
             "multiplying": self.multiplying,
@@ -185,9 +184,10 @@ class Terms(NamedTuple):
             "sums of parts of K": self.sums,
             "launch and last epilogue": self.besides,
         }
-        parts = [f"{name} {1e6 * term / second:.1f}" for name, term in named.items() if term]
+        parts = [f"{name} {processor.microseconds(term):.1f}" for name, term in named.items() if term]
         spilling = f"; {self.spilling:g} times that, because registers spill" if self.spilling > 1.0 else ""
-        return f"{1e6 * self.cost / second:.1f} us on {processor.name} by the model ({', '.join(parts)}{spilling})"
+        whole = f"{processor.microseconds(self.cost):.1f} us on {processor.name} by the model"
+        return f"{whole} ({', '.join(parts)}{spilling})"
 
 
 class Priced(NamedTuple):

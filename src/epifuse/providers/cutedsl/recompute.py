@@ -121,8 +121,8 @@ class _Way:
 
 
 def _estimate(allocations: Sequence[Allocation], cost: float, processor: Processor) -> Estimate:
-    each = [f"{1e6 * one.cost / processor.multiplications_a_second:.1f}" for one in allocations]
-    whole = f"{1e6 * cost / processor.multiplications_a_second:.1f} us on {processor.name} by the model"
+    each = [f"{processor.microseconds(one.cost):.1f}" for one in allocations]
+    whole = f"{processor.microseconds(cost):.1f} us on {processor.name} by the model"
     return Estimate(f"{whole} ({len(each)} launches: {', '.join(each)}, and the time between them)", cost, 0.0)
 
 

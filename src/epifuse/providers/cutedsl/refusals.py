@@ -125,7 +125,7 @@ def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
 
 
 def few(design: Design, work: Lowered, problem: Problem) -> str | None:
-    """Why tiles for few rows do not have another number of columns than 64; `problem` is the exchanged one."""
+    """Why a design for few rows with more or fewer than 64 columns is not taken; `problem` is the exchanged one."""
     if not design.is_low:
         is_wide = design.for_few_rows and design.tile[0] > SUBTILE[0]
         return "its tile is for B of 8 bits beside A of 16" if is_wide and not inputs.converts(problem) else None

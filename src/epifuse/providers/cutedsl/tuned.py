@@ -80,8 +80,15 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
 FEW_ROWS_RATES: Tuned[Mapping[int, float]] = Tuned(
     {16: 0.28, 32: 0.4, 64: 0.4},
     "of the processor's operations a second, by rows of a tile",
-    ("few_columns_h200.json", "judged_few_rows_h200.json"),
-    "What a multiprocessor takes in of B bounds a tile for few rows, by a fit to 270 products on H200s.",
+    (
+        "few_columns_h200.json",
+        "judged_few_rows_h200.json",
+        "judged_h200_second.json",
+        "judged_h200_third.json",
+        "picked_h200.json",
+        "placed_h200.json",
+    ),
+    "How fast a multiprocessor takes in B bounds these tiles. By a fit to the products of few rows in these files.",
 )
 PROMOTED_RATE: Tuned[Mapping[tuple[bool, bool], float]] = Tuned(
     {(False, False): 0.95, (True, False): 0.55, (False, True): 0.77, (True, True): 0.39},

@@ -763,7 +763,8 @@ def _hint(extent, step):
 
 
 def _stage(stages):
-    """One of them. CuTe DSL aborts where it slices the swizzle of rows whose eights are no power of two."""
+    """The layout of one stage. CuTe DSL aborts where it slices a swizzled layout of 40, 56 or another odd multiple of
+    8 rows, so the swizzle is put on the slice."""
     return cute.make_composed_layout(stages.inner, 0, cute.slice_(stages.outer, (None, None, 0)))
 
 
