@@ -1,11 +1,13 @@
 """Launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
 
+    seq 14 | xargs -P 14 -I{} python tests/gpu/sanitize.py --share {}/14
     for tool in memcheck racecheck initcheck synccheck; do
         seq 14 | xargs -P 14 -I{} compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 \\
             python tests/gpu/sanitize.py --share {}/14
     done
 
-Compiling takes most of the time, hence the shares. CuTe DSL asks the driver for functions that it does not have, which
+Compiling takes most of the time, hence the shares, and the first line: compiling under a tool takes far longer, and the
+tools find in the store what was compiled before. CuTe DSL asks the driver for functions that it does not have, which
 memcheck would count as errors.
 
 `--device cpu` runs the same on the CPU kernel, to know that the program itself is right. Names choose among the sets.
@@ -40,9 +42,12 @@ from gpu import (  # noqa: E402
     test_row_stage,
     test_scaled,
     test_segments,
+    test_splitk,
     test_stores,
+    test_swapped,
+    test_weight_only,
 )
-from gpu.harness import Machine, exact_product, judge, run  # noqa: E402
+from gpu.harness import Machine, check, exact_product, judge, run  # noqa: E402
 
 import epifuse as ef  # noqa: E402
 from epifuse.providers.cutedsl import DESIGNS  # noqa: E402
@@ -209,6 +214,59 @@ def mma_sync(machine: Machine) -> Iterator[Call]:
             yield test_mma_sync.test_epilogues_of_8_bits, name
 
 
+def a_tile(name: str, tile: tuple[int, int], shape: tuple[int, int, int], machine: Machine) -> None:
+    """An epilogue in one tile of few rows."""
+    test_swapped.judged(machine, name, tile[0], shape, ("rows",), columns=tile[1])
+
+
+def for_many(name: str, design: Design, machine: Machine) -> None:
+    """An epilogue in a design for many rows: a tile and a half, and a K that ends within a stage."""
+    test_swapped.of_many(machine, name, design, (353, 264, 1032))
+
+
+def exchanged(machine: Machine) -> Iterator[Call]:
+    """A and B exchanged, for few rows and for many: every tile, also those that store a part of what they multiply."""
+    yield (test_swapped.test_a_call_that_repeats,)
+    if not machine.gpu:
+        return
+    whole = [(rows, 64) for rows in test_swapped.TILES]
+    for name in test_swapped.BODIES:
+        for tile in (*whole, *test_swapped.LOW) if name in test_swapped.ELEMENTWISE else whole:
+            for shape in ((33, 259, 136), (1, 264, 1032)):
+                yield a_tile, name, tile, shape
+    for design in test_swapped.FOR_MANY:
+        yield for_many, "coordinates", design
+
+
+def in_parts(design: Design, machine: Machine) -> None:
+    """Operands and reductions behind the sum of all parts of K."""
+    rows = min(design.tile[0], 61) if design.swapped else 61
+    test_splitk.several(machine, (rows, 1000, 1544), test_splitk.pinned(design))
+
+
+def parts_of_k(machine: Machine) -> Iterator[Call]:
+    """K in parts: each design that carries operands and reductions beside their sums."""
+    yield (test_splitk.test_the_best_design,)
+    swapped = [design for design in test_splitk.SWAPPED_DESIGNS if design.split > 1]
+    for design in (*test_splitk.CARRYING, *swapped) if machine.gpu else ():
+        yield in_parts, design
+
+
+def a_weight(pair: tuple[torch.dtype, torch.dtype], tile: tuple[int, int], machine: Machine) -> None:
+    """A weight of 8 bits, converted on the way, in one tile."""
+    a, b = machine.whole(17, 144, dtype=pair[0]), test_weight_only.small(machine, pair[1], 259, 144).t()
+    asked = test_weight_only.swapped(tile)
+    check(machine, test_weight_only.PLAIN, a, b, {}, out_dtypes=torch.float32, constraints=asked)
+
+
+def weight_only(machine: Machine) -> Iterator[Call]:
+    """A weight of 8 bits beside 16: every value, every tile for few rows, and rows that a first kernel serves."""
+    for pair in test_weight_only.PAIRS if machine.gpu else test_weight_only.PAIRS[::7]:
+        yield test_weight_only.test_every_value_is_converted_exactly, 257, pair
+        for tile in test_weight_only.TILES if machine.gpu else ():
+            yield a_weight, pair, tile
+
+
 def extents(_machine: Machine) -> Iterator[Call]:
     """Smaller than a tile, and one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
@@ -229,6 +287,9 @@ SETS: Mapping[str, Callable[[Machine], Iterator[Call]]] = {
         copied,
         scaled,
         mma_sync,
+        exchanged,
+        parts_of_k,
+        weight_only,
         extents,
     )
 }
