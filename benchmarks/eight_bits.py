@@ -93,6 +93,7 @@ PAIRS = (
     ("fp8 fast", "scaled_mm, by rows, fast"),
     ("fp8", "scaled_mm"),
     ("fp8 fast", "scaled_mm, fast"),
+    ("fp8", "fp8 fast"),
     ("fp8 fused", "fp8 plain"),
     ("fp8 fused, absmax", "fp8 plain"),
     ("fp8 SwiGLU, absmax", "fp8 plain"),
