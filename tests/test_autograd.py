@@ -565,6 +565,15 @@ CUT = {
     "heads": "def epi(accum): h = accum.unflatten(-1, (2, 3)); D = (h * h.mean(-1, True) * h).flatten(-2); return D",
     "pairs": "def epi(accum): D = silu(accum[..., 0::2]) * accum[..., 1::2]; return D",
     "rotated": "def epi(accum): g, u = accum.chunk(2, -1); D = torch.cat((-u, g), dim=-1) * accum; return D",
+    "blocks of a half": "def epi(accum): g, u = accum.chunk(2, -1); D = (g * u).unflatten(-1, (1, 3)) * 2; return D",
+    "halves of heads": (
+        "def epi(accum): h = accum.unflatten(-1, (1, 6)); x, y = h.chunk(2, -1); "
+        "D = (h * h + torch.cat((-y, x), -1)).flatten(-2); return D"
+    ),
+    "norm of a half": (
+        "def epi(accum): g, u = accum.chunk(2, -1); h = silu(g) * u; "
+        "D = h * rsqrt((h * h).mean(-1, True) + 1.0); return D"
+    ),
 }
 
 

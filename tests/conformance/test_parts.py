@@ -84,6 +84,13 @@ EPILOGUES = {
     "heads of a range beside some of them": (
         "x = accum[:, :28].unflatten(-1, (7, 4)); y = x[:, 2:]; D = y.sum(-1); E = x.sum(-1); P = y"
     ),
+    "a vector beside a half's mean": (
+        "g, u = accum.chunk(2, -1); h = g * u; r = (h * h).mean(-1, keepdim=True) + 1; "
+        "v = row[:16] * r; D = h * (v - row[16:] / r).relu() + C[:, 16:] * (1 + v)"
+    ),
+    "a vector beside a half's largest": (
+        "g, u = accum.chunk(2, -1); s = g.abs().amax(-1, keepdim=True); D = u * torch.where(s > row[:16], s, row[:16])"
+    ),
     "a bound of a half": "a, b = accum.chunk(2, -1); D = torch.clamp(a, -row[:16].abs(), row[:16].abs()) * b",
     "a mask of a half": "a, b = accum.chunk(2, -1); D = torch.where(~(row[:16] > 0), a, b * row[16:])",
     "an expression of a range's operand": "D = accum[:, :8] * (w + 1); E = accum[:, 8:] * -row[8:]",

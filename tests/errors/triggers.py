@@ -161,6 +161,8 @@ SOURCES: dict[str, str] = {
     "host_wanted": epilogue("return accum if accum > 0 else C"),
     "tensor_wanted": epilogue("return accum * torch.sqrt(alpha)"),
     "number_wanted": epilogue("return F.leaky_relu(accum, C)"),
+    "not_held": epilogue("return accum + torch.full_like(index, 3000000000)"),
+    "computed_number": epilogue("return accum + torch.full_like(index, alpha)"),
     "select_shapes": epilogue("return accum if alpha else row"),
     "prelu_weight": epilogue("return F.prelu(accum, col)"),
     "bounds_differ": epilogue("return torch.clamp(accum, C, 1.0)"),

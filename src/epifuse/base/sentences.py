@@ -226,6 +226,16 @@ EPILOGUE: dict[str, Sentence] = {
         "{what} takes a number here in PyTorch, and this is a tensor",
         "pass a number, or call epifuse's own function of this name",
     ),
+    "not_held": Sentence(
+        _T,
+        "full_like makes {dtype} here, which does not hold {number}",
+        "give it a dtype that does, as dtype=torch.int64 or dtype=torch.float32",
+    ),
+    "computed_number": Sentence(
+        _T,
+        "full_like makes {dtype} here, of literals and of integers with 32 or 64 bits alone, and this is neither",
+        "give it dtype=torch.float32, and convert the result",
+    ),
     "select_shapes": Sentence(
         _T,
         "the branches of this conditional have different shapes, {left} and {right}",

@@ -146,7 +146,7 @@ _INSTEAD: dict[str, str] = {
     "float": "write x.float() for a tensor, math.inf for infinity; a host number needs no conversion",
     "logical_xor": "write a != b",
     **dict.fromkeys(("trunc", "fix"), f"write {_TOWARDS_0.replace('q', 'x')}"),
-    "fmod": f"with q = x / y write x - y * {_TOWARDS_0}",
+    "fmod": f"with q = x / y write x - y * {_TOWARDS_0}; of integers sign(x) * (abs(x) % abs(y))",
     "erfc": "write 1 - erf(x)",
     "celu": "write where(x > 0, x, alpha * expm1(x / alpha))",
     "hardshrink": "write where(abs(x) > 0.5, x, 0.0)",
@@ -250,7 +250,10 @@ _PARAMETERS: dict[str, str] = {
     "out": "leave it out: return the value",
     "dtype": "write .to(dtype) before or after",
     "alpha": "write x + alpha * y",
-    "rounding_mode": f"with q = x / y write floor(q) for 'floor', {_TOWARDS_0} for 'trunc'; x // y of integers",
+    "rounding_mode": (
+        f"with q = x / y write floor(q) for 'floor', {_TOWARDS_0} for 'trunc'; of integers x // y, and "
+        "sign(x) * sign(y) * (abs(x) // abs(y))"
+    ),
     "decimals": "with n = 10 ** decimals write round(x * n) / n",
     "rounding": _NEAREST_EVEN,
     **dict.fromkeys(("copy", "non_blocking", "memory_format", "device"), _AS_IT_IS),

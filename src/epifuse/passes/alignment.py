@@ -43,7 +43,7 @@ class Typed:
 
 @dataclass(frozen=True, eq=False)
 class Postponed:
-    """An elementwise operation of the written graph whose operands, `args`, are aligned once it meets a value.
+    """An elementwise operation of the written graph whose operands among `args` are aligned once it meets a value.
 
     `scalar` is the same operation of operands of one element, `depth` how many operations are postponed one upon the
     other. A view of it is the same of views of its operands if they are `alike`: of one shape, or of one element.
@@ -160,23 +160,38 @@ class Alignment:
         raise NotImplementedError
 
     def postponed(self, node: Node, args: list[Typed]) -> Typed | None:
-        """An operation of operands alone, which waits for the value that it meets; None for any other.
+        """An operation that waits for the value that it meets; None for any other.
 
-        Its kind is that of the same operation of scalars, which stays outside the graph: nothing uses it.
+        It is of operands alone, or of operands and of values that vary over too little to say where those lie: beside
+        the mean of a half of each row, a vector over that half. Its kind is that of the same operation of scalars,
+        which stays outside the graph: nothing uses it.
         """
         waiting = [arg for arg in args if arg.raw is not None]
-        if not waiting or not all(arg.host or arg.raw is not None for arg in args):
+        settled = [arg for arg in args if arg.raw is None and not arg.host]
+        if not waiting or (settled and not self.says_too_little(waiting, settled)):
             return None
         below = [arg.raw for arg in waiting if isinstance(arg.raw, Postponed)]
         depth = 1 + max((each.depth for each in below), default=0)
+        shapes = [arg.shape for arg in waiting] + [shape_of(arg.dims, self.extents) for arg in settled]
         try:
-            shape = np.broadcast_shapes(*(arg.shape for arg in waiting))  # torch's imports sympy, in 0.4 s
+            shape = np.broadcast_shapes(*shapes)  # torch's imports sympy, in 0.4 s
         except ValueError:  # beside accum they may fit
             return None
-        alike = all(arg.shape in (shape, (1,), ()) for arg in waiting) and all(each.alike for each in below)
-        scalar = self.infer(node, [arg if arg.host else self.scalar(arg) for arg in args])
+        alike = not settled and all(own in (shape, (1,), ()) for own in shapes) and all(each.alike for each in below)
+        scalar = self.infer(node, [arg if arg.raw is None else self.scalar(arg) for arg in args])
         raw = Postponed(node, tuple(args), scalar, depth, alike and depth <= _DEEPEST_VIEWED)
         return Typed(node, scalar.kind, narrow=scalar.narrow, raw=raw, shape=shape)
+
+    def says_too_little(self, waiting: Sequence[Typed], settled: Sequence[Typed]) -> bool:
+        """Whether operands do not lie beside these values, nor beside accum, and the graph cuts axes."""
+        if not self.cuts_axes:
+            return False
+        try:
+            partner = broadcast([arg.dims for arg in settled], self.extents)
+        except DimsError:  # told where they meet
+            return False
+        beside = [(arg.shape, self.beside(arg.shape, partner)) for arg in waiting]
+        return any(align(shape, met, self.accum_dims, self.extents) is None for shape, met in beside)
 
     def scalar(self, value: Typed) -> Typed:
         """What nothing has aligned, as if it had one element."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -83,17 +84,26 @@ class Sizes(Layout):
         dtype: torch.dtype | None = node.attr
         kind: Kind = x.kind if dtype is None else BY_TORCH[dtype].loads_as
         narrow = x.narrow if dtype is None else None if dtype == dtype_of(kind, self.problem.float_dtype) else dtype
-        if not value.host or (value.node.op != "const" and kind != "float"):
+        if not value.host:
             raise self.fail("number_wanted", what="full_like")
         if value.node.op == "const":
-            held = torch.tensor(value.node.attr).to(narrow or dtype_of(kind, torch.float64)).item()
+            held = self.held(value.node.attr, narrow or dtype_of(kind, torch.float64))
             made = self.emit("const", attr=held, kind=kinds.const_kind(held))
-        else:
+        elif kind == "float" or (narrow is None and kind != "mask" and value.kind in ("int", "int32", "int64")):
             made = self.device(replace(value, kind=kind))
+        else:
+            raise self.fail("computed_number", dtype=dtype or dtype_of(kind, self.problem.float_dtype))
         held_as = torch.int64 if kind == "int64" else narrow if value.node.op != "const" else None
         if held_as is not None:
             made = self.emit("cast", made, attr=held_as, kind=kind)
         return self.expanded(Typed(made, kind, narrow=narrow), x.dims)
+
+    def held(self, number: Any, dtype: torch.dtype) -> Any:
+        """A literal as a tensor of a dtype holds it. Raises where PyTorch's full_like does."""
+        try:
+            return torch.full((), number, dtype=dtype).item()
+        except (RuntimeError, OverflowError):
+            raise self.fail("not_held", number=number, dtype=dtype) from None
 
     def infer_coordinate(self, node: Node, args: list[Typed]) -> Typed:
         x = self.settle(args[0])

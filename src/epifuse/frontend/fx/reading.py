@@ -91,13 +91,19 @@ class Reading:
     def reshaped(self, x: Node, shape: Shape, want: Shape) -> Node:
         """`x` of `shape` in the shape `want`.
 
-        Where the last dim is divided, or the last two are merged, no other extent is named: the graph serves all rows.
+        Where the last dim is divided, the last dims are merged, or what lies behind the product's rows is regrouped, no
+        number of rows is named: the graph serves all.
         """
         before, behind = len(shape) - 1, len(want) - 1
         if before < behind and shape[:before] == want[:before]:
             return self.emit("rearrange", x, attr=("unflatten", (-1, *want[before:])))
-        if before == behind + 1 and shape[:behind] == want[:behind]:
-            return self.emit("rearrange", x, attr=("flatten", (-2, -1)))
+        if before > behind and shape[:behind] == want[:behind]:
+            return self.emit("rearrange", x, attr=("flatten", (behind - len(shape), -1)))
+        rows = tuple(value_of(self.accum).shape)[:-1]
+        count = len(rows)
+        if count <= min(before, behind) and shape[:count] == want[:count] == rows:
+            merged = self.emit("rearrange", x, attr=("flatten", (count - len(shape), -1)))
+            return self.emit("rearrange", merged, attr=("unflatten", (-1, *want[count:])))
         return self.emit("reshape", x, attr=want)
 
     def elementwise(self, op: str, *items: Any, attr: Any = None) -> Node:

@@ -13,6 +13,7 @@ from epifuse.base.dtypes import dtype_of
 from epifuse.fusion.forms import debug_print
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
+from epifuse.ir.types import promote
 from epifuse.passes.alignment import removed
 from epifuse.passes.assign_stages import Stage
 from epifuse.providers.cpu import reduce
@@ -153,7 +154,7 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
     if node.op == "cast":
         return _cast(node.attr)
     row = FAST[str(node.attr)] if node.op == "call" else PRIMITIVE_ROWS[node.op]
-    return _with_float_arguments(row, context.graph, node, context.compute)
+    return _of_one_kind(row, context.graph, node, context.compute)
 
 
 def small_mask(context: Context, node: Node, masks: Sequence[Mask]) -> Mask:
@@ -181,18 +182,20 @@ def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:
     return lambda x: debug_print(fmt, x.reshape(x.shape[hidden:]))
 
 
-def _with_float_arguments(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
-    """Integers and masks beside floats are converted first: torch would pick float32 also beside a float64 scalar."""
+def _of_one_kind(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
+    """The same of arguments that are converted first where torch would compute in another dtype: a number without dims
+    widens no tensor, and a float64 among them makes integers float32."""
     rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
-    positions = [i for i, arg in enumerate(node.args) if graph.types[arg].kind != "float" and rule != "random"]
-    if rule == "select":
-        positions = [i for i in positions if i > 0]
-    compares_floats = rule == "compare" and len(positions) < len(node.args)
-    if not positions or not (graph.types[node].kind == "float" or compares_floats):
+    types = {i: graph.types[arg] for i, arg in enumerate(node.args) if not (rule == "select" and i == 0)}
+    kind = promote([type_.kind for type_ in types.values()]) if rule == "compare" else graph.types[node].kind
+    widened = kind == "float" or (kind == "int64" and not all(type_.factors for type_ in types.values()))
+    positions = [i for i, type_ in types.items() if type_.kind != kind] if widened and rule != "random" else []
+    if not positions:
         return row
+    dtype = dtype_of(kind, compute)
 
     def convert(*args: torch.Tensor, out: torch.Tensor) -> Any:
-        return row(*(arg.to(compute) if i in positions else arg for i, arg in enumerate(args)), out=out)
+        return row(*(arg.to(dtype) if i in positions else arg for i, arg in enumerate(args)), out=out)
 
     return convert
 
