@@ -220,9 +220,10 @@ class _Inference(Sizes):
             return x
         if want == "column" and len(x.shape) == 1 and x.shape != (1,):
             x = self.viewed(x, ("unsqueeze", 1), (*x.shape, 1))
-        axes = {factor.axis for factor in factors_of(self.settle(x).dims)}
-        if not axes <= {*ACCESS_AXES[want], "l"}:
-            hint = f"a {want} has the shape {ACCESS_SHAPES[want]}"
+        fits = self.fits(x)
+        axes = {factor.axis for factor in factors_of(self.settle(x).dims)} if fits else set()
+        if not (fits and axes <= {*ACCESS_AXES[want], "l"}):
+            hint = f"a {want} has the shape {ACCESS_SHAPES[want]}, and accum is {self.problem.accum_shape}"
             raise self.fail("tree_access", node=label, want=want, shape=args[0].shape, hint=hint)
         return x
 
