@@ -32,6 +32,17 @@ def loss(accum, labels):
     return F.cross_entropy(accum, labels)
 
 
+def losses(accum, labels):
+    """Those of rows."""
+    return F.cross_entropy(accum, labels, reduction="none")
+
+
+def turned(accum):
+    """Pairs of neighbouring columns."""
+    x, y = accum.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([x - y, x + y], -1).flatten(-2)
+
+
 def dropped(accum):
     """Its mask counts elements."""
     return ef.dropout(accum, 0.1, 3)
@@ -75,7 +86,7 @@ def trained(epilogue: Callable[..., Any]) -> Callable[[int], Any]:
     weight = torch.randn(N, K, requires_grad=True)
 
     def call(m: int) -> None:
-        given = {"labels": torch.zeros(m, dtype=torch.long)} if epilogue is loss else {}
+        given = {"labels": torch.zeros(m, dtype=torch.long)} if epilogue in (loss, losses) else {}
         ef.linear(torch.randn(m, K), weight, epilogue=epilogue, **given).sum().backward()
 
     return call
@@ -95,7 +106,7 @@ def planned(epilogue: Callable[..., Any], n: int) -> Callable[[int], Any]:
 
 
 CASES = {
-    **{f"{each.__name__}, with gradients": trained(each) for each in (loss, dropped, gate, heads)},
+    **{f"{each.__name__}, with gradients": trained(each) for each in (loss, losses, dropped, gate, heads, turned)},
     "projection, planned": planned(projection, 3072),
     "unbound, planned": planned(unbound, 4096),
 }

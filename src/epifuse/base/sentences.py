@@ -353,8 +353,9 @@ EPILOGUE: dict[str, Sentence] = {
     "flatten_order": Sentence(_T, "flatten from dim {start} to {end}: the second is before the first"),
     "join_differs": Sentence(
         _T,
-        "{how} takes parts of equal shape and step; the shapes of these are {left} and {right}",
-        "take parts of one size, as x.chunk(2, dim=-1)",
+        "{how} takes equal parts, as chunk gives them; the shapes of these are {left} and {right}",
+        "take parts of one size, as x.chunk(2, dim=-1), or return each part as an output, which may be a view of one "
+        "tensor: out={{'D': out[:, :n], 'E': out[:, n:]}}",
     ),
     "join_too_wide": Sentence(
         _T,

@@ -79,7 +79,9 @@ class Layout(Alignment):
     def reshaped(self, x: Typed, want: tuple[int, ...]) -> Typed:
         x = self.open(x)
         if x.raw is not None:
-            return self.viewed(x, ("reshape", want), want)
+            # The first extent may be that of the rows: where it stays, the view is that of any number of rows.
+            stays = x.shape[:1] == want[:1] and 0 not in want
+            return self.viewed(x, ("reshape", (-1, *want[1:]) if stays else want), want)
         return replace(x, dims=regroup(x.dims, want, self.extents))
 
     def infer_part(self, node: Node, args: list[Typed]) -> Typed:
@@ -149,9 +151,10 @@ class Layout(Alignment):
         partner = next((arg.dims for arg in args if arg.raw is None), ())
         args = [self.settle(arg, partner) for arg in args]
         dims = args[0].dims
-        for arg in args:
-            if arg.dims != dims:
-                raise DimsError("join_differs", how=how, left=self.shape(args[0]), right=self.shape(arg))
+        if others := [self.shape(arg) for arg in args if arg.dims != dims]:
+            left = self.shape(args[0])
+            right = next((shape for shape in others if shape != left), left)
+            raise DimsError("join_differs", how=how, left=left, right=right)
         stacks = how == "stack"
         at = normalise(dim, len(dims) + stacks)
         if len(args) == 1:

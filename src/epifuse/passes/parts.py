@@ -104,20 +104,20 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     elif size % part.step == 0 and width == size // part.step and part.start < part.step:
         pieces, inner, place = (width, part.step), True, part.start
     else:
-        raise _unequal(part, size, at - len(dims))
+        raise _unequal(part, size, at - len(dims), is_row=dims[at] == (Factor("n"),))
     cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
     gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
     left = () if part.drops else (rest,)
     return (*cut[:at], *left, *cut[at + 2 :]), places(gone, place, extents)
 
 
-def _unequal(part: Part, size: int, dim: int) -> DimsError:
+def _unequal(part: Part, size: int, dim: int, *, is_row: bool) -> DimsError:
     step = "" if part.step == 1 else f":{part.step}"
     hint = "take a piece as x[..., 64:128] of 256, or every other column, where their number is even, as x[..., 0::2]"
     if part.step == 1:
         count = size // math.gcd(size, part.start, part.stop)
         hint = f"take equal pieces, x.chunk({count}, dim={dim}), compute with each, and join all of them by one "
-        hint += "torch.cat, or split the row once, as accum.split([64, 48, 16], dim=-1)"
+        hint += "torch.cat" + (", or split the row once, as accum.split([64, 48, 16], dim=-1)" if is_row else "")
     return DimsError("part_unequal", told=f"{part.start}:{part.stop}{step}", size=size, hint=hint)
 
 

@@ -14,6 +14,7 @@ prepared calls too.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,7 +223,7 @@ class Recorded:
         again = derivative.needs_product
         if derivative.refused is not None:
             self.refused = derivative.refused
-            _tell(self.recording.parsed, self.refused)
+            self._tell(self.refused)
         problem = self.recording.settled.problem
         usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # in 8 bits sums saturate
         self.stored = problem.float_dtype if derivative.decides else usual
@@ -253,7 +254,15 @@ class Recorded:
         """From now on PyTorch runs the derivative; said once."""
         self.refused, self.repeat = reason, None
         self.stores = self.stores or self.recording.options.save == "auto"
-        _tell(self.recording.parsed, reason)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Warn. Python shows equal warnings once, so M stands for the number of rows."""
+        rows = self.recording.settled.problem.extents["m"]
+        reason = re.sub(rf"\b{rows}\b", "M", reason) if rows > 1 else reason
+        name = self.recording.parsed.name
+        text = f"PyTorch runs the derivative of {name} unfused, one operation at a time: {reason}"
+        warnings.warn(text, stacklevel=2)
 
     def launch(self, call: Call) -> Tensors:
         """Run, recorded by autograd; the outputs by name."""
@@ -369,11 +378,6 @@ def _without_hint(error: EpifuseError) -> str:
     """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph."""
     text = str(error).partition("\n  hint: ")[0]
     return text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
-
-
-def _tell(parsed: Parsed, reason: str) -> None:
-    text = f"PyTorch runs the derivative of {parsed.name} unfused, one operation at a time: {reason}"
-    warnings.warn(text, stacklevel=2)
 
 
 def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:

@@ -126,7 +126,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         parsed,
         refused,
         counts,
-        settled.problem.extents if exact else at.cut,
+        exact,
         decides,
         widens,
         moved,
@@ -363,11 +363,12 @@ _COUNTING = ("part", "join", "full_like")
 
 def _as_epilogue(
     at: Symbols, module: GraphModule, inputs: tuple[Input, ...], results: tuple[str, ...]
-) -> tuple[Parsed | None, str | None, Mapping[str, Size], bool]:
-    """The epilogue of a product that computes the results, or why there is none; the extents that it reads; and whether
-    it holds for the extents alone that it was traced with."""
+) -> tuple[Parsed | None, str | None, Mapping[str, Size], Mapping[str, int]]:
+    """The epilogue of a product that computes the results, or why there is none; the extents that it reads as numbers;
+    and those that it holds for, or `module` where there is none."""
+    unfused = at.exact
     if all(each.name != ACCUM for each in inputs):
-        return None, None, {}, at.exact
+        return None, None, {}, unfused
     decomposed = at.recorded(module, inputs, table())
     _tidy(decomposed)
     numbers = at.numbers(decomposed)
@@ -385,10 +386,10 @@ def _as_epilogue(
             )
         )
     except Boundary as boundary:
-        return None, boundary.reason, {}, at.exact
+        return None, boundary.reason, {}, unfused
     counting = () if at.cut.keys() == {"n"} else _COUNTING  # columns are cut at numbers that only N decides
     counts = any(
         node.op in counting or (node.op == "reshape" and max(node.attr, default=1) > 1) for node in graph.nodes
     )
     parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
-    return parsed, None, numbers, at.exact or counts
+    return parsed, None, numbers, at.settled.problem.extents if counts else at.exact

@@ -81,11 +81,15 @@ class Symbols:
         return self.settled.problem.a.device
 
     @property
-    def exact(self) -> bool:
-        """Whether what was traced holds for the extents alone that it was traced with."""
-        env = self.mode.shape_env
-        static = not any(isinstance(extent, torch.SymInt) for extent in self.extents.values())
-        return static or self.baked or bool(env.guards) or bool(env.replacements)
+    def exact(self) -> Mapping[str, int]:
+        """The extents that what was traced holds for: of axes that are cut, or that something was decided by."""
+        env, extents = self.mode.shape_env, self.settled.problem.extents
+        symbols = {axis: extent.node.expr for axis, extent in self.extents.items() if isinstance(extent, torch.SymInt)}
+        if self.baked or not symbols:
+            return extents
+        decided = {symbol for guard in env.guards for symbol in guard.expr.free_symbols} | set(env.replacements)
+        decided |= {symbol for expression in env.replacements.values() for symbol in expression.free_symbols}
+        return {axis: extents[axis] for axis in "lmn" if axis in self.cut or symbols.get(axis) in decided}
 
     def recorded(
         self, function: Callable[..., Any], shapes: Sequence[Any], table: Mapping[Any, Callable[..., Any]] | None = None

@@ -10,7 +10,6 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from epifuse.passes.structure import reads_rows
 from epifuse.plan import Answers, Plan, Selection
 from epifuse.plan.settle import Settled
 from epifuse.request.scaled import SCALES
@@ -96,6 +95,5 @@ def _is_open(call: Call, settled: Settled) -> bool:
         and rows not in fixed
         and call.tensors.keys().isdisjoint(parsed.output_names)
         and "linear_index" not in parsed.graph.ops  # of so many elements
-        and not reads_rows(parsed.graph, problem)
         and settled.structure.exact is None
     )

@@ -78,7 +78,7 @@ def _slice_scatter(reading: Reading, given: Arguments) -> Node:
     dim, places = _range(given, shape)
     size, width = shape[dim], len(places)
     if places.step > 1 or not width or size % width or places.start % width or size // width > _MOST:
-        raise reading.boundary("slice_scatter of what is not one of a few equal parts")
+        raise reading.boundary("a part of a row that is not one of a few equal parts")
     base, new = reading.value(x), reading.whole(part)
     reading.shapes[reading.node] = tuple(shape)
     if size == width:
