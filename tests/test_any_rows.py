@@ -31,7 +31,17 @@ SERVE = {
     "blocks of a gate": "g, u = accum.chunk(2, -1); D = (g * u).unflatten(-1, (-1, 4)).square().mean(-1)",
     "a norm of a gate": "g, u = accum.chunk(2, -1); h = g * u; D = h * torch.rsqrt((h * h).mean(-1, True) + 1)",
     "a number of rows": "g, u = accum.chunk(2, -1); D = g * u / accum.shape[0]",
+    "a smoothed loss": "D = F.cross_entropy(accum, labels, label_smoothing=0.1)",
+    "a mean": "D = accum.log_softmax(-1).mean()",
+    "columns counted": "D = accum.softmax(-1) / torch.ones_like(accum).sum(-1, keepdim=True)",
 }
+NARROW = {
+    "rolled": ("D = accum.roll(1, -1) * accum", 8),
+    "one column": ("D = accum[..., -1].square()", 8),
+    "columns in another order": ("x, y, z, w = accum.chunk(4, -1); D = torch.cat([w * z, z, y, x], -1)", 4),
+    "a product": ("D = accum.prod(-1)", 16),
+}
+"""Where parts have one column, or few."""
 
 
 def function_of(line: str) -> Any:
@@ -46,11 +56,10 @@ def operands_of(line: str, rows: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
-@pytest.mark.parametrize("name", SERVE)
-def test_all_rows_have_the_structure_and_the_derivative_of_the_first(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line, weight = SERVE[name], torch.randn(N, K, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("name", [*SERVE, *NARROW])
+def test_all_rows_have_what_was_made_for_the_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, columns = NARROW.get(name) or (SERVE[name], N)
+    weight = torch.randn(columns, K, dtype=torch.float64, requires_grad=True)
     function, made = function_of(line), []
     for rows in (9, 5, 33, 101, 14):
         x, operands = torch.randn(rows, K, dtype=torch.float64, requires_grad=True), operands_of(line, rows)
@@ -95,3 +104,13 @@ def test_what_rows_decide_is_refused_where_pytorch_refuses_it(name: str, sizes: 
         except EpifuseError:  # a literal beside rows
             continue
         torch.testing.assert_close(found, want, msg=f"{rows} rows")
+
+
+def test_what_is_counted_along_columns_is_that_of_each_width() -> None:
+    """A structure that is exact in N serves all rows of each N, in whatever order they come."""
+    function, made = function_of("D = accum / torch.ones_like(accum).sum(-1, keepdim=True)"), []
+    for rows, columns in ((9, 32), (9, 16), (5, 32), (5, 16), (14, 16), (14, 32)):
+        a, b = torch.randn(rows, K), torch.randn(K, columns)
+        torch.testing.assert_close(ef.gemm(a, b, epilogue=function), a @ b / columns)
+        made.append(len(STRUCTURES))
+    assert made[2:] == made[1:-1]

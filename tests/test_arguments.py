@@ -185,6 +185,11 @@ def test_an_epilogue_in_the_place_of_the_bias() -> None:
         ef.linear(A, B.T, ef.relu)  # type: ignore[arg-type]
 
 
+def test_a_module_in_the_place_of_a_weight() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"pass the tensors that it holds, as layer\.weight"):
+        ef.linear(A, torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
 def test_gradients() -> None:
     weight = torch.nn.Parameter(B)
     with torch.no_grad():
@@ -192,7 +197,7 @@ def test_gradients() -> None:
     assert torch.equal(ef.gemm(A, weight.detach()), ACCUM)
     with pytest.raises(ArgumentError, match=r"\.detach\(\) or torch\.no_grad\(\)"):
         ef.GemmArguments(A, weight)
-    with pytest.raises(ArgumentError, match="output 'D' is given, and an input requires grad"):
+    with pytest.raises(ArgumentError, match="output 'D' is given, and it or an input requires grad"):
         ef.gemm(A, B, out=torch.zeros(M, N, requires_grad=True))
 
 

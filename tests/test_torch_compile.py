@@ -435,3 +435,23 @@ def test_what_dynamo_traces_takes_the_same_arguments(name: str) -> None:
     traced = getattr(ef, name)._torchdynamo_inline
     declared = {key: (each.kind, each.default) for key, each in inspect.signature(getattr(ef, name)).parameters.items()}
     assert {key: (each.kind, each.default) for key, each in inspect.signature(traced).parameters.items()} == declared
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own
+@pytest.mark.parametrize("is_known", [False, True], ids=["traced within", "known before"])
+def test_compiled_autograd_runs_a_backward_outside_of_its_graph(is_known: bool) -> None:
+    weight = torch.randn(N, K, requires_grad=True)
+
+    @torch.compiler.disable
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return ef.linear(x, weight, epilogue=lambda accum: ef.silu(accum) * 2)
+
+    if is_known:
+        layer(A).sum().backward()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step = torch.compile(lambda x: layer(x).square().sum().backward(), backend="aot_eager")
+        for rows in (M, M + 1, M + 2):
+            x, weight.grad = torch.randn(rows, K), None
+            step(x)
+            want = torch.autograd.grad((F.silu(x @ weight.t()) * 2).square().sum(), weight)
+            torch.testing.assert_close((weight.grad,), want)

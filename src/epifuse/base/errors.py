@@ -100,7 +100,8 @@ CATALOGUE: dict[str, Sentence] = {
     ),
     "grad_out": Sentence(
         _A,
-        "output '{name}' is given, and an input requires grad: what is written to a given tensor is not differentiable",
+        "output '{name}' is given, and it or an input requires grad: what is written to a given tensor is not "
+        "differentiable",
         "omit out=, so that epifuse allocates the output; or use torch.no_grad()",
     ),
     "grad_inference": Sentence(

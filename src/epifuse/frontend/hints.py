@@ -249,7 +249,7 @@ _PARAMETERS: dict[str, str] = {
     "inplace": "leave it out: a value is never changed in place",
     "out": "leave it out: return the value",
     "dtype": "write .to(dtype) before or after",
-    "alpha": "write x + alpha * y",
+    "alpha": "write x + alpha * y for add, and x - alpha * y for sub",
     "rounding_mode": (
         f"with q = x / y write floor(q) for 'floor', {_TOWARDS_0} for 'trunc'; of integers x // y, and "
         "sign(x) * sign(y) * (abs(x) // abs(y))"

@@ -29,8 +29,8 @@ class Form(NamedTuple):
 class Operation(NamedTuple):
     """One row. `arity` is None where any number of arguments may stand.
 
-    `reads_extents` where inference makes extents themselves a part of the typed graph, as factors or as counts: the
-    graph then serves no other sizes. What a later pass counts, `Structure.exact` says.
+    `reads_extents` where inference makes extents themselves a part of the typed graph, as factors or as counts: it then
+    serves one N, and other rows where `structure.reads_rows` says so. What a later pass counts, `Structure.exact` says.
     """
 
     places: tuple[Place, ...]

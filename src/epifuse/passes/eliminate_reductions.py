@@ -18,9 +18,17 @@ from epifuse.passes.kinds import reduction_kind
 from epifuse.request.problem import Problem
 
 
-def counts_equal_values(graph: Graph) -> bool:
-    """Whether a reduction of a typed graph becomes a number of equal values, as the sum of `ones_like(x)` does."""
-    return any(node.op == "reduce" and node.args[0].op == "expand" for node in graph.nodes)
+def counted_axes(graph: Graph) -> set[str]:
+    """The axes along which a reduction of a typed graph may become a number of equal values, as the sum of
+    `ones_like(x)` does."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "reduce":
+            (below,), (_, gone) = node.args, node.attr
+            claims = any(arg.op == "one_hot" for arg in (below, *below.args))
+            equal = gone if claims else below.attr if below.op == "expand" else ()
+            found |= {factor.along for factor in gone if factor in equal}
+    return found
 
 
 def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:

@@ -18,7 +18,7 @@ from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
 from epifuse.ir import Graph, Node
 from epifuse.ir.types import dim_size
-from epifuse.passes.eliminate_reductions import counts_equal_values
+from epifuse.passes.eliminate_reductions import counted_axes
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.request.views import Seen, after
 
@@ -36,7 +36,7 @@ class Structure:
     graph: Graph
     digest: str
     binding: tuple[str, ...]
-    exact: Mapping[str, int] | None = None
+    exact: Mapping[str, int] = field(default_factory=dict)
     works: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -51,9 +51,9 @@ class Structure:
         return frozenset(found)
 
     @staticmethod
-    def of(graph: Graph, problem: Problem, *, exact: bool = False) -> Structure:
+    def of(graph: Graph, problem: Problem, exact: Mapping[str, int] | None = None) -> Structure:
         """The structure of a graph that is typed already."""
-        return Structure(graph, *passes.identity(graph, problem), problem.extents if exact else None)
+        return Structure(graph, *passes.identity(graph, problem), exact or {})
 
     def work(self, provider: str, lower: Callable[[Graph, Problem], Work], problem: Problem) -> Work:
         """What `provider` lowers the graph to; asked once, of the first problem."""
@@ -69,33 +69,32 @@ STRUCTURES: LRU[Hashable, Structure] = LRU(256)
 
 def structure_of(parsed: Parsed, problem: Problem) -> Structure:
     """The structure of an epilogue as parsed. Raises `EpilogueTypeError` for what it cannot mean."""
-    graph = parsed.graph
+    graph, exact = parsed.graph, {}
     key: tuple[Hashable, ...] = parsed.key, layout_class(graph, problem)
-    found = STRUCTURES.get(key)
-    exact = found is not None and not _suits(found, problem)
-    if exact:
-        key = *key, *problem.extents.values()
-        found = STRUCTURES.get(key)
+    while (found := STRUCTURES.get(key)) is not None and (exact := _differing(found, problem)):
+        key = *key, *exact.items()
     if found is None:
         typed = passes.typed(graph, problem)
-        exact = exact or counts_equal_values(typed) or reads_rows(graph, typed, problem)
-        found = STRUCTURES.put(key, Structure.of(passes.finished(typed, problem), problem, exact=exact))
+        axes = problem.extents if reads_rows(graph, typed, problem) else (*exact, *counted_axes(typed))
+        exact = {axis: problem.extents[axis] for axis in axes}
+        found = STRUCTURES.put(key, Structure.of(passes.finished(typed, problem), problem, exact))
     return found
 
 
-def _suits(structure: Structure, problem: Problem) -> bool:
-    """Whether a structure of this class holds for the problem: it has the same extents, if these matter, and operands
-    have those of the dims that they are loaded with. A part of N that was as long as M in the first problem of a class
-    may not be so in this one."""
-    if structure.exact not in (None, problem.extents):
-        return False
-    for node in structure.graph.loads():
+def _differing(structure: Structure, problem: Problem) -> dict[str, int]:
+    """The extents by which a structure of this class does not hold for the problem: those that it is exact in, and all
+    where operands have others than the dims that they are loaded with. A part of N that was as long as M in the first
+    problem of a class may not be so in this one."""
+    extents = problem.extents
+    if not structure.exact.items() <= extents.items():
+        return {axis: extents[axis] for axis in structure.exact}
+    for node in structure.graph.loads() if structure.exact != extents else ():
         load, info = node.attr, problem.by_name.get(node.attr.name)
         if isinstance(info, TensorInfo) and (own := after(Seen(info.shape, info.strides), load.views)) is not None:
             pairs = zip(own.shape, load.dims, strict=True)
-            if any(extent not in (1, dim_size(dim, problem.extents)) for extent, dim in pairs):
-                return False
-    return True
+            if any(extent not in (1, dim_size(dim, extents)) for extent, dim in pairs):
+                return dict(extents)
+    return {}
 
 
 def layout_class(graph: Graph, problem: Problem) -> Hashable:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch._C import _is_any_autocast_enabled
 
+from epifuse.base.dynamo import outside_graph
 from epifuse.base.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -124,6 +125,7 @@ class _Epilogue(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @outside_graph  # compiled autograd traces it
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         recorded, saved = ctx.recorded, ctx.saved_tensors
         if not (torch.is_grad_enabled() or _is_any_autocast_enabled()):

@@ -82,14 +82,15 @@ class Derivative:
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
-    """The result of `derive`, cached: once for a structure if it holds for all extents, otherwise once for each."""
+    """The result of `derive`, cached: once for a structure if it holds for all extents, otherwise once for each value
+    of those that it holds for."""
     problem, structure = settled
-    key = wanted, arriving, problem.dtypes, problem.a.device
-    found = remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
-    if found.exact.items() <= problem.extents.items():
-        return found
-    key = *key, tuple(problem.extents.values())  # type: ignore[assignment]  # longer
-    return remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
+    key: tuple[Any, ...] = wanted, arriving, problem.dtypes, problem.a.device
+    while True:
+        found = remembered("derivative", structure, lambda: derive(settled, wanted, arriving), key)
+        if found.exact.items() <= problem.extents.items():
+            return found
+        key = *key, *((axis, problem.extents[axis]) for axis in found.exact)
 
 
 def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
@@ -357,8 +358,8 @@ def _bytes(node: FxNode) -> Size:
     return size
 
 
-_COUNTING = ("part", "join", "full_like")
-"""What is cut or spread at numbers that are extents."""
+_COUNTING = frozenset(("part", "join", "full_like"))
+"""What is cut or spread at numbers that are extents: of columns, as rows have no parts."""
 
 
 def _as_epilogue(
@@ -387,9 +388,10 @@ def _as_epilogue(
         )
     except Boundary as boundary:
         return None, boundary.reason, {}, unfused
-    counting = () if at.cut.keys() == {"n"} else _COUNTING  # columns are cut at numbers that only N decides
-    counts = any(
-        node.op in counting or (node.op == "reshape" and max(node.attr, default=1) > 1) for node in graph.nodes
-    )
+    extents, exact = at.settled.problem.extents, at.exact
+    if not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
+        exact = {**exact, "n": extents["n"]}
+    if any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes):
+        exact = extents
     parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
-    return parsed, None, numbers, at.settled.problem.extents if counts else at.exact
+    return parsed, None, numbers, exact

@@ -177,7 +177,9 @@ def _hint(value: Any) -> Any:
 @contextmanager
 def _apart(mode: Any, device: str) -> Iterator[None]:
     """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode,
-    anomaly mode. One thread at a time, and none while Dynamo traces: torch.fx patches functions of the process."""
+    anomaly mode, compiled autograd. One thread at a time, and none while Dynamo traces: torch.fx patches functions of
+    the process."""
+    from torch._dynamo.compiled_autograd import _disable
     from torch._dynamo.convert_frame import compile_lock
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -189,6 +191,7 @@ def _apart(mode: Any, device: str) -> Iterator[None]:
         torch.autocast(device.partition(":")[0], enabled=False),
         _saved_as_they_are(),
         torch.autograd.set_detect_anomaly(False),
+        _disable(),
     ):
         yield
 

@@ -84,6 +84,8 @@ def _conversion(value: object) -> str:
         return "torch.from_numpy(x) shares its memory"
     if isinstance(value, torch.fx.Proxy):
         return "torch.fx.symbolic_trace records no call of epifuse; torch.export, torch.compile and make_fx do"
+    if isinstance(value, torch.nn.Module):
+        return "a module is none: pass the tensors that it holds, as layer.weight and layer.bias"
     if callable(value):
         return "pass an epilogue by its name: epilogue=fn"
     if value is None:

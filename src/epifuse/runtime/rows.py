@@ -95,5 +95,5 @@ def _is_open(call: Call, settled: Settled) -> bool:
         and rows not in fixed
         and call.tensors.keys().isdisjoint(parsed.output_names)
         and "linear_index" not in parsed.graph.ops  # of so many elements
-        and settled.structure.exact is None
+        and "m" not in settled.structure.exact
     )
