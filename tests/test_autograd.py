@@ -426,7 +426,10 @@ def test_without_grad_nothing_is_recorded(mode: Callable[[], Any]) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
-    "out": (lambda a, b: ef.gemm(a, b, out=torch.empty(M, N, dtype=DOUBLE)), "'D' is given, and an input requires"),
+    "out": (
+        lambda a, b: ef.gemm(a, b, out=torch.empty(M, N, dtype=DOUBLE)),
+        "'D' is given, and it or an input requires",
+    ),
     "accumulate": (
         lambda a, b: ef.gemm(a, b, out=torch.empty(M, N, dtype=DOUBLE), accumulate="D"),
         "'D' is accumulated, and an input requires grad",
@@ -702,6 +705,21 @@ def row(n: int) -> Tensor:
     return torch.empty(n, dtype=torch.bfloat16)
 
 
+JOINED = {
+    "halves of heads": (
+        "def epi(accum): h = accum.unflatten(-1, (4, 128)); x, y = h.chunk(2, -1); "
+        "D = (h * h + cat((-y, x), -1)).flatten(-2); return D"
+    ),
+    "pairs": (
+        "def epi(accum): x, y = accum[..., 0::2], accum[..., 1::2]; D = stack([x * y, x * x], -1).flatten(-2); return D"
+    ),
+    "parts of parts": (
+        "def epi(accum): x, y = accum.chunk(2, -1); a, b = x.chunk(2, -1); c, d = y.chunk(2, -1); "
+        "D = cat([a * d, b * c], -1); return D"
+    ),
+}
+
+
 ON_HOPPER = {
     "gelu, bias, residual": (gelu_residual, 512, {"bias": row(512), "residual": torch.empty(512, 512)}),
     "gate": (silu_gate, 512, {"gate": torch.empty(512, 512, dtype=torch.bfloat16)}),
@@ -709,6 +727,7 @@ ON_HOPPER = {
     "layer norm": (layer_norm, 256, {"weight": row(256), "bias": row(256)}),
     "log softmax": (log_softmax, 256, {"scale": torch.empty(1)}),
     "maxima": ("def epi(accum): D = relu(accum); most = amax(D, dim=-1); return D, most", 256, {}),
+    **{name: (JOINED[name], 512, {}) for name in ("halves of heads", "pairs")},
 }
 
 
@@ -720,6 +739,14 @@ def test_derivatives_are_planned_on_hopper(name: str) -> None:
     a, b = torch.empty(512, 256, dtype=torch.bfloat16), torch.empty(n, 256, dtype=torch.bfloat16).t()
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(derivative.parsed, given))
     assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_the_gradient_of_a_part_is_no_sum(name: str) -> None:
+    derivative, _ = derived(JOINED[name], 512, 512, 256)
+    assert derivative.parsed is not None, derivative.refused
+    assert derivative.parsed.graph.ops.isdisjoint(("reduce_dims", "reduce_axes"))
+    assert all(node.target is not torch.ops.aten.sum.dim_IntList for node in derivative.module.graph.nodes)
 
 
 # --- ties, bounds and what no product reaches ------------------------------------------------------------------------

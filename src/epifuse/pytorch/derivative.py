@@ -25,6 +25,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Load, Node
 from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
+from epifuse.pytorch.chosen import slice_sums
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
 from epifuse.pytorch.unfused import call_directly, leave_out_casts
@@ -190,6 +191,8 @@ def _traced(
         _view_in_any_layout(module)  # without mutations values may lie in other ways
         module = at.recorded(torch.func.functionalize(module, remove="mutations"), inputs)
     _tidy(module)
+    places = {coordinate(node) for node in settled.structure.graph.nodes if node.op == "index" and at.cuts(node.attr)}
+    slice_sums(module, [node for node, name in zip(_placeholders(module), names, strict=True) if name in places])
     return module
 
 

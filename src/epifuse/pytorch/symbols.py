@@ -80,6 +80,10 @@ class Symbols:
         """Of the problem."""
         return self.settled.problem.a.device
 
+    def cuts(self, factors: Iterable[Factor]) -> bool:
+        """Whether all of them are of axes that are cut, so that their sizes are known."""
+        return all(factor.along in self.cut for factor in factors)
+
     @property
     def exact(self) -> Mapping[str, int]:
         """The extents that what was traced holds for: of axes that are cut, or that something was decided by."""
