@@ -772,6 +772,28 @@ def test_at_bounds_and_equal_elements_as_pytorch(epilogue: Any) -> None:
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_a_step_of_lerp_may_be_infinite() -> None:
+    values = torch.tensor([[1.0, float("-inf"), 0.5, 0.5, 0.2, 0.7]], dtype=DOUBLE)
+
+    def stepped(accum: Any) -> Any:
+        x, end, weight = accum.chunk(3, -1)
+        return torch.lerp(x, end, weight)
+
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    ef.gemm(
+        torch.zeros(1, 2, dtype=DOUBLE), torch.zeros(2, 6, dtype=DOUBLE), C=ours, epilogue=_of_sum(stepped)
+    ).sum().backward()
+    stepped(theirs).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def _of_sum(function: Any) -> Any:
+    def added(accum: Any, C: Any) -> Any:
+        return function(accum + C)
+
+    return added
+
+
 def ones_beside(accum: Any) -> Any:
     places = torch.argmax(accum, dim=-1)
     ones = torch.zeros_like(places) + 1

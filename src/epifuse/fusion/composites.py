@@ -76,8 +76,9 @@ def clamp_max(x: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter 
 @rounded_once
 def lerp(x: Value, end: Value, weight: Value) -> Value:
     """x + weight (end - x), from the nearer end."""
-    step = end - x
-    return where(abs(weight) < 0.5, x + weight * step, end - step * (1.0 - weight))
+    # One product, as where an infinite step is not taken, the derivative of a second one would be NaN.
+    is_near = abs(weight) < 0.5
+    return where(is_near, x, end) + where(is_near, weight, weight - 1.0) * (end - x)
 
 
 @rounded_once
