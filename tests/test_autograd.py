@@ -686,14 +686,16 @@ def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: boo
 # --- derivatives on a GPU ---------------------------------------------------------------------------------------------
 
 
-def derived(epilogue: Any, m: int, n: int, k: int, **operands: Tensor) -> tuple[Derivative, dict[str, Tensor]]:
-    """The derivative in bfloat16 of all that is a float, and what it is handed."""
+def derived(
+    epilogue: Any, m: int, n: int, k: int, *, of_operands: bool = True, **operands: Tensor
+) -> tuple[Derivative, dict[str, Tensor]]:
+    """The derivative in bfloat16 of all that is a float, or of the product alone, and what it is handed."""
     from epifuse.frontend import parsed
 
     a, b = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16).t()
     settled = settle(with_care(Request(a, b, parsed(epilogue), operands, Options(None))))
     names = tuple(name for name, dtype in settled.problem.dtypes if dtype in autograd.FLOATS)
-    wanted = tuple(name for name, value in operands.items() if value.is_floating_point())
+    wanted = tuple(name for name, value in operands.items() if of_operands and value.is_floating_point())
     made = derive(settled, (autograd.ACCUM, *wanted), names)
     known = inputs_of(settled, names, settled.problem.extents)
     handed = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in known if each.name in made.inputs}

@@ -233,7 +233,7 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "computed_number": Sentence(
         _T,
-        "full_like makes {dtype} here, of literals and of integers with 32 or 64 bits alone, and this is neither",
+        "full_like makes {dtype} here, and this number is no literal: it may have a fraction, or not fit",
         "give it dtype=torch.float32, and convert the result",
     ),
     "select_shapes": Sentence(

@@ -76,7 +76,7 @@ def clamp_max(x: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter 
 @rounded_once
 def lerp(x: Value, end: Value, weight: Value) -> Value:
     """x + weight (end - x), from the nearer end."""
-    # One product, as where an infinite step is not taken, the derivative of a second one would be NaN.
+    # With a product in each branch, the gradient of the one not taken would be 0 * inf = NaN for an infinite step.
     is_near = abs(weight) < 0.5
     return where(is_near, x, end) + where(is_near, weight, weight - 1.0) * (end - x)
 

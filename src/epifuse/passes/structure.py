@@ -129,7 +129,7 @@ def reads_rows(graph: Graph, typed: Graph, problem: Problem) -> bool:
     if not _reads_extents(graph) or not (others := _other_rows(problem.extents)):
         return False
     try:
-        return str(passes.typed(graph, _at_other_rows(problem, others))) != str(typed)
+        return str(passes.typed(graph, problem.with_others(others))) != str(typed)
     except EpifuseError:
         return True
 
@@ -145,27 +145,6 @@ def _other_rows(extents: Mapping[str, int]) -> dict[int, int]:
 
 
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137)
-
-
-def _at_other_rows(problem: Problem, others: Mapping[int, int]) -> Problem:
-    """The same problem with other extents of A, B but along N and K, and of operands and outputs."""
-
-    def moved(info: Any, fixed: int = 0) -> Any:
-        shape = getattr(info, "shape", ())
-        kept = len(shape) - fixed
-        new = (*(others.get(extent, extent) for extent in shape[:kept]), *shape[kept:])
-        return info._replace(shape=new) if new != shape else info
-
-    def each(infos: Any) -> Any:
-        return tuple((name, moved(info)) for name, info in infos)
-
-    return problem._replace(
-        a=moved(problem.a, 1),
-        b=moved(problem.b, 2),
-        operands=each(problem.operands),
-        outputs=each(problem.outputs),
-        scales=each(problem.scales),
-    )
 
 
 def _reads_extents(graph: Graph) -> bool:

@@ -28,7 +28,7 @@ def slice_sums(module: GraphModule, coordinates: Collection[FxNode]) -> None:
             with graph.inserting_before(node):
                 made = graph.call_function(aten.slice.Tensor, (source, dim, place, place + 1))
                 made.meta = {**node.meta, "val": value_of(source).narrow(dim, place, 1)}
-                if not _keeps(node):
+                if node.args[2:] != (True,):  # the dim is dropped
                     made = graph.call_function(aten.squeeze.dim, (made, dim))
                     made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
@@ -38,10 +38,6 @@ def slice_sums(module: GraphModule, coordinates: Collection[FxNode]) -> None:
 
 _MOST = 64
 """Places along a dim that are looked at."""
-
-
-def _keeps(node: FxNode) -> bool:
-    return node.args[2:] == (True,)
 
 
 def _chosen(node: FxNode, coordinates: Collection[FxNode]) -> tuple[FxNode, int, int] | None:
@@ -87,8 +83,4 @@ def _place_asked(condition: Any, dim: int, coordinates: Collection[FxNode]) -> i
 
 
 def _is_zero(x: Any) -> bool:
-    return isinstance(x, FxNode) and x.target in (aten.scalar_tensor.default, aten.zeros.default) and _number(x) == 0
-
-
-def _number(x: FxNode) -> Any:
-    return x.args[0] if x.target is aten.scalar_tensor.default else 0
+    return isinstance(x, FxNode) and x.target is aten.scalar_tensor.default and not x.args[0]

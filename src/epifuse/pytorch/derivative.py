@@ -370,9 +370,9 @@ def _as_epilogue(
 ) -> tuple[Parsed | None, str | None, Mapping[str, Size], Mapping[str, int]]:
     """The epilogue of a product that computes the results, or why there is none; the extents that it reads as numbers;
     and those that it holds for, or `module` where there is none."""
-    unfused = at.exact
+    of_module = at.exact
     if all(each.name != ACCUM for each in inputs):
-        return None, None, {}, unfused
+        return None, None, {}, of_module
     decomposed = at.recorded(module, inputs, table())
     _tidy(decomposed)
     numbers = at.numbers(decomposed)
@@ -390,7 +390,7 @@ def _as_epilogue(
             )
         )
     except Boundary as boundary:
-        return None, boundary.reason, {}, unfused
+        return None, boundary.reason, {}, of_module
     extents, exact = at.settled.problem.extents, at.exact
     if not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
         exact = {**exact, "n": extents["n"]}

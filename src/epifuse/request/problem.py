@@ -201,21 +201,28 @@ class Problem(_Fields):
         return made
 
     def with_rows(self, rows: int) -> Problem:
-        """The same product of two dims with so many rows, whose outputs are to be allocated. Each extent of A and of
-        operands that is equal to the number of rows is taken for it."""
-        old, extents = self.extents["m"], {**self.extents, "m": rows}
+        """The same product of two dims with so many rows, whose outputs are to be allocated."""
+        extents = self.extents
+        made = self.with_others({extents["m"]: rows})
+        vars(made)["extents"] = {**extents, "m": rows}
+        return made
 
-        def changed(info: Any) -> Any:
-            if old not in getattr(info, "shape", ()):
+    def with_others(self, others: Mapping[int, int]) -> Problem:
+        """The same product with other numbers of rows and batches, by those that there are, and outputs as they were:
+        each extent of operands and scales, and of A and B but N and K, that is equal to one is taken for it."""
+        known, get = frozenset(others), others.get
+
+        def changed(info: Any, kept: int = 0) -> Any:
+            shape = getattr(info, "shape", ())
+            if known.isdisjoint(shape):
                 return info
-            return info._replace(shape=tuple([rows if extent == old else extent for extent in info.shape]))
+            own = len(shape) - kept
+            return info._replace(shape=(*[get(extent, extent) for extent in shape[:own]], *shape[own:]))
 
         operands, scales = (
             tuple([(name, changed(info)) for name, info in one]) for one in (self.operands, self.scales)
         )
-        made = self._replace(a=changed(self.a), operands=operands, scales=scales)
-        vars(made)["extents"] = extents
-        return made
+        return self._replace(a=changed(self.a, 1), b=changed(self.b, 2), operands=operands, scales=scales)
 
     @property
     def accum_dims(self) -> Dims:
