@@ -29,11 +29,16 @@ def test_beside_the_same_operations_by_pytorch(name: str, emulated: Emulated) ->
     torch.manual_seed(0)
     angles = {key: bfloat16(M, 1, WIDTH) for key in ("c", "s")} if "rotary" in name else {}
     made, given = derived(EPILOGUES[name], M, N, K, of_operands=False, **angles)
-    assert made.parsed is not None, made.refused
+    assert made.apart is not None, made.refused
     known = {"gradient of D": bfloat16(*given["gradient of D"].shape), **angles}
     assert given.keys() <= known.keys()  # no place along a joined dim is read
     a, b = bfloat16(M, K), (bfloat16(N, K) / 16).t()
-    found = run(emulated, made.parsed, a, b, {key: known[key] for key in given})
-    values = {**known, ACCUM: a.float() @ b.float()}
-    (want,) = made.module(*(values[key] for key in made.inputs))
-    torch.testing.assert_close(*(x.float() for x in (*found.values(), want)), rtol=2e-2, atol=2e-2)
+    accum = (a.float() @ b.float()).bfloat16()
+    handed = {key: known[key] for key in given}
+    stored = {**handed, ACCUM: accum} if made.needs_product else handed
+    (want,) = made.module(*({**known, ACCUM: accum.float()}[key] for key in made.inputs))
+    found = [run(emulated, made.apart, a[:, :8], b[:8], stored)]
+    found += [run(emulated, made.again, a, b, handed)] if made.again is not None else []
+    for outputs in found:
+        (got,) = outputs.values()
+        torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=3e-2)

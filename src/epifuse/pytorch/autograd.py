@@ -44,7 +44,6 @@ from epifuse.providers.cutedsl.inputs import time_of_one
 from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
 from epifuse.pytorch.derivative import Derivative
 from epifuse.pytorch.evaluate import ACCUM
-from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem
 from epifuse.request.scaled import are_scaled
@@ -341,15 +340,15 @@ class Recorded:
         if True not in arrive:
             return [None] * (2 + len(self.recording.tensors))
         backward = self.backwards.get(arrive) or self._backward(arrive)
-        if saved[0] is None and self.refused is None and backward.fused is not None:
+        if self.refused is None and (launch := backward.launch(saved[0])) is not None:
             try:
-                return backward.gradients(saved, numbers, arriving, fused=True)
+                return backward.gradients(saved, numbers, arriving, launch)
             except ArgumentTypeError as error:
                 if error.key != "transformed":  # as for a Jacobian: this once PyTorch batches the derivative
                     raise
             except (UnsupportedError, EpilogueTypeError, ArgumentError) as error:
                 self._refuse(_without_hint(error))
-        return backward.gradients(saved, numbers, arriving, fused=False)
+        return backward.gradients(saved, numbers, arriving, None)
 
     def _backward(self, arrive: tuple[bool, ...]) -> Backward:
         """Where the gradients of the outputs that `arrive` marks arrive."""
@@ -385,14 +384,16 @@ def _without_hint(error: EpifuseError) -> str:
 def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
     """Whether storing accum takes less time than computing it again.
 
-    Again: 2 L M N K operations more. Stored: it is written and read, and PyTorch's operations write and read what lies
-    between them, which a fused launch does not.
+    Again: 2 L M N K operations more. Stored: it is written and read, and where no launch reads it PyTorch's operations
+    write and read what lies between them.
     """
     extents = problem.extents
     elements = extents["l"] * extents["m"] * extents["n"]
-    apart, fused = (at_extents(size, extents) for size in (derivative.bytes_by_operations, derivative.bytes_fused))
-    stored = 2 * elements * itemsize + apart - fused
+    moved = 2 * elements * itemsize
+    if derivative.refused is not None:
+        by_operations, fused = derivative.traffic(problem)
+        moved += by_operations - fused
     target = problem.target
     each = time_of_one(problem) if target.device == "cuda" else 1.0
     operations, memory = target.processor.operations_a_second / each, target.processor.bytes_a_second
-    return 2 * elements * extents["k"] / operations > stored / memory
+    return 2 * elements * extents["k"] / operations > moved / memory

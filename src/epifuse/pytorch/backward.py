@@ -4,7 +4,6 @@ gives."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +27,24 @@ Gradients = list[torch.Tensor | None]
 _NONE: Mapping[str, Any] = {}
 Result = tuple[str, torch.dtype]
 """The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
-Found = tuple[bool, int, torch.dtype]
-"""Whether a gradient is computed, else it arrives; where it stands among those; and its dtype."""
+
+
+class Found(NamedTuple):
+    """A gradient: whether it is computed, else it arrives; where it stands among those; its dtype; and the dims that it
+    is yet to be summed over, if any, to be of its shape."""
+
+    is_computed: bool
+    place: int
+    dtype: torch.dtype
+    left: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def among(self, made: Saved, values: Saved) -> torch.Tensor:
+        """The gradient, of what was computed and of all else."""
+        value: torch.Tensor = (made if self.is_computed else values)[self.place]
+        if self.left:
+            value = value.sum(self.left).view(self.shape)
+        return value if value.dtype is self.dtype else value.to(self.dtype)
 
 
 class Recording(NamedTuple):
@@ -48,26 +63,47 @@ class Recording(NamedTuple):
     turned: bool = False
 
 
+class Launch(NamedTuple):
+    """The derivative as an epilogue at a place, which reads these `positions` of what was saved, followed by what
+    arrives: A and B first, or in their stead nothing, and then it is the epilogue of the shortest `product` there is:
+    the shapes of A and of B's transpose, of which nobody reads a value."""
+
+    place: Place
+    positions: tuple[int, ...]
+    product: tuple[tuple[int, ...], ...] = ()
+    like: TensorInfo | None = None
+
+    def tensors(self, values: Saved) -> list[torch.Tensor]:
+        """A, B and the operands."""
+        given = [values[position] for position in self.positions]
+        if self.like is None:
+            return given
+        a, b = [torch.empty(shape, dtype=self.like.dtype, device=self.like.device) for shape in self.product]
+        return [a, b.mT, *given]
+
+
 class Backward(NamedTuple):
     """How the gradients of a recorded call are computed where those of certain outputs arrive.
 
-    `fused` is the derivative as the epilogue of the product, where it has such a form, and `repeats` is it where it
-    reads nothing but what was saved and what arrives; `product` gives accum alone.
-    `inputs` are the arguments of the derivative. Its tensors have `names`, and `read` takes A, B and them from what was
-    saved, followed by the gradients that arrive; then come `coordinates`. It reads `numbers` too, and as an epilogue
-    `counts`. `results` are gradients of operands by position among the inputs, `above` is that of accum,
+    `again` is the launch that computes the product once more, with the derivative as its epilogue, and `apart` the one
+    that reads accum where it was stored, or needs none; `repeats` says whether they read nothing but what was saved and
+    what arrives. `product` gives accum alone.
+    `inputs` are the arguments of the derivative. Of its tensors those at `positions` of what was saved, followed by the
+    gradients that arrive, have `names`; then come `coordinates`. It reads `numbers` too, and as an epilogue `counts`.
+    `results` are gradients of operands by position among the inputs, `above` is that of accum,
     from which `of_a` and `of_b` compute those of A and B that are asked for. `converts` says whether an output has 8
     bits, whose gradient is converted first.
     """
 
     problem: Problem
     derivative: Derivative
-    fused: Place | None
-    repeats: Place | None
+    again: Launch | None
+    apart: Launch | None
+    repeats: bool
     product: Place
     inputs: tuple[Input, ...]
     names: tuple[str, ...]
-    read: Callable[[Saved], tuple[Any, ...]]
+    positions: tuple[int, ...]
     numbers: tuple[str, ...]
     coordinates: tuple[Input, ...]
     counts: Mapping[str, float]
@@ -99,82 +135,133 @@ class Backward(NamedTuple):
             fast_accum=asked.fast_accum,
         )  # fmt: skip
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
-        reads = [name for name in names if name in places]
         counted = tuple(known[name] for name in names if name in indices)
-        tensors, fused = (*reads, *(each.name for each in counted)), None
-        if derivative.parsed is not None:
-            stored = _stored_as(derivative.parsed, [*found.values(), *([above] if above else [])])
-            fused = Place(stored, USUAL if alike == USUAL else alike, tensors, turned=turned)
-
         numbers = tuple(name for name in names if name not in places and name not in indices)
+        reads = [name for name in names if name in places]
+        positions, names = tuple(places[name] for name in reads), [*reads, *(each.name for each in counted)]
+        shapes = {name: info.shape for name, info in problem.operands if isinstance(info, TensorInfo)}
+        dtypes = [
+            *found.values(),
+            *([above] if above else []),
+            *((name, problem.float_dtype) for name in derivative.left),
+        ]
 
-        def where(result: Result) -> Found:
+        def where(of: str, result: Result) -> Found:
             name, dtype = result
             computed = name in derivative.computed
-            return computed, derivative.computed.index(name) if computed else places[name], dtype
+            place = derivative.computed.index(name) if computed else places[name]
+            return Found(computed, place, dtype, derivative.left.get(name, ()), shapes.get(of, ()))
 
         return Backward(
             problem,
             derivative,
-            fused,
-            None if numbers or counted or counts else fused,
+            _again(derivative, dtypes, alike, positions, names, turned=turned),
+            _apart(derivative, dtypes, alike, positions, names, problem),
+            not (numbers or counted or counts),
             Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
             tuple(known[name] for name in derivative.inputs),
-            tensors,
-            itemgetter(1, 2, *(places[name] for name in reads)),
+            tuple(names),
+            positions,
             numbers,
             counted,
             counts,
-            tuple((places[name] - 1, where(result)) for name, result in found.items()),
-            above and where(above),
+            tuple((places[name] - 1, where(name, result)) for name, result in found.items()),
+            above and where(ACCUM, above),
             _of_a(problem, turned=turned) if needs[0] else None,
             _of_b(problem, turned=turned) if needs[1] else None,
             any(as_it_arrives(dtype, problem) is not dtype for _, dtype in problem.dtypes),
         )
 
-    def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, *, fused: bool) -> Gradients:
-        """Of A, B and each operand, None where none is asked for. Raises as `run` does."""
+    def launch(self, accum: torch.Tensor | None) -> Launch | None:
+        """The one that computes the derivative where this accum was stored, if any does."""
+        return self.again if accum is None and self.derivative.needs_product else self.apart
+
+    def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, launch: Launch | None) -> Gradients:
+        """Of A, B and each operand, None where none is asked for; by the launch, or one operation at a time. Raises as
+        `run` does."""
         if self.converts:
             arriving = [each if each is None else each.to(as_it_arrives(each.dtype, self.problem)) for each in arriving]
         values = (*saved, *arriving)
         made: Sequence[torch.Tensor] | None = None
-        if fused and self.repeats is not None:
-            made = self.repeats.again(self.read(values), _NONE)
+        if launch is not None and self.repeats:
+            made = launch.place.again(launch.tensors(values), _NONE)
         if made is None:
             values = (*saved, *map(_dense, arriving))
-            made = self._computed(values, numbers, fused=fused)
+            made = self._computed(values, numbers, launch)
         found: Gradients = [None] * (len(saved) - 1)
-        for position, (computed, place, dtype) in self.results:
-            value = made[place] if computed else values[place]
-            found[position] = value if value.dtype is dtype else value.to(dtype)
+        for position, each in self.results:
+            found[position] = each.among(made, values)
         if self.above is not None:
-            computed, place, dtype = self.above
-            above = made[place] if computed else values[place]
-            above = above if above.dtype is dtype else above.to(dtype)
+            above = self.above.among(made, values)
             if self.of_a is not None:
                 found[0] = self.of_a(above, saved[2])
             if self.of_b is not None:
                 found[1] = self.of_b(above, saved[1])
         return found
 
-    def _computed(self, values: Saved, numbers: Mapping[str, Any], *, fused: bool) -> Sequence[torch.Tensor]:
-        """What the derivative computes: in a launch, or one operation at a time."""
-        accum = values[0]
-        a, b, *tensors = self.read(values)
-        for _, (count,), dtype in self.coordinates:
-            tensors.append(torch.arange(count, dtype=dtype, device=self.problem.a.device))
+    def _computed(self, values: Saved, numbers: Mapping[str, Any], launch: Launch | None) -> Sequence[torch.Tensor]:
+        """What the derivative computes."""
+        derivative, problem, accum = self.derivative, self.problem, values[0]
+        counted = [torch.arange(count, dtype=dtype, device=problem.a.device) for _, (count,), dtype in self.coordinates]
         read = {name: numbers[name] for name in self.numbers}
-        if fused and self.fused is not None:
-            return self.fused.run((a, b, *tensors), {**read, **self.counts})
-        derivative, problem = self.derivative, self.problem
+        if launch is not None:
+            return launch.place.run((*launch.tensors(values), *counted), {**read, **self.counts})
         if not derivative.computed:
             return ()
         if accum is None and derivative.needs_product:
-            (accum,) = self.product.run((a, b), _NONE)
+            (accum,) = self.product.run(values[1:3], _NONE)
+        tensors = (*[values[position] for position in self.positions], *counted)
         given, keeps = {**dict(zip(self.names, tensors, strict=True)), **read, ACCUM: accum}, derivative.widens
         arguments = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
         made: Sequence[torch.Tensor] = derivative.module.forward(*arguments)
         return made
+
+
+def _again(
+    derivative: Derivative,
+    dtypes: Sequence[Result],
+    options: Options,
+    positions: tuple[int, ...],
+    names: Sequence[str],
+    *,
+    turned: bool,
+) -> Launch | None:
+    """The launch that computes the product again, where the derivative needs it and has such a form."""
+    if derivative.again is None:
+        return None
+    parsed, options = _stored_as(derivative.again, dtypes), USUAL if options == USUAL else options
+    return Launch(Place(parsed, options, tuple(names), turned=turned), (1, 2, *positions))
+
+
+_LEAST_BYTES = 16
+"""Of a row of A and of B's transpose: what a GPU's copies of tiles need."""
+
+
+def _apart(
+    derivative: Derivative,
+    dtypes: Sequence[Result],
+    options: Options,
+    positions: tuple[int, ...],
+    names: Sequence[str],
+    problem: Problem,
+) -> Launch | None:
+    """The launch without the product, where the derivative has such a form that moves less than its operations do by
+    themselves."""
+    by_operations, fused = derivative.traffic(problem)
+    if derivative.apart is None or fused > _MOST_TRAFFIC * by_operations:
+        return None
+    extents, needs = problem.extents, derivative.needs_product
+    lead, count = (extents["l"],) * problem.batched, _LEAST_BYTES // problem.a.dtype.itemsize
+    shapes = tuple((*lead, extents[axis], count) for axis in "mn")
+    if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
+        options = options._replace(precision="tf32")
+    parsed, options = _stored_as(derivative.apart, dtypes), USUAL if options == USUAL else options
+    place = Place(parsed, options, ((ACCUM,) * needs + tuple(names)), turned=False)
+    return Launch(place, ((0,) * needs + positions), shapes, problem.a)
+
+
+_MOST_TRAFFIC = 0.75
+"""Of the bytes that PyTorch's operations move."""
 
 
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

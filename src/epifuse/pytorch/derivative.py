@@ -27,7 +27,10 @@ from epifuse.ir.types import dim_size, shape_of
 from epifuse.plan.settle import Settled
 from epifuse.pytorch.chosen import slice_sums
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
-from epifuse.pytorch.symbols import SIZE, Size, Symbols, is_tensor, table, total
+from epifuse.pytorch.steps import has_step
+from epifuse.pytorch.sums import rows_alone
+from epifuse.pytorch.symbols import Size, Symbols, at_extents, is_tensor, table
+from epifuse.pytorch.traffic import bytes_by_operations, bytes_fused
 from epifuse.pytorch.unfused import call_directly, leave_out_casts
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -53,9 +56,10 @@ class Derivative:
 
     `module` runs it by PyTorch, one operation at a time: its arguments are `inputs`, its results `computed`. `results`
     says of each gradient asked for what it is: one of `computed`, one of `handed`, which are gradients that arrive, or
-    None where it is zero. `parsed` is the epilogue that computes the same beside the product, where the language holds
-    it, and reads `extents` as numbers; else `refused` says why not. `exact` are the extents that it holds for, of the
-    axes for which it does not hold for all.
+    None where it is zero. What is computed is yet to be summed over the dims that it has `left`. `again` is the
+    epilogue that computes the same of the product, where it needs that, and `apart` the one that reads accum as an
+    operand, or no accum; both read `extents` as numbers. Where the language holds neither, `refused` says why. `exact`
+    are the extents that it holds for, of the axes for which it does not hold for all.
     """
 
     module: GraphModule
@@ -63,7 +67,9 @@ class Derivative:
     handed: tuple[str, ...]
     computed: tuple[str, ...]
     results: Mapping[str, str | None]
-    parsed: Parsed | None
+    left: Mapping[str, tuple[int, ...]]
+    again: Parsed | None
+    apart: Parsed | None
     refused: str | None
     extents: Mapping[str, Size]
     exact: Mapping[str, int]
@@ -74,12 +80,25 @@ class Derivative:
     bytes_by_operations: Size
     """What `module` reads and writes, each operation by itself."""
     bytes_fused: Size
-    """What a fused launch reads and writes beside A and B."""
+    """What a fused launch reads and writes beside A, B and accum."""
 
     @property
     def needs_product(self) -> bool:
         """False where the gradients are functions of operands and of the outputs' gradients alone."""
         return ACCUM in self.inputs
+
+    def traffic(self, problem: Problem) -> tuple[int, int]:
+        """What PyTorch's operations move in this problem, and what a launch moves that reads accum where it is needed.
+
+        In bytes, where the gradient of accum, and accum if it is stored, have A's dtype.
+        """
+        extents, wide, narrow = problem.extents, problem.float_dtype.itemsize, problem.a.dtype.itemsize
+        elements = extents["l"] * extents["m"] * extents["n"]
+        by_operations, fused = at_extents(self.bytes_by_operations, extents), at_extents(self.bytes_fused, extents)
+        if self.results.get(ACCUM) in self.computed and narrow < wide:  # a cast behind the operations
+            by_operations += elements * (wide + narrow)
+            fused -= elements * (wide - narrow)
+        return by_operations, fused + elements * narrow * self.needs_product
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
@@ -100,6 +119,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     inputs = inputs_of(settled, arriving, at.extents)
     module = _traced(at, settled, inputs, wanted, arriving)
     holders = dict(zip(_placeholders(module), inputs, strict=True))
+    by_rows = rows_alone(module, settled.problem)
     results: dict[str, str | None] = {}
     computed: dict[FxNode, str] = {}
     for name, node in zip(wanted, _returned(module), strict=True):
@@ -108,15 +128,16 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         elif (same := _itself(node)) in holders:
             results[name] = holders[same].name
         else:
-            results[name] = computed.setdefault(node, f"result {len(computed)}")
+            results[name] = computed.setdefault(by_rows.get(node, (node,))[0], f"result {len(computed)}")
+    left = {computed[node]: dims for node, dims in by_rows.values() if node in computed}
     _keep(module, tuple(computed))
     read = tuple(holders[node] for node in _placeholders(module))
     names = tuple(each.name for each in read)
-    parsed, refused, counts, exact = _as_epilogue(at, module, read, tuple(computed.values()))
-    decides = _decides(module, names)
+    (again, apart), refused, counts, exact = _as_epilogues(at, module, read, inputs[-1], tuple(computed.values()))
     accum = dict(zip(names, _placeholders(module), strict=True)).get(ACCUM)
+    decides = accum is not None and has_step(module, accum)
     widens = leave_out_casts(module, accum, settled.problem.a.device)
-    moved = _bytes_by_operations(module)
+    moved = bytes_by_operations(module)
     call_directly(module)
     return Derivative(
         module,
@@ -125,14 +146,16 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         tuple(each.name for each in inputs if each.name in results.values() and each.name not in names),
         tuple(computed.values()),
         results,
-        parsed,
+        left,
+        again,
+        apart,
         refused,
         counts,
         exact,
         decides,
         widens,
         moved,
-        _bytes_fused(module, names),
+        bytes_fused([node for node, name in zip(_placeholders(module), names, strict=True) if name != ACCUM], module),
     )
 
 
@@ -140,7 +163,10 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
 
 
 def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str, Any]) -> tuple[Input, ...]:
-    """All that a derivative may need, where the axes have these extents."""
+    """All that a derivative may need, where the axes have these extents.
+
+    An extent is taken of the first that has it: of a gradient, which is there anyway, and of accum last.
+    """
     problem, graph = settled.problem, settled.structure.graph
     axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
     tensors = {name: info for name, info in problem.operands if isinstance(info, TensorInfo)}
@@ -151,11 +177,11 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
     shapes = {output.name: shape_of(output.dims or (), extents) for output in graph.outputs}
     whole = tuple(extents[axis] for axis in ("lmn" if problem.batched else "mn"))
     return (
-        Input(ACCUM, whole, held),
+        *(Input(gradient_of(name), shapes[name], as_it_arrives(dtypes[name], problem)) for name in arriving),
         *(Input(name, tuple(axes.get(x, x) for x in info.shape), info.dtype) for name, info in tensors.items()),
         *(Input(name, (), dtype_of(graph.types[node].kind, problem.float_dtype)) for name, node in numbers.items()),
         *(Input(name, (dim_size(node.attr, extents),), torch.int32) for name, node in counted.items()),
-        *(Input(gradient_of(name), shapes[name], as_it_arrives(dtypes[name], problem)) for name in arriving),
+        Input(ACCUM, whole, held),
     )
 
 
@@ -301,100 +327,42 @@ def _widen_in_sum(node: FxNode) -> None:
         node.kwargs = {**node.kwargs, "dtype": value_of(node).dtype}
 
 
-_VIEWS = (
-    *(aten.reshape.default, aten.expand.default, aten.unsqueeze.default, aten.permute.default, aten.full.default),
-    *(aten.squeeze.dim, aten.squeeze.dims, aten.transpose.int, aten.t.default, aten.scalar_tensor.default),
-)
-"""What moves no data."""
-
-
-_DECIDING = frozenset(
-    (
-        *(
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "sign",
-            "sgn",
-            "threshold_backward",
-            "leaky_relu_backward",
-            "elu_backward",
-        ),
-        *("hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
-    )
-)
-
-
-def _decides(module: GraphModule, names: tuple[str, ...]) -> bool:
-    """Whether there is a step along what is computed of accum; along accum itself PyTorch would round it too."""
-    own = {node for node, name in zip(_placeholders(module), names, strict=True) if name == ACCUM}
-    made = set(own)
-    for node in filter(is_tensor, module.graph.nodes):
-        if not (below := made.intersection(node.all_input_nodes)):
-            continue
-        made.add(node)
-        if node.target is aten.relu.default and below <= own:
-            own.add(node)
-        elif not below <= own and node.target._schema.name.removeprefix("aten::") in _DECIDING:
-            return True
-    return False
-
-
-def _bytes_by_operations(module: GraphModule) -> Size:
-    nodes = [node for node in module.graph.nodes if is_tensor(node) and node.op == "call_function"]
-    moving = [node for node in nodes if node.target not in _VIEWS]
-    return total(_bytes(each) for node in moving for each in (node, *filter(is_tensor, node.all_input_nodes)))
-
-
-def _bytes_fused(module: GraphModule, names: tuple[str, ...]) -> Size:
-    holders = [node for node, name in zip(_placeholders(module), names, strict=True) if name != ACCUM]
-    return total(map(_bytes, (*holders, *_returned(module))))
-
-
-def _bytes(node: FxNode) -> Size:
-    while node.target is aten.expand.default:
-        node = node.args[0]  # type: ignore[assignment]  # a node
-    size: Size = node.meta[SIZE]
-    return size
-
-
 _COUNTING = frozenset(("part", "join", "full_like"))
 """What is cut or spread at numbers that are extents: of columns, as rows have no parts."""
 
 
-def _as_epilogue(
-    at: Symbols, module: GraphModule, inputs: tuple[Input, ...], results: tuple[str, ...]
-) -> tuple[Parsed | None, str | None, Mapping[str, Size], Mapping[str, int]]:
-    """The epilogue of a product that computes the results, or why there is none; the extents that it reads as numbers;
-    and those that it holds for, or `module` where there is none."""
-    of_module = at.exact
-    if all(each.name != ACCUM for each in inputs):
-        return None, None, {}, of_module
-    decomposed = at.recorded(module, inputs, table())
+_UNREAD = "a product that nobody reads"
+
+
+def _as_epilogues(
+    at: Symbols, module: GraphModule, inputs: tuple[Input, ...], product: Input, results: tuple[str, ...]
+) -> tuple[tuple[Parsed | None, Parsed | None], str | None, Mapping[str, Size], Mapping[str, int]]:
+    """The epilogues that compute the results, of the product and apart from one, or why there are none; the extents
+    that they read as numbers; and those that they hold for, or `module` where there are none."""
+    of_module, count = at.exact, len(inputs)
+    if not results:
+        return (None, None), None, {}, of_module
+    decomposed = at.recorded(lambda *values: module(*values[:count]), (*inputs, product), table())
     _tidy(decomposed)
     numbers = at.numbers(decomposed)
-    holders = _placeholders(decomposed)
-    used = dict(zip(holders, (*[each.name for each in inputs], *numbers), strict=True))
-    accum = next(node for node, name in used.items() if name == ACCUM)
+    used = dict(zip(_placeholders(decomposed), (*[each.name for each in inputs], _UNREAD, *numbers), strict=True))
     body = tuple(node for node in decomposed.graph.nodes if node.op == "call_function" and is_tensor(node))
+    outputs = dict(zip(results, _returned(decomposed), strict=True))
+
+    def epilogue(name: str) -> Parsed:
+        accum = next(node for node, known in used.items() if known == name)
+        operands = {node: known for node, known in used.items() if known not in (name, _UNREAD)}
+        graph = read(Cone(accum, body, operands, outputs, whole=name is _UNREAD))
+        return Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
+
     try:
-        graph = read(
-            Cone(
-                accum,
-                body,
-                {n: name for n, name in used.items() if n is not accum},
-                dict(zip(results, _returned(decomposed), strict=True)),
-            )
-        )
+        apart = epilogue(_UNREAD)
+        again = epilogue(ACCUM) if ACCUM in used.values() else None
     except Boundary as boundary:
-        return None, boundary.reason, {}, of_module
-    extents, exact = at.settled.problem.extents, at.exact
+        return (None, None), boundary.reason if ACCUM in used.values() else None, {}, of_module
+    extents, exact, graph = at.settled.problem.extents, at.exact, apart.graph
     if not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
         exact = {**exact, "n": extents["n"]}
     if any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes):
         exact = extents
-    parsed = Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
-    return parsed, None, numbers, exact
+    return (again, apart), None, numbers, exact

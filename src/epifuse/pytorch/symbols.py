@@ -105,6 +105,7 @@ class Symbols:
         with _apart(self.mode, self.device):
             values = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in shapes]
             module = make_fx(function, decomposition_table=table)(*values)
+        _take_of_the_first(module)
         for node in module.graph.nodes:
             if is_tensor(node):
                 value = node.meta["val"]
@@ -161,6 +162,18 @@ class Symbols:
             by_axis = dict(zip(axes.values(), powers, strict=True))
             found[by_axis.get(0, 0), by_axis.get(1, 0), by_axis.get(2, 0)] = int(count)
         return found
+
+
+def _take_of_the_first(module: GraphModule) -> None:
+    """Take each extent of the first argument that has it."""
+    holders: dict[Any, tuple[FxNode, int]] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            for dim, extent in enumerate(node.meta["val"].shape):
+                if isinstance(extent, torch.SymInt):
+                    holders.setdefault(extent.node.expr, (node, dim))
+        elif node.target is aten.sym_size.int and node.meta["val"].node.expr in holders:
+            node.args = holders[node.meta["val"].node.expr]
 
 
 _ARITHMETIC = (

@@ -27,13 +27,15 @@ class Cone(NamedTuple):
     """A part of an fx graph that is to be one epilogue.
 
     `accum` is the product; `body` is what is computed from it and from `operands`, in order; both have names for those
-    that leave and enter.
+    that leave and enter. Where `whole` is set, operands of the product's shape are as whole as the product: what is cut
+    of them meets values as its parts do, also where nothing is computed of the product itself.
     """
 
     accum: FxNode
     body: tuple[FxNode, ...]
     operands: Mapping[FxNode, str]
     outputs: Mapping[str, FxNode]
+    whole: bool = False
 
 
 def read(cone: Cone, numerics: Numerics = "written") -> Graph:
@@ -42,8 +44,10 @@ def read(cone: Cone, numerics: Numerics = "written") -> Graph:
     for node, name in cone.operands.items():
         reading.node = node
         check_dtype(node, reading.compute)
-        reading.values[node] = reading.emit("load", attr=Load(name))
-        reading.shapes[node] = tuple(value_of(node).shape)
+        load = reading.emit("load", attr=Load(name))
+        reading.shapes[node] = shape = tuple(value_of(node).shape)
+        is_whole = cone.whole and shape == value_of(cone.accum).shape
+        reading.values[node] = reading.emit("expand_as", load, reading.product) if is_whole else load
     for node in cone.body:
         _visit(reading, node)
     outputs = []

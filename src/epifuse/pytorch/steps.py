@@ -1,0 +1,31 @@
+"""Whether a derivative jumps along a value that is computed of accum."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from epifuse.pytorch.symbols import is_tensor
+
+_DECIDING = frozenset(
+    (
+        *("eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "threshold_backward", "leaky_relu_backward"),
+        *("elu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
+    )
+)
+
+
+def has_step(module: GraphModule, accum: FxNode) -> bool:
+    """Whether there is a step along what is computed of `accum`; along accum itself PyTorch would round it too."""
+    own = {accum}
+    made = {accum}
+    for node in filter(is_tensor, module.graph.nodes):
+        if not (below := made.intersection(node.all_input_nodes)):
+            continue
+        made.add(node)
+        if node.target is torch.ops.aten.relu.default and below <= own:
+            own.add(node)
+        elif not below <= own and node.target._schema.name.removeprefix("aten::") in _DECIDING:
+            return True
+    return False

@@ -1,0 +1,78 @@
+"""Gradients of a layer, by each way that its derivative is computed, beside PyTorch's in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpu.harness import Machine
+from torch.nn import functional as F
+
+import epifuse as ef
+
+WIDTH = 64
+
+
+def gelu(accum: Any, bias: Any, residual: Any) -> Any:
+    return F.gelu(accum + bias) + residual
+
+
+def gate(accum: Any, other: Any) -> Any:
+    return F.silu(accum) * other
+
+
+def halves(accum: Any) -> Any:
+    x, y = accum.chunk(2, dim=-1)
+    return F.silu(x) * y
+
+
+def rotary(accum: Any, cos: Any, sin: Any) -> Any:
+    heads = accum.unflatten(-1, (-1, WIDTH))
+    x, y = heads.chunk(2, dim=-1)
+    return (heads * cos + torch.cat((-y, x), dim=-1) * sin).flatten(-2)
+
+
+def normed(accum: Any, weight: Any) -> Any:
+    heads = accum.unflatten(-1, (-1, WIDTH))
+    return (heads * torch.rsqrt((heads * heads).mean(dim=-1, keepdim=True) + 1e-5) * weight).flatten(-2)
+
+
+def scaled(accum: Any, scale: Any, other: Any) -> Any:
+    return accum * scale + other
+
+
+def losses(accum: Any, bias: Any) -> Any:
+    return torch.logsumexp(accum + bias, dim=-1)
+
+
+EPILOGUES = (gelu, gate, halves, rotary, normed, scaled, losses)
+
+
+def operands(m: int, n: int) -> dict[str, torch.Tensor]:
+    angles = torch.rand(m, 1, WIDTH)
+    wide, row = torch.randn(m, n), torch.randn(n)
+    rows = {"bias": row, "scale": row + 1, "residual": wide, "other": wide}
+    return {"cos": angles.cos(), "sin": angles.sin(), "weight": torch.rand(WIDTH) + 0.5, **rows}
+
+
+@pytest.mark.parametrize("save", ["auto", "recompute", "preactivation"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_gradients(epilogue: Any, dtype: torch.dtype, save: str, machine: Machine) -> None:
+    for m, n, k in ((200, 256, 136), (64, 512, 1024)):
+        torch.manual_seed(0)
+        names = epilogue.__code__.co_varnames[1 : epilogue.__code__.co_argcount]
+        given = {name: value.to(dtype) for name, value in operands(m, n).items() if name in names}
+        x, weight = torch.randn(m, k).to(dtype), (torch.randn(n, k) / k**0.5).to(dtype)
+        fixed = [name in ("cos", "sin") for name in ("x", "weight", *given)]
+        both = [*zip((x, weight, *given.values()), fixed, strict=True)]
+        own = [tensor.to(machine.device).requires_grad_(not is_fixed) for tensor, is_fixed in both]
+        exact = [tensor.double().requires_grad_(not is_fixed) for tensor, is_fixed in both]
+        y = ef.linear(*own[:2], epilogue=epilogue, operands=dict(zip(given, own[2:], strict=True)), save=save)
+        want = epilogue(F.linear(*exact[:2]), *exact[2:])
+        arriving = torch.randn(want.shape).to(dtype)
+        found = torch.autograd.grad(y, [x for x in own if x.requires_grad], arriving.to(machine.device))
+        expected = torch.autograd.grad(want, [x for x in exact if x.requires_grad], arriving.double())
+        for one, other in zip(found, expected, strict=True):
+            error = (one.double().cpu() - other).norm() / other.norm()
+            assert one.dtype == dtype
+            assert error < (1e-2 if dtype == torch.bfloat16 else 1e-4)
