@@ -1,0 +1,131 @@
+"""GPU time of a forward and a backward of one layer with an epilogue, by each way to compute its derivative.
+
+    python benchmarks/derivatives.py --save results.json [--shapes 4096x16384x4096] [--rounds 15]
+
+Ways: the product computed again with the derivative as its epilogue (`recompute`), accum stored and read by one launch
+(`preactivation`), stored and read by one operation of PyTorch after another (`by operations`), and which of the first
+two the library takes (`auto`); beside them torch.compile of the same lines. Those of a shape are interleaved.
+`gibibytes` are the peak of each beyond what was there. Gradients are of the input, the weight and all float operands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu_timing import Backlog, beside, measured, parser_of, told
+from torch.nn import functional as F
+
+import epifuse as ef
+from epifuse.pytorch import backward
+
+SHAPES = "4096x16384x4096,4096x4096x4096,8192x8192x1024"
+COMPILED, OPERATIONS = "torch.compile", "by operations"
+SAVED = ("auto", "recompute", "preactivation")
+HEAD, EPS = 128, 1e-6
+Shape = tuple[int, int, int]
+
+
+def gelu(accum: Any, bias: Any) -> Any:
+    """Of a layer that widens."""
+    return F.gelu(accum + bias, approximate="tanh")
+
+
+def swiglu(accum: Any) -> Any:
+    """Of gate and up, stacked."""
+    gate, up = accum.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary(accum: Any, cos: Any, sin: Any) -> Any:
+    """Of heads, by halves."""
+    heads = accum.unflatten(-1, (-1, HEAD))
+    x, y = heads.chunk(2, dim=-1)
+    return (heads * cos + torch.cat((-y, x), dim=-1) * sin).flatten(-2)
+
+
+def normed_rotary(accum: Any, weight: Any, cos: Any, sin: Any) -> Any:
+    """The same of heads that are normalised."""
+    heads = accum.unflatten(-1, (-1, HEAD))
+    normed = heads * torch.rsqrt((heads * heads).mean(dim=-1, keepdim=True) + EPS) * weight
+    x, y = normed.chunk(2, dim=-1)
+    return (normed * cos + torch.cat((-y, x), dim=-1) * sin).flatten(-2)
+
+
+def scaled(accum: Any, scale: Any, residual: Any) -> Any:
+    """A layer scale and a residual."""
+    return accum * scale + residual
+
+
+def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Tensor]:
+    """In bfloat16; angles have no gradient."""
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    angles = torch.rand(m, 1, HEAD, **made)
+    known = {
+        "cos": angles.cos(),
+        "sin": angles.sin(),
+        "bias": torch.randn(n, **made, requires_grad=True),
+        "scale": torch.rand(n, **made, requires_grad=True),
+        "residual": torch.randn(m, n, **made, requires_grad=True),
+        "weight": torch.rand(HEAD, **made, requires_grad=True),
+    }
+    return {name: known[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
+
+
+EPILOGUES = (gelu, swiglu, rotary, normed_rotary, scaled)
+
+
+def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Backlog) -> dict[str, Any]:
+    """A row: each way beside torch.compile."""
+    m, n, k = shape
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().requires_grad_()
+    given = operands(function, m, n)
+    leaves = [x, w, *(value for value in given.values() if value.requires_grad)]
+
+    def plain() -> torch.Tensor:
+        return function(F.linear(x, w), **given)
+
+    def fused(save: str, fallback: str | None = None) -> torch.Tensor:
+        return ef.linear(x, w, epilogue=function, operands=given, save=save, fallback=fallback)
+
+    torch.compiler.reset()  # what was compiled for other epilogues
+    arriving = torch.randn_like(plain())
+    compiled = torch.compile(plain, dynamic=False)
+    forwards = {COMPILED: compiled, **{save: partial(fused, save) for save in SAVED}}
+    forwards[OPERATIONS] = partial(fused, "preactivation", "torch")  # another fallback, so it is prepared by itself
+    calls = {name: partial(_gradients, forward, leaves, arriving) for name, forward in forwards.items()}
+    with patch.object(backward, "_MOST_TRAFFIC", 0.0):  # no launch moves less than nothing
+        calls[OPERATIONS]()
+    peaks = {name: round(_peak(call), 3) for name, call in calls.items()}
+    return {
+        "shape": shape, "epilogue": function.__name__, "gibibytes": peaks, **beside(calls, COMPILED, rounds, backlog)
+    }  # fmt: skip
+
+
+def _gradients(forward: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor], arriving: torch.Tensor) -> Any:
+    return torch.autograd.grad(forward(), leaves, arriving)
+
+
+def _peak(call: Callable[[], Any]) -> float:
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """An exit status."""
+    options = parser_of(__doc__, SHAPES).parse_args(argv)
+    places = [(shape, function) for shape in options.shapes for function in EPILOGUES]
+    return measured(options, places, measure, lambda row: f"{row['shape']} {row['epilogue']}: {told(row)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
