@@ -676,6 +676,45 @@ def test_an_unfusable_derivative_runs_in_pytorch_with_a_warning(monkeypatch: pyt
     torch.testing.assert_close(a.grad, torch.autograd.grad((torch.tanh(a @ b) * 3.0).sum(), a)[0])
 
 
+def projection(accum: Any, weight: Any) -> Any:
+    q, k = accum.split((4, 2), dim=-1)  # no equal parts, so the derivative is no epilogue
+    first, second = torch.tanh(q) * weight, k * k
+    return first, second
+
+
+def of_projection(m: int, dtype: torch.dtype = DOUBLE) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients, and what they are to be."""
+    inputs = a, b, weight = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((m, K), (K, 6), (4,))]
+    arriving = [torch.randn(m, n, dtype=dtype) for n in (4, 2)]
+    want = torch.autograd.grad(projection(a @ b, weight), inputs, arriving)
+    return [*torch.autograd.grad([*ef.gemm(a, b, epilogue=projection, weight=weight)], inputs, arriving)], [*want]
+
+
+@pytest.fixture
+def with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(backward, "_COMPILED_ON", ("cpu", "cuda"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it imports its compiler
+def test_inductor_compiles_what_no_kernel_computes(with_inductor: None) -> None:
+    for m in (5, 7, 9):
+        with pytest.warns(UserWarning, match="unfused, compiled by Inductor: a part of a row"):
+            found, want = of_projection(m)
+        torch.testing.assert_close(found, want)
+
+
+def test_without_inductor_it_runs_one_by_one(with_inductor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no compiler here\nat all")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    told = pytest.warns(UserWarning, match="Inductor compiles no derivative, .*: no compiler here$")
+    with pytest.warns(UserWarning, match="unfused, compiled by Inductor"), told:
+        found, want = of_projection(4, torch.float32)  # of which nobody compiled the derivative
+    torch.testing.assert_close(found, want)
+
+
 @pytest.mark.parametrize(("k", "stored"), [(12, False), (8192, True)])
 def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: bool) -> None:
     a, b = torch.zeros(8, k, requires_grad=True), torch.zeros(k, 16)

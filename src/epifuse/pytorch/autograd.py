@@ -4,9 +4,9 @@
     backward    dAccum and the gradient of every operand, see `derivative`; dA = dAccum @ B^T; dB = A^T @ dAccum
 
 The derivative needs accum again, mostly. It is computed again, in one fused launch that gives all of these gradients;
-or the forward stores it, and PyTorch runs the derivative on it, one operation at a time. It is stored in A's dtype, or
-the accumulator's where A has 8 bits, but in float32 where the derivative has a step along accum + bias: on the other
-side of zero relu has another gradient.
+or the forward stores it, and one launch reads it, with no product. What no kernel carries PyTorch runs. Accum is stored
+in A's dtype, or the accumulator's where A has 8 bits, but in float32 where the derivative has a step along accum +
+bias: on the other side of zero relu has another gradient.
 
 What the calls of one signature need is found by it, as a prepared launch is; their launches, forward and backward, are
 prepared calls too.
@@ -41,7 +41,7 @@ from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
 from epifuse.plan.settle import Settled, settle
 from epifuse.providers.cutedsl.inputs import time_of_one
-from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved
+from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved, is_compiled
 from epifuse.pytorch.derivative import Derivative
 from epifuse.pytorch.evaluate import ACCUM
 from epifuse.request.options import USUAL, Options
@@ -262,7 +262,8 @@ class Recorded:
         rows = self.recording.settled.problem.extents["m"]
         reason = re.sub(rf"\b{rows}\b", "M", reason) if rows > 1 else reason
         name = self.recording.parsed.name
-        text = f"PyTorch runs the derivative of {name} unfused, one operation at a time: {reason}"
+        how = "compiled by Inductor" if is_compiled(self.recording.settled.problem) else "one operation at a time"
+        text = f"PyTorch runs the derivative of {name} unfused, {how}: {reason}"
         warnings.warn(text, stacklevel=2)
 
     def launch(self, call: Call) -> Tensors:
@@ -390,7 +391,7 @@ def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
     extents = problem.extents
     elements = extents["l"] * extents["m"] * extents["n"]
     moved = 2 * elements * itemsize
-    if derivative.refused is not None:
+    if derivative.refused is not None and not is_compiled(problem):
         by_operations, fused = derivative.traffic(problem)
         moved += by_operations - fused
     target = problem.target

@@ -27,6 +27,8 @@ Gradients = list[torch.Tensor | None]
 _NONE: Mapping[str, Any] = {}
 Result = tuple[str, torch.dtype]
 """The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
+Dtypes = Mapping[str, torch.dtype]
+"""In which what the derivative computes leaves it, by name."""
 
 
 class Found(NamedTuple):
@@ -87,7 +89,7 @@ class Backward(NamedTuple):
 
     `again` is the launch that computes the product once more, with the derivative as its epilogue, and `apart` the one
     that reads accum where it was stored, or needs none; `repeats` says whether they read nothing but what was saved and
-    what arrives. `product` gives accum alone.
+    what arrives. `product` gives accum alone, and `unfused` is the derivative by PyTorch.
     `inputs` are the arguments of the derivative. Of its tensors those at `positions` of what was saved, followed by the
     gradients that arrive, have `names`; then come `coordinates`. It reads `numbers` too, and as an epilogue `counts`.
     `results` are gradients of operands by position among the inputs, `above` is that of accum,
@@ -101,6 +103,7 @@ class Backward(NamedTuple):
     apart: Launch | None
     repeats: bool
     product: Place
+    unfused: Callable[..., Sequence[torch.Tensor]]
     inputs: tuple[Input, ...]
     names: tuple[str, ...]
     positions: tuple[int, ...]
@@ -140,11 +143,7 @@ class Backward(NamedTuple):
         reads = [name for name in names if name in places]
         positions, names = tuple(places[name] for name in reads), [*reads, *(each.name for each in counted)]
         shapes = {name: info.shape for name, info in problem.operands if isinstance(info, TensorInfo)}
-        dtypes = [
-            *found.values(),
-            *([above] if above else []),
-            *((name, problem.float_dtype) for name in derivative.left),
-        ]
+        dtypes = _dtypes(derivative, [*found.values(), *([above] if above else [])], problem)
 
         def where(of: str, result: Result) -> Found:
             name, dtype = result
@@ -159,6 +158,7 @@ class Backward(NamedTuple):
             _apart(derivative, dtypes, alike, positions, names, problem),
             not (numbers or counted or counts),
             Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
+            _unfused(derivative, dtypes, problem),
             tuple(known[name] for name in derivative.inputs),
             tuple(names),
             positions,
@@ -213,13 +213,12 @@ class Backward(NamedTuple):
         tensors = (*[values[position] for position in self.positions], *counted)
         given, keeps = {**dict(zip(self.names, tensors, strict=True)), **read, ACCUM: accum}, derivative.widens
         arguments = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
-        made: Sequence[torch.Tensor] = derivative.module.forward(*arguments)
-        return made
+        return self.unfused(*arguments)
 
 
 def _again(
     derivative: Derivative,
-    dtypes: Sequence[Result],
+    dtypes: Dtypes,
     options: Options,
     positions: tuple[int, ...],
     names: Sequence[str],
@@ -229,7 +228,7 @@ def _again(
     """The launch that computes the product again, where the derivative needs it and has such a form."""
     if derivative.again is None:
         return None
-    parsed, options = _stored_as(derivative.again, dtypes), USUAL if options == USUAL else options
+    parsed, options = _storing(derivative.again, dtypes), USUAL if options == USUAL else options
     return Launch(Place(parsed, options, tuple(names), turned=turned), (1, 2, *positions))
 
 
@@ -239,29 +238,39 @@ _LEAST_BYTES = 16
 
 def _apart(
     derivative: Derivative,
-    dtypes: Sequence[Result],
+    dtypes: Dtypes,
     options: Options,
     positions: tuple[int, ...],
     names: Sequence[str],
     problem: Problem,
 ) -> Launch | None:
-    """The launch without the product, where the derivative has such a form that moves less than its operations do by
-    themselves."""
-    by_operations, fused = derivative.traffic(problem)
-    if derivative.apart is None or fused > _MOST_TRAFFIC * by_operations:
+    """The launch without the product, where the derivative has such a form and it pays."""
+    if derivative.apart is None or not derivative.pays_at_once(problem):
         return None
     extents, needs = problem.extents, derivative.needs_product
     lead, count = (extents["l"],) * problem.batched, _LEAST_BYTES // problem.a.dtype.itemsize
     shapes = tuple((*lead, extents[axis], count) for axis in "mn")
     if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
         options = options._replace(precision="tf32")
-    parsed, options = _stored_as(derivative.apart, dtypes), USUAL if options == USUAL else options
+    parsed, options = _storing(derivative.apart, dtypes), USUAL if options == USUAL else options
     place = Place(parsed, options, ((ACCUM,) * needs + tuple(names)), turned=False)
     return Launch(place, ((0,) * needs + positions), shapes, problem.a)
 
 
-_MOST_TRAFFIC = 0.75
-"""Of the bytes that PyTorch's operations move."""
+_COMPILED_ON = ("cuda",)
+"""Where Inductor compiles what no launch of ours computes; for a CPU that takes it seconds."""
+
+
+def is_compiled(problem: Problem) -> bool:
+    """Whether Inductor compiles a derivative that no launch of ours computes."""
+    return problem.a.device.partition(":")[0] in _COMPILED_ON
+
+
+def _unfused(derivative: Derivative, dtypes: Dtypes, problem: Problem) -> Callable[..., Sequence[torch.Tensor]]:
+    """The derivative by PyTorch."""
+    if is_compiled(problem) and derivative.pays_at_once(problem):
+        return derivative.by_inductor(tuple(dtypes[name] for name in derivative.computed))
+    return derivative.module.forward
 
 
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -301,12 +310,17 @@ def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Re
             yield name, (result, problem.a.dtype if name == ACCUM else dtypes[name])
 
 
-def _stored_as(parsed: Parsed, results: Iterable[Result]) -> Parsed:
-    """The derivative whose results are stored in these dtypes, the widest where one is several gradients."""
-    dtypes: dict[str, torch.dtype] = {}
+def _dtypes(derivative: Derivative, results: Iterable[Result], problem: Problem) -> Dtypes:
+    """Of what is computed: the widest where one is several gradients, and of sums to go on with that of sums."""
+    found: dict[str, torch.dtype] = {}
     for name, dtype in results:
-        if name in parsed.output_names and dtypes.get(name, dtype).itemsize <= dtype.itemsize:
-            dtypes[name] = dtype
+        if name in derivative.computed and found.get(name, dtype).itemsize <= dtype.itemsize:
+            found[name] = dtype
+    return {**found, **dict.fromkeys(derivative.left, problem.float_dtype)}
+
+
+def _storing(parsed: Parsed, dtypes: Dtypes) -> Parsed:
+    """The derivative as an epilogue whose results are stored in these dtypes."""
     return parsed.changed(dtypes=dtypes, key=f"{parsed.key} {dtypes}")
 
 

@@ -10,7 +10,7 @@ extents are symbols while it is traced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from epifuse.pytorch.steps import has_step
 from epifuse.pytorch.sums import rows_alone
 from epifuse.pytorch.symbols import Size, Symbols, at_extents, is_tensor, table
 from epifuse.pytorch.traffic import bytes_by_operations, bytes_fused
-from epifuse.pytorch.unfused import call_directly, leave_out_casts
+from epifuse.pytorch.unfused import ByInductor, call_directly, leave_out_casts
 from epifuse.request.problem import Problem, TensorInfo
 
 aten = torch.ops.aten
@@ -81,11 +81,17 @@ class Derivative:
     """What `module` reads and writes, each operation by itself."""
     bytes_fused: Size
     """What a fused launch reads and writes beside A, B and accum."""
+    compiled: dict[tuple[torch.dtype, ...], ByInductor] = field(default_factory=dict)
+    """By dtypes of the results."""
 
     @property
     def needs_product(self) -> bool:
         """False where the gradients are functions of operands and of the outputs' gradients alone."""
         return ACCUM in self.inputs
+
+    def by_inductor(self, dtypes: tuple[torch.dtype, ...]) -> ByInductor:
+        """`module`, compiled, with results in these dtypes."""
+        return self.compiled.setdefault(dtypes, ByInductor(self.module, dtypes))
 
     def traffic(self, problem: Problem) -> tuple[int, int]:
         """What PyTorch's operations move in this problem, and what a launch moves that reads accum where it is needed.
@@ -99,6 +105,15 @@ class Derivative:
             by_operations += elements * (wide + narrow)
             fused -= elements * (wide - narrow)
         return by_operations, fused + elements * narrow * self.needs_product
+
+    def pays_at_once(self, problem: Problem) -> bool:
+        """Whether one kernel is faster than PyTorch's operations one by one, which need not be planned or compiled."""
+        by_operations, at_once = self.traffic(problem)
+        return at_once <= _MOST_TRAFFIC * by_operations
+
+
+_MOST_TRAFFIC = 0.75
+"""What one kernel may move of the bytes that the operations move one by one."""
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:

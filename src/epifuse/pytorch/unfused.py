@@ -1,17 +1,19 @@
-"""The derivative as PyTorch runs it, one operation at a time: without copies that its operations do without, and by
-calls that cost the host least."""
+"""The derivative as PyTorch runs it, where no launch of ours computes it: compiled by Inductor, or one operation at a
+time, without copies that its operations do without, and by calls that cost the host least."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx import value_of
 from epifuse.pytorch.symbols import is_tensor
+from epifuse.request.signature import needs_care
 
 aten = torch.ops.aten
 
@@ -82,3 +84,33 @@ def call_directly(module: GraphModule) -> None:
         elif node.target in _CALLS:
             node.target = _CALLS[node.target]
     module.recompile()
+
+
+class ByInductor:
+    """A graph, with its results in these dtypes, that Inductor compiles where it first runs. Inside of vmap and where
+    modes trace it runs as it stands, as it does for good once Inductor fails, as without Triton: that is warned of."""
+
+    def __init__(self, module: GraphModule, dtypes: tuple[torch.dtype, ...]) -> None:
+        graph = Graph()
+        results: Any = graph.graph_copy(module.graph, {})
+        graph.output(tuple(graph.call_method("to", pair) for pair in zip(results, dtypes, strict=True)))
+        # Dynamo counts by the code how often it compiles, and each module has its own.
+        self.forward: Callable[..., Any] = GraphModule(module, graph).forward
+        self.compiled: Callable[..., Any] | None = None
+        self.failed = False
+
+    def __call__(self, *arguments: torch.Tensor) -> Any:
+        """What the graph computes."""
+        if self.failed or needs_care():
+            return self.forward(*arguments)
+        try:
+            if self.compiled is None:
+                self.compiled = torch.compile(self.forward)
+            return self.compiled(*arguments)
+        except RuntimeError as error:
+            if self.compiled is not None and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                raise  # of what it computes, as of memory that is not there
+            self.failed = True
+            first = str(error).partition("\n")[0]
+            warnings.warn(f"Inductor compiles no derivative, so it runs one operation at a time: {first}", stacklevel=2)
+            return self.forward(*arguments)
