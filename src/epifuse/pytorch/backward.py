@@ -68,19 +68,18 @@ class Recording(NamedTuple):
 class Launch(NamedTuple):
     """The derivative as an epilogue at a place, which reads these `positions` of what was saved, followed by what
     arrives: A and B first, or in their stead nothing, and then it is the epilogue of the shortest `product` there is:
-    the shapes of A and of B's transpose, of which nobody reads a value."""
+    A and the transpose of B, of which nobody reads a value."""
 
     place: Place
     positions: tuple[int, ...]
-    product: tuple[tuple[int, ...], ...] = ()
-    like: TensorInfo | None = None
+    product: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def tensors(self, values: Saved) -> list[torch.Tensor]:
         """A, B and the operands."""
         given = [values[position] for position in self.positions]
-        if self.like is None:
+        if self.product is None:
             return given
-        a, b = [torch.empty(shape, dtype=self.like.dtype, device=self.like.device) for shape in self.product]
+        a, b = self.product()
         return [a, b.mT, *given]
 
 
@@ -232,10 +231,6 @@ def _again(
     return Launch(Place(parsed, options, tuple(names), turned=turned), (1, 2, *positions))
 
 
-_LEAST_BYTES = 16
-"""Of a row of A and of B's transpose: what a GPU's copies of tiles need."""
-
-
 def _apart(
     derivative: Derivative,
     dtypes: Dtypes,
@@ -247,14 +242,24 @@ def _apart(
     """The launch without the product, where the derivative has such a form and it pays."""
     if derivative.apart is None or not derivative.pays_at_once(problem):
         return None
-    extents, needs = problem.extents, derivative.needs_product
-    lead, count = (extents["l"],) * problem.batched, _LEAST_BYTES // problem.a.dtype.itemsize
-    shapes = tuple((*lead, extents[axis], count) for axis in "mn")
     if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
         options = options._replace(precision="tf32")
     parsed, options = _storing(derivative.apart, dtypes), USUAL if options == USUAL else options
+    needs = derivative.needs_product
     place = Place(parsed, options, ((ACCUM,) * needs + tuple(names)), turned=False)
-    return Launch(place, ((0,) * needs + positions), shapes, problem.a)
+    return Launch(place, ((0,) * needs + positions), _empty(problem))
+
+
+def _empty(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """What makes A and the transpose of B, with rows of 16 bytes, which a GPU's copies of tiles need.
+
+    On a CPU they are of floats that it computes with: some have no product of short rows in bfloat16.
+    """
+    extents, device = problem.extents, torch.device(problem.a.device)
+    dtype = problem.float_dtype if device.type == "cpu" else problem.a.dtype
+    lead = (extents["l"],) if problem.batched else ()
+    of_a, of_b = ((*lead, extents[axis], 16 // dtype.itemsize) for axis in "mn")
+    return lambda: (torch.empty(of_a, dtype=dtype, device=device), torch.empty(of_b, dtype=dtype, device=device))
 
 
 _COMPILED_ON = ("cuda",)
