@@ -38,13 +38,23 @@ def parts(machine: Machine, split: int | None) -> ef.Constraints | None:
     return ef.Constraints(split=split) if machine.gpu else None
 
 
-def several(machine: Machine, shape: tuple[int, int, int], asked: ef.Constraints | None) -> None:
+def several(
+    machine: Machine, shape: tuple[int, int, int], asked: ef.Constraints | None, weight: torch.dtype = torch.bfloat16
+) -> None:
     """The epilogue with operands of all kinds and reductions of all extents."""
     m, n, k = shape
     a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
+    if weight != torch.bfloat16:
+        b = machine.whole(n, k, most=1, dtype=weight).t()
     C = machine.laid_out(torch.randint(-8, 9, (m, n)).bfloat16())
     operands = {"C": C, "row": torch.randint(1, 3, (n,)).float().to(machine.device), "alpha": 0.5}
     check(machine, EVERYTHING, a, b, operands, constraints=asked)
+
+
+def exchanged(machine: Machine, design: Design, n: int) -> None:
+    """The same in a design for few rows; one of more than 64 columns is for a weight of 8 bits."""
+    weight = torch.bfloat16 if design.tile[1] <= 64 else torch.int8
+    several(machine, (min(design.tile[0], 61), n, 1552), pinned(design), weight)
 
 
 @pytest.mark.gpu
@@ -75,7 +85,7 @@ def test_operands_and_reductions(design: Design, hopper: Machine) -> None:
 def test_a_and_b_exchanged(design: Design, hopper: Machine) -> None:
     """With one tile a CTA, and with several."""
     for n in (1000, 20000):
-        several(hopper, (min(design.tile[0], 61), n, 1544), pinned(design))
+        exchanged(hopper, design, n)
 
 
 @pytest.mark.gpu
