@@ -722,6 +722,52 @@ def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: boo
     assert any(value is not None and value.shape == (8, 16) for value in y.grad_fn.saved_tensors) == stored
 
 
+def value_and_mean(accum: Any, other: Any) -> Any:
+    value = accum + other
+    mean = value.mean()
+    return value, mean
+
+
+@pytest.mark.parametrize("save", ["auto", "recompute", "preactivation"])
+@pytest.mark.parametrize("shape", [(N,), (M, N), (M, 1)])
+def test_extents_are_asked_of_no_tensor(shape: tuple[int, ...], save: str) -> None:
+    """Which is why none is saved for its extents: it may change, and the gradient of another output needs no other."""
+    a, b, other = random(M, K), random(K, N), random(*shape)
+    wanted = a, other
+    _, mean = ef.gemm(a, b, epilogue=value_and_mean, other=other, save=save)
+    expected = torch.autograd.grad(value_and_mean(a @ b, other)[1], wanted)
+    with torch.no_grad():
+        other.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(mean, wanted), expected)
+
+
+@pytest.mark.parametrize("save", ["auto", "recompute", "preactivation"])
+def test_many_gradients_at_once(save: str) -> None:
+    a, weight = random(M, K), random(3)
+    b = random(K, 6)
+
+    def normed(accum: Any, weight: Any) -> Any:
+        heads = accum.unflatten(-1, (-1, 3))
+        return (heads / (1 + (heads * heads).mean(-1, keepdim=True)) * weight).flatten(-2)
+
+    arriving = torch.randn(4, M, 6, dtype=DOUBLE)
+    found = torch.autograd.grad(
+        ef.gemm(a, b, epilogue=normed, weight=weight, save=save), (a, weight), arriving, is_grads_batched=True
+    )
+    expected = torch.autograd.grad(normed(a @ b, weight), (a, weight), arriving, is_grads_batched=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_column_of_one_head_serves_all_rows() -> None:
+    def spread(accum: Any, column: Any) -> Any:
+        return (accum.unflatten(-1, (-1, 8)).tanh() * column).flatten(-2)
+
+    for m in (5, 1, 7):  # in the language for all of them: a warning is an error here
+        a, b, column = random(m, K), random(K, 8), random(m, 1, 1)
+        found = torch.autograd.grad(ef.gemm(a, b, epilogue=spread, column=column).sum(), column)
+        torch.testing.assert_close(found, torch.autograd.grad(spread(a @ b, column).sum(), column))
+
+
 # --- derivatives on a GPU ---------------------------------------------------------------------------------------------
 
 

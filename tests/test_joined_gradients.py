@@ -36,7 +36,8 @@ def test_beside_the_same_operations_by_pytorch(name: str, emulated: Emulated) ->
     accum = (a.float() @ b.float()).bfloat16()
     handed = {key: known[key] for key in given}
     stored = {**handed, ACCUM: accum} if made.needs_product else handed
-    (want,) = made.module(*({**known, ACCUM: accum.float()}[key] for key in made.inputs))
+    values = {**known, ACCUM: accum.float(), "m": M, "n": N}
+    (want,) = made.module(*(values[key] for key in (*made.inputs, *made.axes)))
     found = [run(emulated, made.apart, a[:, :8], b[:8], stored)]
     found += [run(emulated, made.again, a, b, handed)] if made.again is not None else []
     for outputs in found:

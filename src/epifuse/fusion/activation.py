@@ -41,8 +41,9 @@ _LEAST_NORMAL = 2.0**-126
 
 
 def _as_torch(function: Callable[..., Value]) -> Callable[..., Value]:
-    """`function`, which on floats is PyTorch's of its name: at ties and bounds that has another derivative."""
-    own = getattr(F, function.__name__)
+    """`function`, which on floats is PyTorch's of its name: at ties, at bounds and where an exponential overflows that
+    has another derivative."""
+    own = getattr(F if hasattr(F, function.__name__) else torch, function.__name__)
 
     @functools.wraps(function)
     def call(x: Value, *further: Any, **named: Any) -> Value:
@@ -87,11 +88,13 @@ def prelu(x: Value, weight: Value) -> Value:
     return where(x > 0, x, weight * x)
 
 
+@_as_torch
 def elu(x: Value, alpha: Value = 1.0) -> Value:
     """x above zero, alpha * (exp(x) - 1) elsewhere."""
     return where(x > 0, x, alpha * expm1(x))
 
 
+@_as_torch
 def selu(x: Value) -> Value:
     """elu scaled so that it keeps mean 0 and variance 1 (arXiv 1706.02515)."""
     return _SELU_SCALE * where(x > 0, x, _SELU_ALPHA * expm1(x))
@@ -107,12 +110,14 @@ def tanhshrink(x: Value) -> Value:
     return x - tanh(x)
 
 
+@_as_torch
 def expm1(x: Value) -> Value:
     """exp(x) - 1, accurate near zero: 2 sinh(x/2) exp(x/2) by way of tanh."""
     half = tanh(x * 0.5)
     return where(abs(x) < 1.0, 2.0 * half / (1.0 - half), exp(x) - 1.0)
 
 
+@_as_torch
 def sigmoid(x: Value) -> Value:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + exp(-x))
@@ -145,6 +150,7 @@ def quick_gelu(x: Value) -> Value:
     return x * sigmoid(1.702 * x)
 
 
+@_as_torch
 def silu(x: Value) -> Value:
     """x sigmoid(x)."""
     return x * sigmoid(x)
@@ -184,6 +190,7 @@ SPELLINGS: Mapping[str, tuple[Callable[..., Value], ...]] = {"softplus": (_softp
 """Other bodies of activations, as graphs contain them. A parameter that one lacks has its default."""
 
 
+@_as_torch
 def mish(x: Value) -> Value:
     """x tanh(softplus(x))."""
     return x * tanh(maximum(x, 0) + log1p(exp(-abs(x))))

@@ -212,7 +212,7 @@ class Backward(NamedTuple):
         tensors = (*[values[position] for position in self.positions], *counted)
         given, keeps = {**dict(zip(self.names, tensors, strict=True)), **read, ACCUM: accum}, derivative.widens
         arguments = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
-        return self.unfused(*arguments)
+        return self.unfused(*arguments, *(problem.extents[axis] for axis in derivative.axes))
 
 
 def _again(

@@ -54,16 +54,17 @@ class Input(NamedTuple):
 class Derivative:
     """What the backward of the problems of one structure computes.
 
-    `module` runs it by PyTorch, one operation at a time: its arguments are `inputs`, its results `computed`. `results`
-    says of each gradient asked for what it is: one of `computed`, one of `handed`, which are gradients that arrive, or
-    None where it is zero. What is computed is yet to be summed over the dims that it has `left`. `again` is the
-    epilogue that computes the same of the product, where it needs that, and `apart` the one that reads accum as an
-    operand, or no accum; both read `extents` as numbers. Where the language holds neither, `refused` says why. `exact`
-    are the extents that it holds for, of the axes for which it does not hold for all.
+    `module` runs it by PyTorch, one operation at a time: its arguments are `inputs` and the extents of `axes`, its
+    results `computed`. `results` says of each gradient asked for what it is: one of `computed`, one of `handed`, which
+    are gradients that arrive, or None where it is zero. What is computed is yet to be summed over the dims that it has
+    `left`. `again` is the epilogue that computes the same of the product, where it needs that, and `apart` the one that
+    reads accum as an operand, or no accum; both read `extents` as numbers. Where the language holds neither, `refused`
+    says why. `exact` are the extents that it holds for, of the axes for which it does not hold for all.
     """
 
     module: GraphModule
     inputs: tuple[str, ...]
+    axes: tuple[str, ...]
     handed: tuple[str, ...]
     computed: tuple[str, ...]
     results: Mapping[str, str | None]
@@ -133,6 +134,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     at = Symbols.of(settled)
     inputs = inputs_of(settled, arriving, at.extents)
     module = _traced(at, settled, inputs, wanted, arriving)
+    axes = at.axes(module)
     holders = dict(zip(_placeholders(module), inputs, strict=True))
     by_rows = rows_alone(module, settled.problem)
     results: dict[str, str | None] = {}
@@ -148,7 +150,8 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     _keep(module, tuple(computed))
     read = tuple(holders[node] for node in _placeholders(module))
     names = tuple(each.name for each in read)
-    (again, apart), refused, counts, exact = _as_epilogues(at, module, read, inputs[-1], tuple(computed.values()))
+    product, made = inputs[-1], tuple(computed.values())
+    (again, apart), refused, counts, exact = _as_epilogues(at, module, (read, product, axes), made)
     accum = dict(zip(names, _placeholders(module), strict=True)).get(ACCUM)
     decides = accum is not None and has_step(module, accum)
     widens = leave_out_casts(module, accum, settled.problem.a.device)
@@ -157,6 +160,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     return Derivative(
         module,
         names,
+        axes,
         # What arrives may itself be a gradient that is asked for.
         tuple(each.name for each in inputs if each.name in results.values() and each.name not in names),
         tuple(computed.values()),
@@ -178,10 +182,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
 
 
 def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str, Any]) -> tuple[Input, ...]:
-    """All that a derivative may need, where the axes have these extents.
-
-    An extent is taken of the first that has it: of a gradient, which is there anyway, and of accum last.
-    """
+    """All that a derivative may need, where the axes have these extents; accum is the last."""
     problem, graph = settled.problem, settled.structure.graph
     axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
     tensors = {name: info for name, info in problem.operands if isinstance(info, TensorInfo)}
@@ -266,7 +267,8 @@ def _tidy(module: GraphModule) -> None:
 
 
 def _placeholders(module: GraphModule) -> list[FxNode]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
+    """The arguments that are tensors."""
+    return [node for node in module.graph.nodes if node.op == "placeholder" and is_tensor(node)]
 
 
 def _returned(module: GraphModule) -> tuple[Any, ...]:
@@ -350,14 +352,20 @@ _UNREAD = "a product that nobody reads"
 
 
 def _as_epilogues(
-    at: Symbols, module: GraphModule, inputs: tuple[Input, ...], product: Input, results: tuple[str, ...]
+    at: Symbols, module: GraphModule, given: tuple[tuple[Input, ...], Input, tuple[str, ...]], results: tuple[str, ...]
 ) -> tuple[tuple[Parsed | None, Parsed | None], str | None, Mapping[str, Size], Mapping[str, int]]:
     """The epilogues that compute the results, of the product and apart from one, or why there are none; the extents
-    that they read as numbers; and those that they hold for, or `module` where there are none."""
-    of_module, count = at.exact, len(inputs)
+    that they read as numbers; and those that they hold for, or `module` where there are none. `given` are the arguments
+    of `module`, the product, and the axes whose extents follow."""
+    of_module, (inputs, product, axes) = at.exact, given
     if not results:
         return (None, None), None, {}, of_module
-    decomposed = at.recorded(lambda *values: module(*values[:count]), (*inputs, product), table())
+
+    def function(*values: torch.Tensor) -> Any:
+        *tensors, whole = values
+        return module(*tensors, *(dict(zip("nml", reversed(whole.shape), strict=False))[axis] for axis in axes))
+
+    decomposed = at.recorded(function, (*inputs, product), table())
     _tidy(decomposed)
     numbers = at.numbers(decomposed)
     used = dict(zip(_placeholders(decomposed), (*[each.name for each in inputs], _UNREAD, *numbers), strict=True))

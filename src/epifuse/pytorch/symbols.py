@@ -105,7 +105,6 @@ class Symbols:
         with _apart(self.mode, self.device):
             values = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in shapes]
             module = make_fx(function, decomposition_table=table)(*values)
-        _take_of_the_first(module)
         for node in module.graph.nodes:
             if is_tensor(node):
                 value = node.meta["val"]
@@ -115,6 +114,21 @@ class Symbols:
                 node.meta[SIZE] = {(0, 0, 0): prod(shape) * value.element_size()} if size is None else size
                 node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
         return module
+
+    def axes(self, module: GraphModule) -> tuple[str, ...]:
+        """Have the graph take the extents of axes as further arguments, of which no tensor is asked: of which axes."""
+        graph, found = module.graph, dict[str, FxNode]()
+        symbols = {x.node.expr: axis for axis in "nml" if isinstance(x := self.extents[axis], torch.SymInt)}
+        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+        for node in [node for node in graph.nodes if node.target is aten.sym_size.int]:
+            axis = symbols[node.meta["val"].node.expr]
+            if axis not in found:
+                with graph.inserting_after(last):
+                    last = found[axis] = graph.placeholder(f"extent_of_{axis}")
+                last.meta["val"] = self.extents[axis]
+            node.replace_all_uses_with(found[axis])
+            graph.erase_node(node)
+        return tuple(found)
 
     def numbers(self, module: GraphModule) -> dict[str, Size]:
         """Have the graph take the extents that it computes with as further arguments: which, by name."""
@@ -162,18 +176,6 @@ class Symbols:
             by_axis = dict(zip(axes.values(), powers, strict=True))
             found[by_axis.get(0, 0), by_axis.get(1, 0), by_axis.get(2, 0)] = int(count)
         return found
-
-
-def _take_of_the_first(module: GraphModule) -> None:
-    """Take each extent of the first argument that has it."""
-    holders: dict[Any, tuple[FxNode, int]] = {}
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            for dim, extent in enumerate(node.meta["val"].shape):
-                if isinstance(extent, torch.SymInt):
-                    holders.setdefault(extent.node.expr, (node, dim))
-        elif node.target is aten.sym_size.int and node.meta["val"].node.expr in holders:
-            node.args = holders[node.meta["val"].node.expr]
 
 
 _ARITHMETIC = (

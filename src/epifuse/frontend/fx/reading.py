@@ -96,8 +96,10 @@ class Reading:
         """
         before, behind = len(shape) - 1, len(want) - 1
         if before < behind and shape[:before] == want[:before]:
-            return self.emit("rearrange", x, attr=("unflatten", (-1, *want[before:])))
-        if before > behind and shape[:behind] == want[:behind]:
+            sizes, large = want[before:], [size for size in want[before:] if size > 1]
+            sizes = tuple(-1 if [size] == large else size for size in sizes)  # it may be a number of rows
+            return self.emit("rearrange", x, attr=("unflatten", (-1, *sizes)))
+        if before > behind >= 0 and shape[:behind] == want[:behind]:
             return self.emit("rearrange", x, attr=("flatten", (behind - len(shape), -1)))
         rows = tuple(value_of(self.accum).shape)[:-1]
         count = len(rows)
