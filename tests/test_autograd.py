@@ -758,6 +758,13 @@ def test_many_gradients_at_once(save: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_sums_of_16_bits_have_gradients_in_a_launch() -> None:
+    a, b = (torch.randn(4, 4, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    y = ef.gemm(a, b, epilogue=ef.silu, accumulator_type=torch.float16, save="preactivation")  # a warning is an error
+    expected = torch.autograd.grad(torch.nn.functional.silu(a.float() @ b.float()).sum(), a)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), a), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_a_column_of_one_head_serves_all_rows() -> None:
     def spread(accum: Any, column: Any) -> Any:
         return (accum.unflatten(-1, (-1, 8)).tanh() * column).flatten(-2)

@@ -242,6 +242,7 @@ def _apart(
     """The launch without the product, where the derivative has such a form and it pays."""
     if derivative.apart is None or not derivative.pays_at_once(problem):
         return None
+    options = options._replace(accumulator_type=None)
     if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
         options = options._replace(precision="tf32")
     parsed, options = _storing(derivative.apart, dtypes), USUAL if options == USUAL else options
