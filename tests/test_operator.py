@@ -34,6 +34,27 @@ def call(a: torch.Tensor) -> Any:
     return ef.gemm(a, B, epilogue=gelu_of, bias=BIAS)
 
 
+def positive(accum: Any) -> Any:
+    return torch.where(accum > 0, accum, torch.zeros_like(accum))
+
+
+def mean_loss(accum: Any, labels: Any) -> Any:
+    return F.cross_entropy(accum, labels)
+
+
+@pytest.mark.parametrize("function", [positive, mean_loss])
+def test_numbers_in_the_shape_of_a_value_are_traced(function: Any) -> None:
+    """A tensor that only holds a number has one where PyTorch traces, too."""
+    given = {"labels": torch.arange(M)} if function is mean_loss else {}
+
+    def layer(a: torch.Tensor) -> Any:
+        return ef.gemm(a, B, epilogue=function, operands=given)
+
+    want = layer(A)
+    torch.testing.assert_close(make_fx(layer)(A)(A), want)
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(A), want)
+
+
 def targets(module: torch.fx.GraphModule) -> list[str]:
     return [str(node.target).removeprefix("aten.") for node in module.graph.nodes if node.op == "call_function"]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from epifuse.base.dtypes import BY_TORCH, dtype_of
 from epifuse.ir import Dims, Factor, Kind, Node
@@ -101,7 +102,8 @@ class Sizes(Layout):
     def held(self, number: Any, dtype: torch.dtype) -> Any:
         """A literal as a tensor of a dtype holds it. Raises where PyTorch's full_like does."""
         try:
-            return torch.full((), number, dtype=dtype).item()
+            with _disable_current_modes():  # where PyTorch traces, a tensor has no data
+                return torch.full((), number, dtype=dtype, device="cpu").item()
         except (RuntimeError, OverflowError):
             raise self.fail("not_held", number=number, dtype=dtype) from None
 

@@ -126,7 +126,7 @@ def reads_rows(graph: Graph, typed: Graph, problem: Problem) -> bool:
     Those are primes that do not divide the rows there are, so nothing divides them that is written as a number and
     divides these.
     """
-    if not _reads_extents(graph) or not (others := _other_rows(problem.extents)):
+    if not _reads_extents(graph) or not (others := other_rows(problem.extents)):
         return False
     try:
         return str(passes.typed(graph, problem.with_others(others))) != str(typed)
@@ -134,8 +134,8 @@ def reads_rows(graph: Graph, typed: Graph, problem: Problem) -> bool:
         return True
 
 
-def _other_rows(extents: Mapping[str, int]) -> dict[int, int]:
-    """Other extents for M and for that of batches, where a class has several."""
+def other_rows(extents: Mapping[str, int]) -> dict[int, int]:
+    """Other extents for M and for that of batches, by their own, where a class has several."""
     found: dict[int, int] = {}
     for axis in "lm":
         if (own := extents[axis]) not in (0, 1, extents["n"], *found):

@@ -40,12 +40,9 @@ from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
 from epifuse.plan.settle import Settled, settle
-from epifuse.providers.cutedsl.inputs import time_of_one
-from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved, is_compiled
-from epifuse.pytorch.derivative import Derivative
+from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved, is_compiled, pays_to_store
 from epifuse.pytorch.evaluate import ACCUM
 from epifuse.request.options import USUAL, Options
-from epifuse.request.problem import Problem
 from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Call, Request, describe, looked_at
 from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data
@@ -228,7 +225,7 @@ class Recorded:
         problem = self.recording.settled.problem
         usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # in 8 bits sums saturate
         self.stored = problem.float_dtype if derivative.decides else usual
-        pays = save == "auto" and (self.refused is not None or _pays(problem, derivative, self.stored.itemsize))
+        pays = save == "auto" and (self.refused is not None or pays_to_store(problem, derivative, self.stored.itemsize))
         self.stores = again and (pays or save == "preactivation")
         read = {*derivative.inputs, *derivative.handed}
         operands = tuple(name in read for name in self.recording.tensors)
@@ -258,13 +255,13 @@ class Recorded:
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
-        """Warn. Python shows equal warnings once, so M stands for the number of rows."""
-        rows = self.recording.settled.problem.extents["m"]
-        reason = re.sub(rf"\b{rows}\b", "M", reason) if rows > 1 else reason
-        name = self.recording.parsed.name
+        """Warn, once of an epilogue and a reason, whatever the numbers in it are: Python's own record of what was told
+        is lost where filters change, as they do in `torch.compile`."""
+        parsed = self.recording.parsed
         how = "compiled by Inductor" if is_compiled(self.recording.settled.problem) else "one operation at a time"
-        text = f"PyTorch runs the derivative of {name} unfused, {how}: {reason}"
-        warnings.warn(text, stacklevel=2)
+        text = f"PyTorch runs the derivative of {parsed.name} unfused, {how}: {reason}"
+        told = re.sub(r"\d+", "", text)
+        remembered("told", parsed.key, lambda: warnings.warn(text, stacklevel=4) or True, told)
 
     def launch(self, call: Call) -> Tensors:
         """Run, recorded by autograd; the outputs by name."""
@@ -380,21 +377,3 @@ def _without_hint(error: EpifuseError) -> str:
     """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph."""
     text = str(error).partition("\n  hint: ")[0]
     return text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
-
-
-def _pays(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
-    """Whether storing accum takes less time than computing it again.
-
-    Again: 2 L M N K operations more. Stored: it is written and read, and where no launch reads it PyTorch's operations
-    write and read what lies between them.
-    """
-    extents = problem.extents
-    elements = extents["l"] * extents["m"] * extents["n"]
-    moved = 2 * elements * itemsize
-    if derivative.refused is not None and not is_compiled(problem):
-        by_operations, fused = derivative.traffic(problem)
-        moved += by_operations - fused
-    target = problem.target
-    each = time_of_one(problem) if target.device == "cuda" else 1.0
-    operations, memory = target.processor.operations_a_second / each, target.processor.bytes_a_second
-    return 2 * elements * extents["k"] / operations > moved / memory

@@ -10,6 +10,7 @@ import torch
 
 from epifuse.frontend import Parsed
 from epifuse.plan.settle import Settled
+from epifuse.providers.cutedsl.inputs import time_of_one
 from epifuse.pytorch.derivative import Derivative, Input, as_it_arrives, derivative_of, gradient_of, inputs_of
 from epifuse.pytorch.evaluate import ACCUM, coordinate
 from epifuse.pytorch.symbols import at_extents
@@ -279,6 +280,24 @@ def _unfused(derivative: Derivative, dtypes: Dtypes, problem: Problem) -> Callab
     return derivative.module.forward
 
 
+def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
+    """Whether storing accum takes less time than computing it again.
+
+    Again: 2 L M N K operations more. Stored: it is written and read, and where no launch reads it PyTorch's operations
+    write and read what lies between them.
+    """
+    extents = problem.extents
+    elements = extents["l"] * extents["m"] * extents["n"]
+    moved = 2 * elements * itemsize
+    if derivative.refused is not None and not is_compiled(problem):
+        by_operations, fused = derivative.traffic(problem)
+        moved += by_operations - fused
+    target = problem.target
+    each = time_of_one(problem) if target.device == "cuda" else 1.0
+    operations, memory = target.processor.operations_a_second / each, target.processor.bytes_a_second
+    return 2 * elements * extents["k"] / operations > moved / memory
+
+
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match. A B of fewer bits
     than A is converted, as it is multiplied."""
@@ -354,4 +373,6 @@ def _as_tensor(value: Any, each: Input, problem: Problem, *, keeps: bool) -> tor
 def _times(x: torch.Tensor, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """x @ y in this shape: summed over the batches where it has none, or one, and they have several."""
     lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]  # untyped
-    return x @ y if lead == shape[:-2] else torch.einsum("lij,ljk->ik", x, y).reshape(shape)
+    if lead == shape[:-2]:
+        return x @ y
+    return (x.transpose(0, 1).reshape(x.shape[1], -1) @ y.reshape(-1, y.shape[2])).view(shape)

@@ -29,7 +29,7 @@ from epifuse.pytorch.chosen import slice_sums
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.steps import has_step
 from epifuse.pytorch.sums import rows_alone
-from epifuse.pytorch.symbols import Size, Symbols, at_extents, is_tensor, table
+from epifuse.pytorch.symbols import OTHER, Size, Symbols, at_extents, is_tensor, table
 from epifuse.pytorch.traffic import bytes_by_operations, bytes_fused
 from epifuse.pytorch.unfused import ByInductor, call_directly, leave_out_casts
 from epifuse.request.problem import Problem, TensorInfo
@@ -384,8 +384,13 @@ def _as_epilogues(
     except Boundary as boundary:
         return (None, None), boundary.reason if ACCUM in used.values() else None, {}, of_module
     extents, exact, graph = at.settled.problem.extents, at.exact, apart.graph
-    if not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
+    is_named = any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes)
+    if is_named or not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
         exact = {**exact, "n": extents["n"]}
-    if any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes):
-        exact = extents
-    return (again, apart), None, numbers, exact
+    for node in filter(is_tensor, decomposed.graph.nodes):
+        node.meta["val"] = node.meta.get(OTHER, node.meta["val"])
+    try:
+        serves_others = str(epilogue(_UNREAD).graph) == str(graph)
+    except (Boundary, RuntimeError):  # what is as long as M by chance does not meet others elsewhere
+        serves_others = False
+    return (again, apart), None, numbers, exact if serves_others else extents

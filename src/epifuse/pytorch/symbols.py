@@ -15,6 +15,7 @@ from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx.rows import ROWS
 from epifuse.ir import Factor
+from epifuse.passes.structure import other_rows
 from epifuse.plan.settle import Settled
 
 aten = torch.ops.aten
@@ -24,6 +25,8 @@ Size = Mapping[tuple[int, int, int], int]
 
 SIZE = "epifuse size"
 """The bytes of a value, in the meta of its node."""
+OTHER = "epifuse other"
+"""A tensor that looks like the value where there are other numbers of rows and batches, in the meta of its node."""
 
 
 def at_extents(size: Size, extents: Mapping[str, int]) -> int:
@@ -105,15 +108,27 @@ class Symbols:
         with _apart(self.mode, self.device):
             values = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in shapes]
             module = make_fx(function, decomposition_table=table)(*values)
+        others = self._others()
         for node in module.graph.nodes:
             if is_tensor(node):
                 value = node.meta["val"]
                 shape = [_hint(extent) for extent in value.shape]
+                other = [x if isinstance(x, int) else int(x.node.expr.xreplace(others)) for x in value.shape]
                 size = self._size(value.numel() * value.element_size())
                 self.baked = self.baked or size is None
                 node.meta[SIZE] = {(0, 0, 0): prod(shape) * value.element_size()} if size is None else size
                 node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+                node.meta[OTHER] = torch.empty(other, dtype=value.dtype, device="meta")
         return module
+
+    def _others(self) -> Mapping[Any, Any]:
+        """By the symbols of extents, those that they have elsewhere; all have one."""
+        from sympy import Integer  # type: ignore[import-untyped]  # untyped
+
+        own = self.settled.problem.extents
+        others = other_rows(own)
+        symbols = {axis: x.node.expr for axis, x in self.extents.items() if isinstance(x, torch.SymInt)}
+        return {symbol: Integer(others.get(own[axis], own[axis])) for axis, symbol in symbols.items()}
 
     def axes(self, module: GraphModule) -> tuple[str, ...]:
         """Have the graph take the extents of axes as further arguments, of which no tensor is asked: of which axes."""
@@ -155,7 +170,7 @@ class Symbols:
 
     def _size(self, value: Any) -> Size | None:
         """A number of elements or bytes as a polynomial; None for what is none."""
-        import sympy  # type: ignore[import-untyped]  # untyped
+        import sympy
         from torch.utils._sympy.functions import FloorDiv
 
         if isinstance(value, int):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
@@ -99,9 +100,10 @@ class ByInductor:
         self.compiled: Callable[..., Any] | None = None
         self.failed = False
 
-    def __call__(self, *arguments: torch.Tensor) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """What the graph computes."""
-        if self.failed or needs_care():
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if self.failed or needs_care() or any(map(is_legacy_batchedtensor, tensors)):
             return self.forward(*arguments)
         try:
             if self.compiled is None:
@@ -111,6 +113,6 @@ class ByInductor:
             if self.compiled is not None and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                 raise  # of what it computes, as of memory that is not there
             self.failed = True
-            first = str(error).partition("\n")[0]
+            first = str(error).replace("raised:\n", "raised: ").partition("\n")[0]
             warnings.warn(f"Inductor compiles no derivative, so it runs one operation at a time: {first}", stacklevel=2)
             return self.forward(*arguments)
