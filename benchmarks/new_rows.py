@@ -74,6 +74,21 @@ def projection(accum, cos, sin):
     return Q, P, V
 
 
+def biased(accum, bias):
+    """Halves of what a bias was added to, in 16 bits."""
+    g, u = (accum + bias).chunk(2, -1)
+    return F.silu(g) * u
+
+
+def normed(accum, scale):
+    """q, normalised by heads, k and v, of fewer columns each."""
+    q, k, v = accum.split([32, 16, 16], -1)
+    h = q.unflatten(-1, (-1, 16))
+    x, y = (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6) * scale).chunk(2, -1)
+    Q, P = torch.cat((-y, x), -1), torch.tanh(k)
+    return Q, P, v
+
+
 def unbound(accum):
     """A gate of two rows of halves."""
     g, u = accum.unflatten(-1, (2, -1)).unbind(-2)
@@ -83,11 +98,15 @@ def unbound(accum):
 
 def trained(epilogue: Callable[..., Any]) -> Callable[[int], Any]:
     """A call with its gradients."""
-    weight = torch.randn(N, K, requires_grad=True)
+    dtype = torch.bfloat16 if epilogue is biased else torch.float32
+    weight = torch.randn(N, K, dtype=dtype, requires_grad=True)
+    own = {"bias": torch.randn(N, dtype=dtype), "scale": torch.randn(16)}
+    taken = {name: own[name].requires_grad_() for name in epilogue.__code__.co_varnames if name in own}
 
     def call(m: int) -> None:
-        given = {"labels": torch.zeros(m, dtype=torch.long)} if epilogue in (loss, losses) else {}
-        ef.linear(torch.randn(m, K), weight, epilogue=epilogue, **given).sum().backward()
+        given = {"labels": torch.zeros(m, dtype=torch.long)} if epilogue in (loss, losses) else taken
+        made = ef.linear(torch.randn(m, K, dtype=dtype), weight, epilogue=epilogue, **given)
+        torch.autograd.backward([x.sum() for x in ([made] if isinstance(made, torch.Tensor) else made)])
 
     return call
 
@@ -105,8 +124,9 @@ def planned(epilogue: Callable[..., Any], n: int) -> Callable[[int], Any]:
     return call
 
 
+TRAINED = (loss, losses, dropped, gate, biased, heads, turned, normed)
 CASES = {
-    **{f"{each.__name__}, with gradients": trained(each) for each in (loss, losses, dropped, gate, heads, turned)},
+    **{f"{each.__name__}, with gradients": trained(each) for each in TRAINED},
     "projection, planned": planned(projection, 3072),
     "unbound, planned": planned(unbound, 4096),
 }
