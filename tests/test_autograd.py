@@ -626,6 +626,22 @@ def test_parts_of_other_rows_are_not_traced_again(
         monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
 
 
+def turned_heads(accum: Any, cos: Any, scale: Any) -> Any:
+    heads = accum.unflatten(-1, (-1, 4))
+    x, y = heads.chunk(2, dim=-1)
+    return ((heads * cos + torch.cat((-y, x), dim=-1)) * scale).flatten(-2)
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2,)])
+def test_operands_of_fewer_batches_are_not_traced_again(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in (20, 21, 36):
+        x, cos, scale = random(2, rows, K), random(*lead, rows, 1, 4), random(*lead, rows, 1, 1)
+        b, inputs = random(K, 12), (x, cos, scale)
+        found = torch.autograd.grad(ef.gemm(x, b, epilogue=turned_heads, cos=cos, scale=scale).sum(), inputs)
+        torch.testing.assert_close(found, torch.autograd.grad(turned_heads(x @ b, cos, scale).sum(), inputs))
+        monkeypatch.setattr(derivative, "derive", None)  # nothing is traced again
+
+
 def loss(accum: Any, labels: Any) -> Any:
     return F.cross_entropy(accum, labels, ignore_index=1, label_smoothing=0.1)
 

@@ -91,8 +91,8 @@ class Reading:
     def reshaped(self, x: Node, shape: Shape, want: Shape) -> Node:
         """`x` of `shape` in the shape `want`.
 
-        Where the last dim is divided, the last dims are merged, or what lies behind the product's rows is regrouped, no
-        number of rows is named: the graph serves all.
+        Where the last dim is divided, the last dims are merged, first ones of one element go, or what lies behind the
+        first ones is regrouped, no number of rows is named: the graph serves all.
         """
         before, behind = len(shape) - 1, len(want) - 1
         if before < behind and shape[:before] == want[:before]:
@@ -101,9 +101,15 @@ class Reading:
             return self.emit("rearrange", x, attr=("unflatten", (-1, *sizes)))
         if before > behind >= 0 and shape[:behind] == want[:behind]:
             return self.emit("rearrange", x, attr=("flatten", (behind - len(shape), -1)))
-        rows = tuple(value_of(self.accum).shape)[:-1]
-        count = len(rows)
-        if count <= min(before, behind) and shape[:count] == want[:count] == rows:
+        if shape == want:
+            return x
+        if before > 0 and shape[0] == 1 and want[:1] not in ((), (1,)):
+            rest = self.emit("rearrange", x, attr=("flatten", (-len(shape), -before)))
+            return self.reshaped(rest, shape[1:], want)
+        if behind > 0 and want[0] == 1 and shape[:1] not in ((), (1,)):
+            return self.emit("unsqueeze", self.reshaped(x, shape, want[1:]), attr=0)
+        count = next((i for i, pair in enumerate(zip(shape, want, strict=False)) if pair[0] != pair[1]), 0)
+        if 0 < count <= min(before, behind):
             merged = self.emit("rearrange", x, attr=("flatten", (count - len(shape), -1)))
             return self.emit("rearrange", merged, attr=("unflatten", (-1, *want[count:])))
         return self.emit("reshape", x, attr=want)
