@@ -749,9 +749,13 @@ def with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it imports its compiler
 def test_inductor_compiles_what_no_kernel_computes(with_inductor: None) -> None:
+    from torch._dynamo.utils import counters
+
+    graphs = counters["stats"]["unique_graphs"]
     with pytest.warns(UserWarning, match="unfused, compiled by Inductor: a part of a row"):
         judged = [of_projection(5)]
-    judged += [of_projection(m) for m in (7, 9)]  # a warning is an error: it was told
+    judged += [of_projection(m) for m in (7, 9, 11)]  # a warning is an error: it was told
+    assert counters["stats"]["unique_graphs"] <= graphs + 2  # for one number of rows, and for any
     for found, want in judged:
         torch.testing.assert_close(found, want)
 

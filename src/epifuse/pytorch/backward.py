@@ -67,9 +67,12 @@ class Recording(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The derivative as an epilogue at a place, which reads these `positions` of what was saved, followed by what
-    arrives: A and B first, or in their stead nothing, and then it is the epilogue of the shortest `product` there is:
-    A and the transpose of B, of which nobody reads a value."""
+    """The derivative as an epilogue, launched at a place.
+
+    It reads the tensors at `positions` of what was saved, followed by the gradients that arrive. Without `product` the
+    first two are A and B. Otherwise `product` makes A and the transpose of B, as short along K as kernels allow; their
+    product is not read.
+    """
 
     place: Place
     positions: tuple[int, ...]
@@ -255,7 +258,7 @@ def _apart(
 def _empty(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """What makes A and the transpose of B, with rows of 16 bytes, which a GPU's copies of tiles need.
 
-    On a CPU they are of floats that it computes with: some have no product of short rows in bfloat16.
+    On a CPU their dtype is that of the epilogue: some CPUs multiply such short rows of bfloat16 slowly.
     """
     extents, device = problem.extents, torch.device(problem.a.device)
     dtype = problem.float_dtype if device.type == "cpu" else problem.a.dtype

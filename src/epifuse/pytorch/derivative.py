@@ -92,7 +92,8 @@ class Derivative:
 
     def by_inductor(self, dtypes: tuple[torch.dtype, ...]) -> ByInductor:
         """`module`, compiled, with results in these dtypes."""
-        return self.compiled.setdefault(dtypes, ByInductor(self.module, dtypes))
+        found = self.compiled.get(dtypes)
+        return self.compiled.setdefault(dtypes, ByInductor(self.module, dtypes)) if found is None else found
 
     def traffic(self, problem: Problem) -> tuple[int, int]:
         """What PyTorch's operations move in this problem, and what a launch moves that reads accum where it is needed.
@@ -114,7 +115,8 @@ class Derivative:
 
 
 _MOST_TRAFFIC = 0.75
-"""What one kernel may move of the bytes that the operations move one by one."""
+"""What one kernel may move of the bytes that the operations move one by one. The gradient of a bias alone is one sum,
+which moves as much either way: no kernel is compiled for it."""
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
