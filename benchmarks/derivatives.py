@@ -56,6 +56,14 @@ def normed_rotary(accum: Any, weight: Any, cos: Any, sin: Any) -> Any:
     return (normed * cos + torch.cat((-y, x), dim=-1) * sin).flatten(-2)
 
 
+def projection(accum: Any, cos: Any, sin: Any) -> Any:
+    """Queries, keys and values of unequal widths; values are not rotated. No launch carries the whole derivative."""
+    width = accum.shape[-1] // 4
+    q, k, v = accum.split((2 * width, width, width), dim=-1)
+    q_rotated, k_rotated = rotary(q, cos, sin), rotary(k, cos, sin)
+    return q_rotated, k_rotated, v
+
+
 def scaled(accum: Any, scale: Any, residual: Any) -> Any:
     """A layer scale and a residual."""
     return accum * scale + residual
@@ -76,7 +84,7 @@ def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Te
     return {name: known[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
 
 
-EPILOGUES = (gelu, swiglu, rotary, normed_rotary, scaled)
+EPILOGUES = (gelu, swiglu, rotary, normed_rotary, scaled, projection)
 
 
 def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Backlog) -> dict[str, Any]:
@@ -87,14 +95,15 @@ def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Ba
     given = operands(function, m, n)
     leaves = [x, w, *(value for value in given.values() if value.requires_grad)]
 
-    def plain() -> torch.Tensor:
+    def plain() -> Any:
         return function(F.linear(x, w), **given)
 
-    def fused(save: str, fallback: str | None = None) -> torch.Tensor:
+    def fused(save: str, fallback: str | None = None) -> Any:
         return ef.linear(x, w, epilogue=function, operands=given, save=save, fallback=fallback)
 
     torch.compiler.reset()  # what was compiled for other epilogues
-    arriving = torch.randn_like(plain())
+    made = plain()
+    arriving = [torch.randn_like(output) for output in (made if isinstance(made, tuple) else (made,))]
     compiled = torch.compile(plain, dynamic=False)
     forwards = {COMPILED: compiled, **{save: partial(fused, save) for save in SAVED}}
     forwards[OPERATIONS] = partial(fused, "preactivation", "torch")  # another fallback, so it is prepared by itself
@@ -107,7 +116,7 @@ def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Ba
     }  # fmt: skip
 
 
-def _gradients(forward: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor], arriving: torch.Tensor) -> Any:
+def _gradients(forward: Callable[[], Any], leaves: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Any:
     return torch.autograd.grad(forward(), leaves, arriving)
 
 

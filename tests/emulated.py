@@ -68,8 +68,7 @@ def function(text: str, _name: str) -> Any:
         for output, access, tensor in zip(graph.outputs, program.stores, outputs, strict=True):
             if not access.travels.merged:  # whose tensors vary over what they say
                 to = _pieces(tensor, access)
-                extent = [e if axis in access.axes else 1 for axis, e in zip("mnl", (m, n, l), strict=True)]
-                value = values[output.node].expand(extent).reshape(to.shape)
+                value = values[output.node].expand(_extents(to, access)).reshape(to.shape)
                 # Of what has one value a segment, a column stands for all.
                 first = tuple(slice(0, None if step else 1) for step in to.stride())
                 to, value = to[first], value[first]
@@ -108,10 +107,15 @@ def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
     return tensor.permute(order)
 
 
+def _extents(pieces: torch.Tensor, access: Access) -> list[int]:
+    """Of M, N and L."""
+    ends = [0, *itertools.accumulate(len(own) + 1 for own in access.pieces)]
+    return [pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)]
+
+
 def _whole(tensor: torch.Tensor, load: tuple[Node, Access], columns: int) -> torch.Tensor:
     pieces, access = _pieces(tensor, load[1]), load[1]
-    ends = [0, *itertools.accumulate(len(own) + 1 for own in access.pieces)]
-    found = pieces.reshape([pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)])
+    found = pieces.reshape(_extents(pieces, access))
     return found.repeat(1, columns // access.period, 1) if access.period else found
 
 

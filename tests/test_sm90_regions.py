@@ -1,5 +1,7 @@
 """Regions of N on Hopper without a GPU: what is planned, what is refused, what each launch is handed."""
 
+import itertools
+
 import pytest
 import torch
 from emulated import Emulated, emulated  # noqa: F401  # a fixture
@@ -29,6 +31,12 @@ def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F81
     on_gpu.test_what_attention_takes(emulated)
 
 
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_what_is_there_is_handed_over(accumulates, emulated: Emulated):  # noqa: F811
+    for m in (1, 200):
+        on_gpu.test_onto_what_is_there(m, emulated, accumulates=accumulates)
+
+
 def normed_latents(accum):
     """Of DeepSeek-V3: the query's and the key's latents, and the key's rotary columns."""
     q, kv, pe = accum.split([1536, 512, 64], dim=-1)
@@ -50,7 +58,8 @@ def test_regions_that_no_kernel_takes_together_have_one_each(m):
 
 def overlapping(accum):
     q, _k = accum.split([1024, 512], dim=-1)
-    return q, accum
+    D = accum[:, 512:]
+    return q, D
 
 
 def of_whole_rows(accum):
@@ -91,8 +100,8 @@ REFUSED = {
     "columns twice": (
         arguments(overlapping, n=N),
         (
-            "it computes columns 0:1024 and 0:1536 in a launch each, and these overlap: store the product and take its "
-            "parts in PyTorch, or pass allow_recompute=True"
+            "it computes columns 0:1024 and 512:1536 in a launch each, and these overlap: store the product and take "
+            "its parts in PyTorch, or pass allow_recompute=True"
         ),
     ),
     "whole rows": (
@@ -141,7 +150,59 @@ def test_columns_that_no_output_needs_are_not_computed():
 def test_columns_are_computed_twice_where_that_is_allowed():
     args = arguments(overlapping, n=N, allowed=True)
     plan = ef.get_kernels(args, cc=90)[0].plan
-    assert plan.allocation.columns == ((0, 1024), (0, N))
+    assert plan.allocation.columns == ((0, 1024), (512, N))
+
+
+def all_and_a_range(accum, row):
+    """What is common leaves too, and more columns than the range."""
+    x = accum + row
+    k = x[:, 256:768] * 2
+    return x, k
+
+
+def all_and_equal_parts(accum, row):
+    x = accum + row
+    q, k, v = x.chunk(3, dim=-1)
+    D, E, F = ef.relu(q), k * 2, v + 1
+    return D, x, E, F
+
+
+def all_in_heads_and_a_range(accum, row):
+    x = (accum + row).unflatten(-1, (-1, 128)).transpose(0, 1)
+    k = (accum + row)[:, 256:768] * 2
+    return x, k
+
+
+def rows_alone_and_all_and_a_range(accum, column):
+    """What has no columns leaves with the first range."""
+    x, k = accum + column, accum[:, 256:768] * 2
+    D = column * 2
+    return D, x, k
+
+
+@pytest.mark.parametrize(
+    "function", [all_and_a_range, all_and_equal_parts, all_in_heads_and_a_range, rows_alone_and_all_and_a_range]
+)
+def test_a_range_writes_its_part_of_what_is_of_all_columns(function):
+    """So that no column is computed twice. Ranges between take the rest."""
+    operands = {"row": torch.empty(N)} if "row" in function.__code__.co_varnames else {"column": torch.empty(512, 1)}
+    plan = ef.get_kernels(arguments(function, n=N, **operands), cc=90)[0].plan
+    assert len(plan.allocation.columns) == len(plan.allocation.launches) == 0
+    ranges = [program.columns for program in plan.allocation.program.source.programs]
+    ends = [0, 512, 1024, N] if function is all_and_equal_parts else [0, 256, 768, N]
+    assert ranges == list(itertools.pairwise(ends))
+
+
+def of_whole_rows_and_a_range(accum):
+    """No range has a part of what needs whole rows."""
+    x, k = ef.softmax(accum, dim=-1), accum[:, 256:768] * 2
+    return x, k
+
+
+def test_what_needs_whole_rows_is_not_shared():
+    args = arguments(of_whole_rows_and_a_range, n=N)
+    assert any("these overlap" in reason for reason in reasons(args))
+    assert ef.get_kernels(arguments(of_whole_rows_and_a_range, n=N, allowed=True), cc=90)
 
 
 def normed_and_doubled(accum):
@@ -156,16 +217,16 @@ def test_a_region_that_takes_two_launches_says_so():
     assert "    2 launches: the product is computed twice, 2.0 x the FLOPs" in str(plan)
 
 
-def all_and_a_quarter(accum):
+def softmax_and_a_quarter(accum):
     _, k = accum.split([1152, 384], dim=-1)
-    D = accum * 2
+    D = ef.softmax(accum, dim=-1)
     return D, k
 
 
 def test_a_range_that_overlaps_says_what_allows_it():
     """Also where it is one of several equal parts."""
-    assert any("these overlap" in reason for reason in reasons(arguments(all_and_a_quarter, n=N)))
-    assert ef.get_kernels(arguments(all_and_a_quarter, n=N, allowed=True), cc=90)
+    assert any("these overlap" in reason for reason in reasons(arguments(softmax_and_a_quarter, n=N)))
+    assert ef.get_kernels(arguments(softmax_and_a_quarter, n=N, allowed=True), cc=90)
 
 
 def a_gate_that_no_equal_part_holds(accum):

@@ -89,6 +89,18 @@ CASES = {
         f"x = accum + index_n(accum); c, a, b = x.split([{N // 2}, {N // 4}, {N // 4}], dim=-1); "
         "D = cat([b, a + column], dim=-1); P = relu(c); R = a * index_n(b) - b"
     ),
+    "beside all columns": f"{SPLIT}D = relu(q + wide); P = accum * column; R = v + narrow",
+    "beside all columns, after what is common": f"P = relu(accum + row) + C; D = P[:, {Q // 4}:{Q // 2}] * column",
+    "beside heads of all columns": (
+        f"x = accum + row; D = x.unflatten(-1, (-1, {HEAD})).permute(1, 0, 2); "
+        f"P = x[:, {Q}:{Q + KV}] * 2; R = column * 2"
+    ),
+    "a gate beside all columns": (
+        f"x = accum + row; a, b, c = x.split([{N // 4}, {N // 4}, {N // 2}], dim=-1); D = relu(a) * b; P = c * 1; R = x"
+    ),
+    "equal parts beside sums and all columns": (
+        "q, k, v = accum.chunk(3, dim=-1); D = sum(q, dim=-1); P = accum + C; R = v + column"
+    ),
     "one column": "D = accum[:, 3] * 2",
     "sums of one column": f"q, k, v = accum.split([{Q}, {N - Q - 1}, 1], dim=-1); D = relu(q); P = sum(v, dim=-1)",
 }
@@ -123,7 +135,9 @@ def test_each_region_has_its_own(name: str, layout: str, machine: Machine) -> No
     check(machine, text, *product_of(machine), operands_of(machine, text, layout), out_dtypes=dtype, layouts=[layout])
 
 
-IN_DESIGNS = ["elementwise", "equal parts", "after what is common", "reduced", "normed and rotated"]
+IN_DESIGNS = [
+    "elementwise", "equal parts", "after what is common", "reduced", "normed and rotated", "beside all columns"
+]  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -147,6 +161,25 @@ def test_of_batches(name: str, machine: Machine) -> None:
     text = source(CASES[name].replace("permute(1, 0, 2)", "permute(0, 2, 1, 3)"))
     operands = operands_of(machine, text)
     check(machine, text, a, b, operands, out_dtypes=torch.float32)
+
+
+@pytest.mark.parametrize("m", [1, 200])
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_onto_what_is_there(m: int, machine: Machine, *, accumulates: bool) -> None:
+    """All columns onto an operand, or added to what their memory holds, beside a range."""
+    (a, b), held = product_of(machine, m), machine.whole(m, N).float()
+    onto, ranged = held.clone(), torch.empty(m, 320, device=machine.device)
+    if accumulates:
+        text = "def epi(accum): D = accum[:, 64:384] * 2; P = accum; return D, P"
+        made = ef.EpilogueArguments(text, D=ranged, P=ef.Store(onto, accumulate=True))
+    else:
+        text = "def epi(accum, C): D = accum[:, 64:384] * 2; P = accum + C; return D, P"
+        made = ef.EpilogueArguments(text, C=onto, D=ranged, P=onto)
+    args = ef.GemmArguments(a, b, epilogue=made)
+    machine.kernel(args).run(args)
+    accum = a.float() @ b.float()
+    assert torch.equal(onto, accum + held)
+    assert torch.equal(ranged, accum[:, 64:384] * 2)
 
 
 @pytest.mark.parametrize("m", [1, 64, 129, 700])

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from epifuse.ir.graph import Graph, Load, Output
+from epifuse.ir.graph import Graph, Load, Output, show_views
 from epifuse.ir.node import Node
 
 
@@ -26,7 +26,9 @@ def identify(graph: Graph, commutative: frozenset[str]) -> Identity:
     """
     up = _subtree_hashes(graph, commutative)
     order = _ordered_arguments(graph, commutative, up)
-    outputs: list[Output] = sorted(graph.outputs, key=lambda output: (up[output.node], _sha(output.dims)))
+    outputs: list[Output] = sorted(
+        graph.outputs, key=lambda output: (up[output.node], _sha((output.dims, output.views)))
+    )
     numbers: dict[Node, int] = {}
     operands: dict[str, int] = {}
     lines = []
@@ -37,7 +39,7 @@ def identify(graph: Graph, commutative: frozenset[str]) -> Identity:
                 attr = attr._replace(name=str(operands.setdefault(attr.name, len(operands))))
             numbers[node] = len(numbers)
             lines.append(f"{node.op} {attr!r} {[numbers[arg] for arg in order[node]]} {graph.types.get(node)}")
-    lines += [f"out {numbers[output.node]} {output.dims}" for output in outputs]
+    lines += [f"out {numbers[output.node]} {output.dims}{show_views(output.views)}" for output in outputs]
     lines += [f"effect {numbers[effect]}" for effect in graph.effects]
     return Identity(_sha("\n".join(lines)), (*operands, *(output.name for output in outputs)))
 

@@ -11,7 +11,7 @@ import torch
 
 from epifuse.base.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
-from epifuse.ir.types import Dims, Type, show_dims
+from epifuse.ir.types import Dims, Type, counted, show_dims
 
 
 class Load(NamedTuple):
@@ -40,6 +40,7 @@ class Output(NamedTuple):
 
     `dtype` is the one that the epilogue itself casts it to last, None where it casts to none. `views` are the layout
     operations after which the tensor of this name is what the value is written to, as those of `Load`: a part of it.
+    Then `whole` are the dims of that tensor, in which factors of N have their extents.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Output(NamedTuple):
     dims: Dims | None = None
     dtype: torch.dtype | None = None
     views: tuple[tuple[str, Any], ...] = ()
+    whole: Dims | None = None
+
+    def part(self, node: Node, dims: Dims, views: tuple[tuple[str, Any], ...], extents: Mapping[str, int]) -> Output:
+        """The same where the node has these dims, and is written to a part of what this one is written to."""
+        whole = counted(self.dims or (), extents) if self.whole is None else self.whole
+        return self._replace(node=node, dims=dims, views=(*self.views, *views), whole=whole)
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,6 +67,11 @@ def shape_of(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple([dim_size(dim, extents) for dim in dims])
 
 
+def counted(dims: Dims, extents: Mapping[str, int]) -> Dims:
+    """The same dims where N has another extent: its factors have those of these extents."""
+    return tuple(tuple(f._replace(extent=f.size(extents)) if f.axis == "n" else f for f in dim) for dim in dims)
+
+
 def factors_of(dims: Iterable[Dim]) -> tuple[Factor, ...]:
     """Every factor in the dims, in canonical order: l, m, n, and the outer factor of an axis first."""
     return canonical(factor for dim in dims for factor in dim)

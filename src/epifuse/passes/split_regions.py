@@ -6,10 +6,10 @@ on. Then a range is a product like any other, with an N of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from math import isqrt, prod
 from typing import Any, NamedTuple
 
 from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Node, Output, Type
@@ -21,15 +21,9 @@ from epifuse.passes.canonicalise import constant, typed
 from epifuse.passes.dims import joined
 from epifuse.passes.prune import prune
 from epifuse.passes.refine import refined
+from epifuse.passes.spans import WAY_OUT, Columns, UnsplitError, one_of, spans, taken_by
 from epifuse.request.problem import Problem
 from epifuse.request.scaled import blocks_of_columns
-
-
-class Columns(NamedTuple):
-    """A range of columns."""
-
-    start: int
-    stop: int
 
 
 class Region(NamedTuple):
@@ -39,30 +33,53 @@ class Region(NamedTuple):
     graph: Graph
 
 
-class UnsplitError(Exception):
-    """What is not computed of one range, or one part of a row, alone, and why."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(reason)
-        self.node, self.reason = node, reason
-
-
-_WAY_OUT = "store the product, and combine its parts in PyTorch"
-
-
-def split_regions(graph: Graph, problem: Problem) -> tuple[Region, ...]:
+def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> tuple[Region, ...]:
     """The regions in the order of the first output of each; values of all columns are of one that has all.
 
-    Raises `UnsplitError` where a value needs several.
+    Where it `shares`, each range writes its own part of outputs of all columns instead, if each value has one: then no
+    column is computed twice. Raises `UnsplitError` where a value needs several ranges.
     """
     whole = Columns(0, problem.extents["n"])
-    spans = _spans(graph, problem, whole)
-    groups: dict[Columns, tuple[list[Output], list[Node]]] = {}
+    of_node = spans(graph, problem, whole)
+    groups: dict[Columns, _Roots] = {}
     for output in graph.outputs:
-        groups.setdefault(_of(spans[output.node], whole), ([], []))[0].append(output)
+        groups.setdefault(one_of(of_node[output.node], whole), _Roots([], [])).outputs.append(output)
     for effect in graph.effects:
-        groups.setdefault(_of(spans[effect], whole), ([], []))[1].append(effect)
-    return tuple(Region(columns, _graph(graph, problem, columns, whole, *own)) for columns, own in groups.items())
+        groups.setdefault(one_of(of_node[effect], whole), _Roots([], [])).effects.append(effect)
+    if shares and (shared := _shared(groups, whole)):
+        with suppress(UnsplitError):
+            return _regions(graph, problem, shared, whole)
+    return _regions(graph, problem, groups, whole)
+
+
+class _Roots(NamedTuple):
+    """What is computed of a range: its outputs and effects, and the outputs of all columns that it has a part of."""
+
+    outputs: list[Output]
+    effects: list[Node]
+    shared: Sequence[Output] = ()
+
+
+def _shared(groups: Mapping[Columns, _Roots], whole: Columns) -> Mapping[Columns, _Roots] | None:
+    """The same where each range has its part of what is of all columns, and further ranges the columns between; None
+    where nothing is of all columns, or ranges overlap."""
+    of_all = groups.get(whole)
+    if of_all is None or of_all.effects or len(groups) == 1:
+        return None
+    found = {columns: own for columns, own in groups.items() if columns != whole}
+    at = 0
+    for start, stop in (*sorted(found), (whole.stop, whole.stop)):
+        if start < at:
+            return None
+        if start > at:
+            found[Columns(at, start)] = _Roots([], [])
+        at = stop
+    return {columns: own._replace(shared=of_all.outputs) for columns, own in found.items()}
+
+
+def _regions(graph: Graph, problem: Problem, groups: Mapping[Columns, _Roots], whole: Columns) -> tuple[Region, ...]:
+    found = (Region(columns, _graph(graph, problem, columns, whole, roots)) for columns, roots in groups.items())
+    return tuple(region for region in found if region.graph.roots)
 
 
 def problem_of(region: Region, problem: Problem) -> Problem:
@@ -79,118 +96,14 @@ def problem_of(region: Region, problem: Problem) -> Problem:
     )
 
 
-# --- which columns a value is of -------------------------------------------------------------------------------------
-
-_Spans = Mapping[Node, frozenset[Columns]]
-
-
-def _of(span: frozenset[Columns], whole: Columns) -> Columns:
-    return next(iter(span), whole)
-
-
-def _spans(graph: Graph, problem: Problem, whole: Columns) -> _Spans:
-    """Of each value, what it is of: one range; none where it does not vary over columns, or over those of heads alone.
-
-    Equal parts that meet each other are of the smallest one that holds them, and those whose values lie side by side in
-    more columns than one part has, of all columns.
-    """
-    parts: set[Columns] = set()
-    while True:
-        found = _spans_beside(parts, graph, problem, whole)
-        wide = {
-            columns: node for node, span in found.items() for columns in span if not _fits(node, columns, graph, whole)
-        }
-        if not wide:
-            return found
-        for columns in parts & {*wide}:  # no part, but a range
-            told = f"joined values do not fit side by side into columns {columns.start}:{columns.stop}"
-            raise UnsplitError(wide[columns], f"{told}: {_WAY_OUT}")
-        parts |= {*wide}
-
-
-def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, whole: Columns) -> _Spans:
-    """The same where these equal parts are of all columns."""
-    widths = _widths(graph, problem)
-    found: dict[Node, frozenset[Columns]] = {}
-    uneven: dict[Node, bool] = {}
-    for node in graph.nodes:
-        below = frozenset(columns for arg in node.args for columns in found[arg])
-        uneven[node] = node.op == "region" or any(uneven[arg] for arg in node.args)
-        columns = _taken(node, graph, problem)
-        if columns is not None and below <= {whole} and (uneven[node] or columns not in parts):
-            below = frozenset({columns})
-        elif not node.args:
-            below = frozenset(_varying(graph.types[node].factors, problem, whole))
-        if len(below) > 1 and not uneven[node]:
-            first, last = min(below).start, max(columns.stop for columns in below) - 1
-            around = (Columns(first // w * w, first // w * w + w) for w in widths if first // w == last // w)
-            below = frozenset({next((columns for columns in around if columns not in parts), whole)})
-        if len(below) > 1:
-            told = " and ".join(f"{start}:{stop}" for start, stop in sorted(below))
-            raise UnsplitError(node, f"it computes with columns {told} of a row at once: {_WAY_OUT}")
-        found[node] = below
-    return found
-
-
-def _widths(graph: Graph, problem: Problem) -> list[int]:
-    """How wide equal parts of all columns may be, each of which every factor counts along, within or beyond."""
-    n, factors = problem.extents["n"], {f for type_ in graph.types.values() for f in type_.factors if f.axis == "n"}
-    ends = [(factor.stride, factor.stride * factor.size(problem.extents)) for factor in factors]
-    some = {width for i in range(1, isqrt(n) + 1) if n % i == 0 for width in (i, n // i)}
-    return [
-        width
-        for width in sorted(some)
-        if all(not (step % width and width % end and (width % step or end % width)) for step, end in ends)
-    ]
-
-
-def _fits(node: Node, columns: Columns, graph: Graph, whole: Columns) -> bool:
-    """Whether the columns of a range have room for the places of all values that lie side by side."""
-    width = columns.stop - columns.start
-    beyond = [
-        factor
-        for factor in graph.types[node].factors
-        if factor.axis == "n" and (factor.extent is None or width % (factor.stride * factor.extent))
-    ]
-    return columns == whole or not beyond
-
-
-def _varying(factors: Iterable[Factor], problem: Problem, whole: Columns) -> Iterable[Columns]:
-    """What an operand or a coordinate is of."""
-    for factor in factors:
-        if factor.along == "n" and factor.axis != "n":
-            yield Columns(*columns_of(factor.axis, problem.extents))
-        elif factor == Factor("n", factor.stride):
-            yield whole
-
-
-def _taken(node: Node, graph: Graph, problem: Problem) -> Columns | None:
-    """The columns that a node takes of all."""
-    if node.op == "region":
-        return Columns(*node.attr)
-    if node.op != "pick":
-        return None
-    gone = {factor for factor, _ in node.attr}
-    width = min(factor.stride for factor in gone)
-    own = graph.types[node.args[0]].factors
-    if gone != {factor for factor in own if factor.axis == "n" and factor.stride >= width}:
-        return None
-    if width * prod(factor.size(problem.extents) for factor in gone) != problem.extents["n"]:
-        return None  # one of the values that were joined, which are not all columns
-    start = sum(factor.stride * place for factor, place in node.attr)
-    return Columns(start, start + width)
-
-
 # --- the graph of one region -----------------------------------------------------------------------------------------
 
 
-def _graph(
-    graph: Graph, problem: Problem, columns: Columns, whole: Columns, outputs: Sequence[Output], effects: Sequence[Node]
-) -> Graph:
+def _graph(graph: Graph, problem: Problem, columns: Columns, whole: Columns, roots: _Roots) -> Graph:
     if columns == whole:
-        made = replace(graph, outputs=tuple(outputs), effects=tuple(effects))
+        made = replace(graph, outputs=tuple(roots.outputs), effects=tuple(roots.effects))
     else:
-        made = refined(_Cutting(graph, problem, columns).graph(outputs, effects))
+        made = refined(_Cutting(graph, problem, columns).graph(roots))
     made = prune(made, problem)
     loaded = {node.attr.name for node in made.loads()}
     return assign_stages(replace(made, inputs=tuple(name for name in graph.inputs if name in loaded)), problem)
@@ -228,32 +141,33 @@ class _Cutting:
         self.builder = Builder()
         self.cuts: set[int] = set()
 
-    def graph(self, outputs: Sequence[Output], effects: Sequence[Node]) -> Graph:
+    def graph(self, of_region: _Roots) -> Graph:
         old, builder = self.old, self.builder
+        outputs, effects, shared = of_region
         roots = [*(output.node for output in outputs), *effects]
+        of_all = [output.node for output in shared]
         taken = {n: columns for n in topological(roots) if (columns := self._taken(n)) is not None}
-        own = [node for node in topological(roots) if taken.get(node) != self.columns]
-        dims = (*map(_dims_of, own), *(output.dims or () for output in outputs))
+        own = [node for node in topological([*roots, *of_all]) if taken.get(node) != self.columns]
+        dims = (*map(_dims_of, own), *(output.dims or () for output in (*outputs, *shared)))
         self.cuts.update(_cuts(dims, ("n", region(*self.columns))))
         below: dict[Node, Node] = {}
-        for node in topological([node.args[0] for node in taken]):
+        for node in topological([*(node.args[0] for node in taken), *of_all]):
             below[node] = self._below(node, [below[arg] for arg in node.args])
         made = {node: self._part(node, columns, below[node.args[0]]) for node, columns in taken.items()}
         for node in topological(roots, known=made):
             made[node] = self._made(node, [made[arg] for arg in node.args], node.attr)
         hosts = topological(old.hosts.values())
+        left = [output._replace(node=made[output.node], dims=self._dims(output.dims or ())) for output in outputs]
+        left += filter(None, [self._own(output, below[output.node]) for output in shared])
         return replace(
-            old.with_roots(
-                [output._replace(node=made[output.node], dims=self._dims(output.dims or ())) for output in outputs],
-                [made[effect] for effect in effects],
-            ),
+            old.with_roots(left, [made[effect] for effect in effects]),
             locs={**{node: old.locs[node] for node in hosts if node in old.locs}, **builder.locs},
             types={**{node: old.types[node] for node in hosts if node in old.types}, **builder.types},
         )
 
     def _taken(self, node: Node) -> Columns | None:
         """The columns of the region that a node takes of all: all of its own, or one of its equal parts."""
-        columns = _taken(node, self.old, self.problem)
+        columns = taken_by(node, self.old, self.problem)
         if columns is None or columns == self.columns:
             return columns
         (start, stop), own = columns, self.columns
@@ -270,28 +184,28 @@ class _Cutting:
     def _below(self, node: Node, args: list[Node]) -> Node:
         """A value of all columns, of the region's alone."""
         attr = node.attr
-        self._check_cuts(node)
+        self._check_cuts(node, _dims_of(node))
         match node.op:
             case "load":
                 attr = self._load(node)
             case "index" if (first := self._first(attr, node)) is not None:
                 return self._counted(node, first)
             case "reduce" if any(self._is_outer(factor) for factor in attr[1]):
-                raise UnsplitError(node, f"it needs {attr[0]} over whole rows for a part of their columns: {_WAY_OUT}")
+                raise UnsplitError(node, f"it needs {attr[0]} over whole rows for a part of their columns: {WAY_OUT}")
             case "pick" if any(self._is_outer(factor) for factor, _ in attr):
-                raise UnsplitError(node, f"it takes columns of parts of a row: {_WAY_OUT}")
+                raise UnsplitError(node, f"it takes columns of parts of a row: {WAY_OUT}")
         return self._made(node, args, attr)
 
-    def _check_cuts(self, node: Node) -> None:
-        """Raise where the region begins or ends within a head, or any other piece of N, that the node counts along."""
-        for factor in (factor for dim in _dims_of(node) for factor in joined(dim) if factor.axis == "n"):
+    def _check_cuts(self, node: Node, dims: Dims) -> None:
+        """Raise where the region begins or ends within a head, or any other piece of N, that these dims count along."""
+        for factor in (factor for dim in dims for factor in joined(dim) if factor.axis == "n"):
             piece = factor.stride * (factor.extent or 1)
             if any(column % piece for column in self.columns):
                 raise self._cuts_a_dim(node)
 
     def _cuts_a_dim(self, node: Node) -> UnsplitError:
         start, stop = self.columns
-        return UnsplitError(node, f"it cuts a dim in columns {start}:{stop}: {_WAY_OUT}")
+        return UnsplitError(node, f"it cuts a dim in columns {start}:{stop}: {WAY_OUT}")
 
     def _made(self, node: Node, args: list[Node], attr: Any) -> Node:
         match node.op:
@@ -371,12 +285,22 @@ class _Cutting:
 
     def _load(self, node: Node) -> Any:
         """An operand of all columns, read from the region's first one on."""
-        load = node.attr
-        for at, dim in enumerate(load.dims or ()):
+        return node.attr._replace(views=(*node.attr.views, *self._parts(node.attr.dims or (), node)))
+
+    def _parts(self, dims: Dims, node: Node) -> Iterator[tuple[str, Any]]:
+        """The layout operations that take the region's columns of a tensor with these dims of all columns."""
+        for at, dim in enumerate(dims):
             if (first := self._first(dim, node)) is not None:
-                last = self.columns.stop // joined(dim)[0].stride
-                load = load._replace(views=(*load.views, ("part", (at, first, last, 1, False))))
-        return load
+                yield "part", (at, first, self.columns.stop // joined(dim)[0].stride, 1, False)
+
+    def _own(self, output: Output, value: Node) -> Output | None:
+        """The region's part of an output of all columns. What does not vary over columns leaves the first region."""
+        dims = output.dims or ()
+        self._check_cuts(output.node, dims)
+        parts = tuple(self._parts(dims, output.node))
+        if not parts:
+            return None if self.columns.start else output._replace(node=value, dims=self._dims(dims))
+        return output.part(value, self._dims(dims), parts, self.problem.extents)
 
     def _counted(self, node: Node, first: int) -> Node:
         """A coordinate among all columns."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse.ir import Graph
-from epifuse.passes.split_regions import Region, UnsplitError, problem_of, split_regions
+from epifuse.passes.spans import UnsplitError
+from epifuse.passes.split_regions import Region, problem_of, split_regions
 from epifuse.passes.structure import Structure
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner, Step
@@ -43,16 +44,19 @@ class Part(NamedTuple):
 
 
 class Regions:
-    """The regions of a typed graph, or why there are none: found where somebody asks."""
+    """The regions of a typed graph, or why there are none: found where somebody asks.
 
-    def __init__(self, graph: Graph, problem: Problem, lower: Lower) -> None:
-        self.graph, self._problem, self._lower = graph, problem, lower
+    Where it `shares`, each region writes its own columns of outputs of all columns; see `split_regions`.
+    """
+
+    def __init__(self, graph: Graph, problem: Problem, lower: Lower, *, shares: bool) -> None:
+        self.graph, self._problem, self._lower, self._shares = graph, problem, lower, shares
 
     @cached_property
     def parts(self) -> tuple[Part, ...] | Reason:
         """One part where all outputs are of all columns."""
         try:
-            return tuple(map(self._part, split_regions(self.graph, self._problem)))
+            return tuple(map(self._part, split_regions(self.graph, self._problem, shares=self._shares)))
         except UnsplitError as error:
             return Reason(error.reason, self.graph.loc(error.node))
 
@@ -155,8 +159,10 @@ def _sharing(parts: Sequence[Part], problem: Problem) -> str:
 
 
 def _spares(part: Part, other: Part, aliases: Mapping[str, str]) -> bool:
-    """Whether a part writes nothing that another one reads."""
-    written = {aliases[output.name] for output in part.region.graph.outputs if output.name in aliases}
+    """Whether a part writes nothing that another one reads. Where it writes its part of an output, each reads its own
+    part of the operand: see `destinations.check_overlaps`."""
+    outputs = part.region.graph.outputs
+    written = {aliases[output.name] for output in outputs if output.name in aliases and not output.views}
     return written.isdisjoint(node.attr.name for node in other.region.graph.loads())
 
 

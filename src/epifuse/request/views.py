@@ -17,9 +17,9 @@ class Seen(NamedTuple):
     strides: tuple[int, ...]
     start: int = 0
 
-    def is_aligned(self, own: TensorInfo, size: int) -> bool:
-        """Whether it starts at a multiple of 16 bytes; elements have `size` bytes."""
-        return own.aligned and self.start * size % 16 == 0
+    def is_aligned(self, own: TensorInfo | None, size: int) -> bool:
+        """Whether it starts at a multiple of 16 bytes; elements have `size` bytes. Memory that is allocated does."""
+        return (own is None or own.aligned) and self.start * size % 16 == 0
 
 
 def after(own: Seen, views: Sequence[tuple[str, Any]]) -> Seen | None:

@@ -41,7 +41,7 @@ class CpuProvider:
 
     def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
         """The programs of the panel kernel; the loop's when it is first asked for. Of regions each one's."""
-        return Regions(graph, problem, self.lower) if is_uneven(graph) else Lowered(graph, problem)
+        return Regions(graph, problem, self.lower, shares=False) if is_uneven(graph) else Lowered(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
         """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""

@@ -139,7 +139,7 @@ def _of_ranges(graph: Graph, problem: Problem) -> Regions:
     def lowered(graph: Graph, problem: Problem) -> Lowered | Regions:
         return _of_ranges(graph, problem) if is_uneven(graph) else lower_region(graph, problem)
 
-    return Regions(graph, problem, lowered)
+    return Regions(graph, problem, lowered, shares=True)
 
 
 @cache
@@ -263,7 +263,7 @@ def _answers(
 ) -> Answers:
     """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
     work, rewritten = size.family.work, inputs.rewritten_bytes(problem, size.family.key.rewritten)
-    problem = weave.problem_of(work.order, problem, work.typed)
+    problem = weave.problem_of(work.order, problem)
     carried = size.family.answers(specs)
     able, arranged, rates, refused = carried
     costs = size.costs(carried, rows_of(problem, swapped=work.is_swapped))

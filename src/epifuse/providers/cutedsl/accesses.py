@@ -121,7 +121,7 @@ def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: E
     found = written(output, info, extents)
     if len(ways) == 1:
         return Layout(ways[0], dtype, inner=_inner(found.strides, along, extents)), ""
-    aligned, axes = info is None or found.is_aligned(info, dtype.itemsize), _varying(write, extents)
+    aligned, axes = found.is_aligned(info, dtype.itemsize), _varying(write, extents)
     return _first(ways, dtype, Lying(modes(found.strides, along, extents), axes, dtype.itemsize, aligned, True))
 
 

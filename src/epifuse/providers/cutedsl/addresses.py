@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+
 from epifuse.ir import Dims, Factor, Load, Output
 from epifuse.ir.types import AXES, shape_of
 from epifuse.request.problem import TensorInfo, dense
@@ -90,21 +92,27 @@ def seen(own: TensorInfo, load: Load) -> Seen | None:
     return after(Seen(own.shape, own.strides), load.views)
 
 
-def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> Seen:
-    """How an output lies. One that was given may have the shape that keeps dims, another one is dense.
+def allocated(output: Output, dtype: torch.dtype, extents: Mapping[str, int]) -> TensorInfo:
+    """The tensor of an output that was not given."""
+    shape = _shape(output, extents)
+    return TensorInfo(shape, dense(shape), dtype, "")
 
-    What leaves in parts has the shape of the whole: see `weave.problem_of`.
-    """
-    if output.views:
-        assert given is not None, "its shape is not that of a part"
-        part = after(Seen(given.shape, given.strides), output.views)
-        assert part is not None, "parts move no data"
-        return part
-    shape = shape_of(output.dims or (), extents)
+
+def _shape(output: Output, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """Of the tensor that an output is, or a part of."""
+    return shape_of((output.dims if output.whole is None else output.whole) or (), extents)
+
+
+def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> Seen:
+    """How an output lies. One that was given may have the shape that keeps dims, another one is dense."""
+    shape = _shape(output, extents)
     if given is None:
-        return Seen(shape, dense(shape))
-    if given.shape == shape and 1 not in shape:
-        return Seen(shape, given.strides)
-    whole = after(Seen(given.shape, given.strides), (("reshape", shape),))
-    assert whole is not None, "destinations were checked"
-    return whole
+        found: Seen | None = Seen(shape, dense(shape))
+    elif given.shape == shape and 1 not in shape:
+        found = Seen(shape, given.strides)
+    else:
+        found = after(Seen(given.shape, given.strides), (("reshape", shape),))
+    assert found is not None, "destinations were checked"
+    part = after(found, output.views)
+    assert part is not None, "parts move no data"
+    return part

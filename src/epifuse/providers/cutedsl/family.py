@@ -128,7 +128,7 @@ def family_of(work: Lowered, problem: Problem, instruction: str = WGMMA) -> Fami
     problem, is_copied = inputs.multiplied(problem, rewritten), instruction == MMA_SYNC
     refused = (None if is_copied else inputs.refused(problem)) or weave.refused(work.order, problem)
     copied = multistage.copied(problem) if is_copied else None
-    problem = weave.problem_of(work.order, problem, work.typed)
+    problem = weave.problem_of(work.order, problem)
     extents, lying = problem.extents, layouts(work, problem)
     key = Key(
         work,

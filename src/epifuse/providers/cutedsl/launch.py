@@ -15,7 +15,7 @@ from epifuse.plan import Plan
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.providers.cpu import Lowered, kernel_of
 from epifuse.providers.cutedsl import swap, weave
-from epifuse.providers.cutedsl.addresses import UNCUT, Along, modes, seen, written
+from epifuse.providers.cutedsl.addresses import UNCUT, Along, allocated, modes, seen, written
 from epifuse.providers.cutedsl.clusters import rank_table, resident_clusters
 from epifuse.providers.cutedsl.design import WGMMA, round_up
 from epifuse.providers.cutedsl.family import Arranged
@@ -281,7 +281,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
     outputs: list[tuple[str, View | None]] = []
     printed: list[tuple[str, tuple[int, ...], torch.dtype]] = []
     for program in found.source.programs:
-        problem = weave.problem_of(program.order, _of_columns(product, program.columns), plan.graph)
+        problem = weave.problem_of(program.order, _of_columns(product, program.columns))
         infos, names = dict(problem.outputs), [one.output for one in program.prints]
         for load, access, along in program.reads:
             operand = problem.by_name[load.name]
@@ -293,7 +293,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
         for output, access, along in program.writes:
             info = infos.get(output.name)
             place = written(output, info, problem.extents)
-            own = info or TensorInfo(place.shape, place.strides, access.dtype, "")
+            own = info or allocated(output, access.dtype, problem.extents)
             view = _full(own, place, along, access, problem.extents, batched=batched, swapped=swapped)
             outputs.append((output.name, view.make))
             if output.name in names:

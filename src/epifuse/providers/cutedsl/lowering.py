@@ -276,10 +276,10 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     half, order, refused = woven(graph, whole)
     if (order or refused) and (alone := as_segment(graph, whole)) is not graph:
         half, order, refused = Woven(alone)
-    problem = problem_of(order, whole, graph)
+    problem = problem_of(order, whole)
     half = gated_segment(half, problem) if order else half
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
-    regions = Regions(graph, whole, lower_region) if "pick" in graph.ops else None
+    regions = Regions(graph, whole, lower_region, shares=True) if "pick" in graph.ops else None
     walked = assign_stages(split_log_sums(beside_rows(opened)), problem)
     made = Lowered(graph, online(walked, problem), order, refused, regions=regions)
     wide = of_wide_rows(made.walked, problem)

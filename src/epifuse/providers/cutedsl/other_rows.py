@@ -42,7 +42,7 @@ def _wanted(
     carried: Carried, exchanging: Sequence[Sequence[KernelSpec]], work: Lowered, problem: Problem
 ) -> Iterator[tuple[Hashable, list[float]]]:
     """The order of the best kernel with so many rows, and what each plain one costs then."""
-    of_parts = weave.problem_of(work.order, problem, work.typed)
+    of_parts = weave.problem_of(work.order, problem)
     transposed = swap.problem_of(problem)
     few = work.swapped if any(exchanging) else ""
     family = None if isinstance(few, str) else sized(few, transposed).family

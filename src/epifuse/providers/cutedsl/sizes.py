@@ -52,7 +52,7 @@ class Sized:
         least = swap.LEAST_ROWS if work.is_swapped else swap.most_rows(problem) + 1
         self._rows = range(least, _COUNTED if is_open else 0)
         self._cuts = placed.cuts if work.reduces_axes else None
-        self._problem = weave.problem_of(family.work.order, problem, family.work.typed)
+        self._problem = weave.problem_of(family.work.order, problem)
         self._priced: tuple[Carried, list[Priced]] | None = None
 
     def costs(self, carried: Carried, rows: int) -> list[float]:

@@ -55,9 +55,12 @@ def graph_of(graph: Graph) -> Graph:
     def renamed(values: Mapping[Node, Any]) -> dict[Node, Any]:
         return {new[node]: values[node] for node in graph.nodes if node in values}
 
-    outputs = tuple(output._replace(node=new[output.node], dims=_exchanged(output.dims)) for output in graph.outputs)
+    outputs = [
+        output._replace(node=new[output.node], dims=_exchanged(output.dims), whole=_exchanged(output.whole))
+        for output in graph.outputs
+    ]
     return replace(
-        graph, outputs=outputs, types=types, stages=renamed(graph.stages), locs=renamed(graph.locs), checked=()
+        graph, outputs=tuple(outputs), types=types, stages=renamed(graph.stages), locs=renamed(graph.locs), checked=()
     )
 
 

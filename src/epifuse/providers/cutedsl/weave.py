@@ -17,13 +17,12 @@ from epifuse.ir import Builder, Dims, Factor, Graph, Node, Output, Type
 from epifuse.ir.graph import topological
 from epifuse.ir.types import Dim, canonical, dim_size
 from epifuse.passes.canonicalise import typed
-from epifuse.passes.split_regions import UnsplitError
+from epifuse.passes.spans import UnsplitError
 from epifuse.plan import Reason
 from epifuse.providers.cutedsl import pairs
-from epifuse.providers.cutedsl.addresses import written
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 from epifuse.providers.cutedsl.segments import STEP
-from epifuse.request.problem import Problem, TensorInfo
+from epifuse.request.problem import Problem
 
 Order = Literal["", "stacked", "interleaved"]
 """How the rows of the two parts lie in B: one part behind the other, or in turn. Nothing where there are no parts."""
@@ -56,27 +55,14 @@ def woven(graph: Graph, problem: Problem) -> Woven:
         return Woven(graph, refused=Reason(error.reason, graph.loc(error.node)))
 
 
-def problem_of(order: Order, problem: Problem, graph: Graph) -> Problem:
-    """The problem that the kernel works on: its N are the columns of one part, and B is the first one's.
-
-    `graph` is the typed one. An output that leaves in parts has the shape of the whole and its own strides.
-    """
+def problem_of(order: Order, problem: Problem) -> Problem:
+    """The problem that the kernel works on: its N are the columns of one part, and B is the first one's."""
     if not order:
         return problem
-    b, extents, dtypes = problem.b, problem.extents, dict(problem.dtypes)
+    b = problem.b
     *batches, row, column = b.strides
-    half = (*b.shape[:-1], b.shape[-1] // PARTS)
-    outputs = dict(problem.outputs)
-    for name, info in problem.outputs:
-        output = next(output for output in graph.outputs if output.name == name)
-        factors = [factor for dim in output.dims or () for factor in dim if factor.axis == "n"]
-        between = 1 if order == "interleaved" else extents["n"] // PARTS
-        if any(factor.stride == between and factor.size(extents) == PARTS for factor in factors):
-            shape, strides, _ = written(output, info, extents)
-            aligned = info is None or info.aligned
-            outputs[name] = TensorInfo(shape, strides, dtypes[name], problem.a.device, aligned)
     step = column * PARTS if order == "interleaved" else column
-    return problem._replace(b=b._replace(shape=half, strides=(*batches, row, step)), outputs=tuple(outputs.items()))
+    return problem._replace(b=b._replace(shape=(*b.shape[:-1], b.shape[-1] // PARTS), strides=(*batches, row, step)))
 
 
 def rows(order: Order, half: Any, step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -279,7 +265,7 @@ class _Weaving:
                 continue
             for place in range(PARTS):
                 step, own = self._cut(dims, place, output.node)
-                found.append(output._replace(node=_of(made[output.node], place), dims=own, views=(step,)))
+                found.append(output.part(_of(made[output.node], place), own, (step,), self.extents))
         return found
 
 
