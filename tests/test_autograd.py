@@ -778,6 +778,24 @@ def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: boo
     assert any(value is not None and value.shape == (8, 16) for value in y.grad_fn.saved_tensors) == stored
 
 
+def in_heads_and_beside(accum: Any, scale: Any) -> Any:
+    q, k, v = accum.split((8, 4, 4), dim=-1)  # no equal parts, so the derivative is no epilogue
+    first = (q.unflatten(-1, (-1, 4)) * scale).flatten(-2)
+    second = (k.unflatten(-1, (-1, 4)) * scale).flatten(-2)
+    return first, second, v
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative of in_heads_and_beside unfused")
+def test_what_pytorch_derives_stores_no_product_that_it_does_not_read() -> None:
+    a, b, scale = random(8, 8192), random(8192, 16), torch.rand(8, 1, 4, dtype=torch.float64)
+    for _ in range(2):  # what a refusal in the first backward changes, the second call does
+        found = ef.gemm(a, b, epilogue=in_heads_and_beside, scale=scale)
+        assert all(value is None or value.shape != (8, 16) for value in found[0].grad_fn.saved_tensors)
+        want = in_heads_and_beside(a @ b, scale)
+        gradients = [torch.autograd.grad(sum(x.square().sum() for x in each), a) for each in (found, want)]
+        torch.testing.assert_close(*gradients)
+
+
 def value_and_mean(accum: Any, other: Any) -> Any:
     value = accum + other
     mean = value.mean()

@@ -148,7 +148,7 @@ def test_in_every_design(design: Any, name: str, hopper: Machine) -> None:
     m, text = 4096 + 72, source(CASES[name])
     asked = Constraints(tile=design.tile, cluster=design.cluster, schedule=design.schedule)
     made = ef.EpilogueArguments.partial(function_of(text, {}), operands_of(hopper, text, rows=m))
-    args = ef.GemmArguments(*product_of(hopper, m), epilogue=made, constraints=asked)
+    args = ef.GemmArguments(*product_of(hopper, m), epilogue=made, out_dtypes=torch.float32, constraints=asked)
     if not ef.get_kernels(args, cc=90, providers=["cutedsl"]):
         return
     options = {"out_dtypes": torch.float32, "constraints": asked, "layouts": ["rows"]}

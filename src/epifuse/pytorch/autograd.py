@@ -176,13 +176,14 @@ class Recorded:
     """What the calls of one signature need that autograd records.
 
     `refused` says why no kernel computes the derivative beside the product, and `stores` is whether the forward stores
-    accum, as `stored`; a launch that is refused changes the two former. Saved are the inputs that `keeps` marks, or
-    accum and those that `keeps_beside_accum` marks.
+    accum, as `stored`; a launch that is refused changes these two. `reads_accum` is whether the derivative does. Saved
+    are the inputs that `keeps` marks, or accum and those that `keeps_beside_accum` marks.
     """
 
     recording: Recording
     without_gradient: tuple[str, ...]
     refused: str | None = None
+    reads_accum: bool = False
     stores: bool = False
     stored: torch.dtype = torch.float32
     keeps: tuple[bool, ...] = ()
@@ -218,7 +219,7 @@ class Recorded:
         """What to save."""
         all_arrive = tuple(name not in self.without_gradient for name in self.names)
         derivative, save = self._backward(all_arrive).derivative, self.recording.options.save
-        again = derivative.needs_product
+        self.reads_accum = again = derivative.needs_product
         if derivative.refused is not None:
             self.refused = derivative.refused
             self._tell(self.refused)
@@ -251,7 +252,7 @@ class Recorded:
     def _refuse(self, reason: str) -> None:
         """From now on PyTorch runs the derivative; said once."""
         self.refused, self.repeat = reason, None
-        self.stores = self.stores or self.recording.options.save == "auto"
+        self.stores = self.stores or (self.reads_accum and self.recording.options.save == "auto")
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
