@@ -215,7 +215,10 @@ def reshape_two_unknowns(accum): return accum.reshape(-1, -1, 4)  # fault
 def permute_repeats(accum): return accum.permute(0, 0)  # fault
 def transposed(accum, C): return accum + C.T  # fault
 def float_condition(accum, C): return torch.where(C, accum, 0.0)  # fault
-def layer_norm(accum, bias): return F.layer_norm(accum, (16,), None, bias)  # fault
+def norm_of_other_extent(accum): return F.layer_norm(accum, (17,))  # fault
+def norm_of_two_dims(accum): return F.rms_norm(accum, accum.shape)  # fault
+def norm_of_a_number(accum): return F.layer_norm(accum, 16)  # fault
+def group_norm(accum): return F.group_norm(accum, 4)  # fault
 def random_dropout(accum): return F.dropout(accum, p=0.1, training=True)  # fault
 def concatenation(accum): return torch.cat([accum, accum], dim=-1)  # fault
 def item(accum): return accum / accum.amax().item()  # fault

@@ -185,7 +185,8 @@ def vocabulary_call(
         if not entry.rounds_once:
             return (yield context.inline(entry.body, positional, named, at, library=True))  # type: ignore[arg-type]
         given = _bind(context, entry.signature, spelled, positional, named, at)
-        values = [name for name, p in entry.signature.parameters.items() if p.default is p.empty]
+        required = [name for name, p in entry.signature.parameters.items() if p.default is p.empty]
+        values = [name for name in required if name not in layouts.SIZES]
         wide = {name: context.emit("rounded_like", context.value(given[name], at), at=at) for name in values}
         made = yield context.inline(entry.body, [], given | wide, at, library=True)  # type: ignore[arg-type]
         return context.emit("rounded_like", made, *(context.value(given[name], at) for name in values), at=at)

@@ -100,7 +100,6 @@ _GROUPS = (
     "with g = x.unflatten(-1, (groups, -1)) write (g - g.mean(-1, keepdim=True)) / (g.var(-1, correction=0, "
     "keepdim=True) + eps).sqrt(), and .flatten(-2) of it"
 )
-_ROOT_MEAN_SQUARE = "write x * rsqrt(mean(x * x, dim=-1, keepdim=True) + eps) * weight"
 _TOWARDS_0 = "where(q < 0, ceil(q), floor(q))"
 _LOSS = "write it out, and reduce that: {}"
 _HUBER = "torch.where((x - y).abs() < 1, 0.5 * (x - y).square(), (x - y).abs() - 0.5)"
@@ -126,10 +125,9 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), "leave it out: values broadcast by themselves"),
     **dict.fromkeys(("repeat", "tile", "repeat_interleave"), "store the value, and repeat it in PyTorch"),
     **dict.fromkeys(("concat", "concatenate", "hstack", "vstack"), "write cat([x, y], dim=...)"),
-    **dict.fromkeys(("layer_norm", "batch_norm"), _SPREAD),
+    "batch_norm": _SPREAD,
     "group_norm": _GROUPS,
     **{f"{name}_mean": f"write x.{name}(dim=-1) and x.mean(dim=-1)" for name in ("var", "std")},
-    "rms_norm": _ROOT_MEAN_SQUARE,
     "normalize": "write x / ef.norm(x, dim=-1, keepdim=True).clamp_min(1e-12)",
     **dict.fromkeys(("ones", "zeros", "full", "tensor"), _NUMBER),
     "int": "write x.to(torch.int32) for a tensor; of host numbers n // 2, math.floor(x) or math.trunc(x)",

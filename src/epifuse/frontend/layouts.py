@@ -13,7 +13,7 @@ from epifuse.ir import Node
 TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
 """Attributes of a tensor that are its transpose."""
 
-SIZES = ("shape", "sizes", "split_size_or_sections")
+SIZES = ("shape", "sizes", "split_size_or_sections", "normalized_shape")
 """Parameters that may be made of extents."""
 
 

@@ -74,6 +74,7 @@ ASKS: dict[str, Asks] = {
     **dict.fromkeys(("addcmul", "addcdiv"), _TERMS),
     **dict.fromkeys(("cross_entropy", "nll_loss"), _LOGITS),
     "logaddexp": Asks((*_BOTH.rules, (_FLOAT, ("x",)), (_FLOAT, ("y",)))),
+    **dict.fromkeys(("rms_norm", "layer_norm"), _numbers(_FLOAT, "eps")),
     "nan_to_num": _numbers(_FLOAT, "nan", "posinf", "neginf"),
     **dict.fromkeys(("var", "std"), _numbers(_FLOAT, "correction")._replace(either=("unbiased", "correction"))),
     **dict.fromkeys(("argmax", "argmin"), Asks(_ANYTHING.rules, one_dim=True)),

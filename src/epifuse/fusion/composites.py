@@ -12,9 +12,20 @@ from typing import Literal
 import torch
 
 from epifuse.fusion.activation import floor_power_of_two, sigmoid
-from epifuse.fusion.forms import cast, chunk, extent, full_like, gather, index_along, linear_index, squeeze, unsqueeze
+from epifuse.fusion.forms import (
+    cast,
+    chunk,
+    extent,
+    full_like,
+    gather,
+    index_along,
+    linear_index,
+    squeeze,
+    unflatten,
+    unsqueeze,
+)
 from epifuse.fusion.literals import Positive, checked, in_float32, rounded_once
-from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, sqrt, where
+from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, rsqrt, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, log_softmax, mean, sum
 
 _INFINITY = math.inf
@@ -126,6 +137,34 @@ def std(
     # Where all elements are equal the derivative of sqrt is infinite; PyTorch's of std is 0.
     squared = var(x, dim, unbiased, keepdim, correction=correction)
     return where(squared == 0, 0.0, sqrt(where(squared == 0, 1.0, squared)))
+
+
+@rounded_once
+def rms_norm(x: Value, normalized_shape: tuple[int], weight: Value = None, eps: Value = None) -> Value:
+    """x over the root of the mean of its squares along the last dim, times `weight`.
+
+    `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`. `eps` is added to the mean; it is
+    the machine epsilon of x's dtype where none is given.
+    """
+    (width,) = normalized_shape
+    least = torch.finfo(x.dtype).eps if eps is None else eps
+    whole = unflatten(x, -1, (width,))  # refused where x has another extent
+    normed = whole * rsqrt(mean(whole * whole, dim=-1, keepdim=True) + least)
+    return normed if weight is None else normed * weight
+
+
+@rounded_once
+def layer_norm(
+    x: Value, normalized_shape: tuple[int], weight: Value = None, bias: Value = None, eps: Value = 1e-05
+) -> Value:
+    """x less its mean along the last dim, over the root of its variance there plus `eps`; then times `weight`, plus
+    `bias`. `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`."""
+    (width,) = normalized_shape
+    whole = unflatten(x, -1, (width,))  # refused where x has another extent
+    centred = whole - mean(whole, dim=-1, keepdim=True)
+    normed = centred * rsqrt(mean(centred * centred, dim=-1, keepdim=True) + eps)
+    scaled = normed if weight is None else normed * weight
+    return scaled if bias is None else scaled + bias
 
 
 def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
