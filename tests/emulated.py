@@ -1,7 +1,7 @@
 """What a launch of Hopper's kernel is to compute, by PyTorch: of the kernel's text and of the tensors it is handed."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,16 +10,20 @@ from gpu.harness import Machine
 from hopper import RANKED
 
 import epifuse as ef
+from epifuse.base.cache import forget
+from epifuse.base.target import TARGETS
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.ir import Node
 from epifuse.ir.types import dim_size
 from epifuse.kernel import Kernel
+from epifuse.plan import settle
 from epifuse.providers.cpu.store import store
 from epifuse.providers.cutedsl import launch, segments, weave
 from epifuse.providers.cutedsl.kernel_text import read
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
+from epifuse.runtime import background
 from epifuse.runtime.launch import Prepared
 
 _KINDS = {"float": torch.float32, "int32": torch.int32, "int64": torch.int64, "mask": torch.bool}
@@ -201,3 +205,14 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
     monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     return Emulated("cpu")
+
+
+@pytest.fixture
+def on_hopper(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The CPU as a Hopper GPU for all of the library: what is planned, which launches there are, what each is handed.
+    Nothing is compiled."""
+    monkeypatch.setattr(settle, "target_of", lambda _: TARGETS[90])
+    monkeypatch.setattr(background, "_is_submitted", lambda _: False)
+    forget()  # calls that were planned for the CPU
+    yield Machine("cpu")
+    forget()

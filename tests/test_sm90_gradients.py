@@ -1,0 +1,36 @@
+"""Gradients as a Hopper GPU computes them: its plans and launches, which PyTorch emulates."""
+
+from typing import Any
+
+import pytest
+import torch
+from emulated import emulated as emulated  # a fixture
+from emulated import on_hopper as on_hopper  # a fixture
+from gpu import test_gradients as on_gpu
+from gpu.harness import Machine
+from torch.nn import functional as F
+
+WIDTH = on_gpu.WIDTH
+
+
+def attention_inputs(accum: Any, cos: Any, sin: Any, weight: Any) -> Any:
+    """Queries of more heads than keys and values; what is stored is of all columns, and each output of some."""
+    width = accum.shape[-1] // 4
+    q, k, v = accum.split((2 * width, width, width), dim=-1)
+    q_rotated = on_gpu.rotary(F.rms_norm(q.unflatten(-1, (-1, WIDTH)), (WIDTH,), weight).flatten(-2), cos, sin)
+    k_rotated = on_gpu.rotary(k, cos, sin)
+    return q_rotated, k_rotated, v
+
+
+def all_and_a_range(accum: Any, bias: Any) -> Any:
+    x = accum + bias
+    first = torch.tanh(x[:, :WIDTH])
+    return x, first
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch runs the derivative of .* unfused")
+@pytest.mark.parametrize("save", ["auto", "recompute", "preactivation"])
+@pytest.mark.parametrize("epilogue", [*on_gpu.EPILOGUES, on_gpu.projection, attention_inputs, all_and_a_range])
+def test_gradients(epilogue: Any, save: str, on_hopper: Machine) -> None:
+    for shape in ((200, 256, 136), (4, 768, 64)):  # where there are few rows, A and B are exchanged
+        on_gpu.judge_gradients(epilogue, torch.bfloat16, save, on_hopper, shape)
