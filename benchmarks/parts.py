@@ -3,7 +3,8 @@
     python benchmarks/parts.py --save results.json [--shapes 4096x14336x4096] [--rounds 15]
 
 `backward` is of SwiGLU: of dh = dy @ w2 it reads gate and up, (M, 2 N) together, and writes their gradients, (M, 2 N),
-and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N). `blocks`
+and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N); as many
+bytes as it moves itself `two and three` moves. `blocks`
 are gelu with one scale of 128 columns in float32, or of 32 as e8m0, and the quotient in fp8; beside them are the plain
 product, and gelu stored in 16 bits. All of a shape are interleaved in one run.
 """
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 import epifuse as ef
 
 SHAPES = "8192x8192x8192,4096x14336x4096,4096x4096x4096,16384x8192x1024,8192x8192x512"
-TWO, BACKWARD, PLAIN = "two and two", "SwiGLU backward", "plain"
+TWO, THREE, BACKWARD, PLAIN = "two and two", "two and three", "SwiGLU backward", "plain"
 Shape = tuple[int, int, int]
 
 
@@ -31,6 +32,14 @@ def two_and_two(accum, C, E):
     D = accum * C
     P = accum * E
     return D, P
+
+
+def two_and_three(accum, C, E):
+    """Two operands and three outputs."""
+    D = accum * C
+    P = accum * E
+    h = accum
+    return D, P, h
 
 
 def swiglu_backward(accum, gate, up):
@@ -90,6 +99,7 @@ def backward(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
     given = {"gate": gate, "up": up, "dgate": dgate, "dup": dup, "h": h}
     found = {
         TWO: bound(TWO, two_and_two, a, b, {"C": gate.contiguous(), "E": up.contiguous()}),
+        THREE: bound(THREE, two_and_three, a, b, {"C": gate, "E": up, "D": dgate, "P": dup, "h": h}),
         BACKWARD: bound(BACKWARD, swiglu_backward, a, b, given),
     }
     return found | that_run(_quack(a, b, stacked, gradients, h))
