@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from emulated import Emulated, emulated  # noqa: F401  # a fixture
+from emulated import Emulated, emulated, on_hopper  # noqa: F401  # fixtures
 from gpu import test_regions as on_gpu
 from hopper import BF16, SCHEDULES, arguments, reasons
 from machine_code import spills
@@ -27,8 +27,31 @@ def test_batches_and_sequences_are_handed_over(emulated: Emulated):  # noqa: F81
     for name in ("elementwise", "heads first", "normed and rotated", "reduced"):
         on_gpu.test_of_batches(name, emulated)
     for m in (1, 129):
-        on_gpu.test_of_every_number_of_rows(m, emulated)
+        for name in ("normed and rotated", "beside heads of all columns"):
+            on_gpu.test_of_every_number_of_rows(name, m, emulated)
+    on_gpu.test_of_no_rows(emulated)
     on_gpu.test_what_attention_takes(emulated)
+
+
+def heads_in_place(accum, C):
+    D = accum.unflatten(-1, (-1, 32)).transpose(0, 1) + C
+    return D
+
+
+def gate_beside_heads(accum):
+    a, b = accum.chunk(2, dim=-1)
+    D, P = ef.silu(a) * b, accum.unflatten(-1, (-1, 64)).transpose(0, 1)
+    return D, P
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_one_row_is_as_many_are(m, on_hopper):  # noqa: F811
+    a, b, C = on_hopper.whole(m, 64), on_hopper.whole(256, 64).t(), torch.ones(8, m, 32)
+    accum = a.float() @ b.float()
+    found = ef.gemm(a, b, epilogue=heads_in_place, C=C, out=C)
+    assert torch.equal(found, accum.unflatten(-1, (-1, 32)).transpose(0, 1) + 1)
+    for got, want in zip(ef.gemm(a, b, epilogue=gate_beside_heads), gate_beside_heads(accum), strict=True):
+        torch.testing.assert_close(got, want.bfloat16())
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
@@ -100,8 +123,8 @@ REFUSED = {
     "columns twice": (
         arguments(overlapping, n=N),
         (
-            "it computes columns 0:1024 and 512:1536 in a launch each, and these overlap: store the product and take "
-            "its parts in PyTorch, or pass allow_recompute=True"
+            "it computes columns 0:1024 and 512:1536 in a launch each, and these overlap: store the product, and "
+            "combine its parts in PyTorch, or pass allow_recompute=True"
         ),
     ),
     "whole rows": (
@@ -201,7 +224,8 @@ def of_whole_rows_and_a_range(accum):
 
 def test_what_needs_whole_rows_is_not_shared():
     args = arguments(of_whole_rows_and_a_range, n=N)
-    assert any("these overlap" in reason for reason in reasons(args))
+    told = "these overlap, because it needs amax over whole rows for a part of their columns"
+    assert any(told in reason for reason in reasons(args))
     assert ef.get_kernels(arguments(of_whole_rows_and_a_range, n=N, allowed=True), cc=90)
 
 
@@ -238,7 +262,7 @@ def a_gate_that_no_equal_part_holds(accum):
 def test_a_range_that_overlaps_names_only_what_helps():
     """Computing columns twice does not plan, as each launch is refused by itself."""
     reason = next(told for told in reasons(arguments(a_gate_that_no_equal_part_holds, n=N)) if "overlap" in told)
-    assert reason.endswith("store the product and take its parts in PyTorch")
+    assert reason.endswith("store the product, and combine its parts in PyTorch")
     assert not ef.get_kernels(arguments(a_gate_that_no_equal_part_holds, n=N, allowed=True), cc=90)
 
 

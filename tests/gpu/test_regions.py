@@ -80,6 +80,10 @@ CASES = {
     "parted twice": (
         f"x, v = accum.split([{Q + KV}, {KV}], dim=-1); q, k = x.split([{Q}, {KV}], dim=-1); D = q * 1; P = k * 2"
     ),
+    "parted twice, beside operands": (
+        f"x, v = accum.split([{Q + KV}, {KV}], dim=-1); q, k = x.split([{Q}, {KV}], dim=-1); "
+        "D = q + wide; P = k * index_n(k) - narrow"
+    ),
     "one of equal parts": f"D = relu(accum[:, {N // 3}:{2 * N // 3}])",
     "a gate beside a range": (
         f"a, b, c = (relu(accum + row) + C).split([{N // 4}, {N // 4}, {N // 2}], dim=-1); "
@@ -163,6 +167,21 @@ def test_of_batches(name: str, machine: Machine) -> None:
     check(machine, text, a, b, operands, out_dtypes=torch.float32)
 
 
+def test_of_no_rows(machine: Machine) -> None:
+    """What has elements nevertheless, of each range its own."""
+    text = (
+        "def epi(accum, row): x = accum + row; q, k = x.split([192, 64], dim=-1); "
+        "D = q.sum(0); P = k.sum(0); R = x.sum(0); S = row * 2; T = q * 2; return D, P, R, S, T"
+    )
+    a, b, row = machine.whole(0, K), machine.whole(256, K).t(), machine.whole(256)
+    extents = {"D": (192,), "P": (64,), "R": (256,), "S": (256,), "T": (0, 192)}
+    outputs = {name: torch.full(extent, 5.0, device=machine.device) for name, extent in extents.items()}
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(text, row=row, **outputs))
+    machine.kernel(args).run(args)
+    assert all((outputs[name] == 0).all() for name in "DPR")
+    assert torch.equal(outputs["S"], row.float() * 2)
+
+
 @pytest.mark.parametrize("m", [1, 200])
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_onto_what_is_there(m: int, machine: Machine, *, accumulates: bool) -> None:
@@ -183,8 +202,9 @@ def test_onto_what_is_there(m: int, machine: Machine, *, accumulates: bool) -> N
 
 
 @pytest.mark.parametrize("m", [1, 64, 129, 700])
-def test_of_every_number_of_rows(m: int, machine: Machine) -> None:
-    text = source(CASES["normed and rotated"])
+@pytest.mark.parametrize("name", ["normed and rotated", "beside heads of all columns"])
+def test_of_every_number_of_rows(name: str, m: int, machine: Machine) -> None:
+    text = source(CASES[name])
     a, b = product_of(machine, m)
     check(machine, text, a, b, operands_of(machine, text, rows=m), out_dtypes=torch.bfloat16)
 

@@ -344,10 +344,13 @@ class _Inference(Sizes):
         return Output(output.name, value.node, self.whole(value), _last_cast(output.node))
 
     def whole(self, value: Typed) -> Dims:
-        """Its dims, with the factors of extent one that a reshape dropped."""
-        shown, ones = factors_of(value.dims), self.types[value.node].factors
-        dropped = tuple(f for f in ones if f.size(self.extents) == 1 and f not in shown)
-        return ((*dropped, *value.dims[0]), *value.dims[1:]) if value.dims else value.dims
+        """Its dims, with the factors of extent one that a reshape dropped: each in a dim of its own, where there are
+        such of extent one, as an output of more rows has it."""
+        dims, ones = value.dims, self.types[value.node].factors
+        shown = factors_of(dims)
+        dropped = [f for f in ones if f.size(self.extents) == 1 and f not in shown]
+        found = [dim or tuple(dropped.pop(0) for _ in dropped[:1]) for dim in dims]
+        return ((*dropped, *found[0]), *found[1:]) if found else dims
 
 
 ACCESS_AXES = {"scalar": "", "row": "n", "column": "m", "tile": "mn"}

@@ -61,8 +61,10 @@ def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, wh
     widths = _widths(graph, problem)
     found: dict[Node, frozenset[Columns]] = {}
     uneven: dict[Node, bool] = {}
+    read: dict[Node, bool] = {}
     for node in graph.nodes:
-        below = frozenset(columns for arg in node.args for columns in found[arg])
+        read[node] = node.op not in ("accum", "region", "pick") and all(read[arg] for arg in node.args)
+        below = frozenset(_meeting(node, found, read, whole))
         uneven[node] = node.op == "region" or any(uneven[arg] for arg in node.args)
         columns = taken_by(node, graph, problem)
         if columns is not None and below <= {whole} and (uneven[node] or columns not in parts):
@@ -78,6 +80,17 @@ def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, wh
             raise UnsplitError(node, f"it computes with columns {told} of a row at once: {WAY_OUT}")
         found[node] = below
     return found
+
+
+def _meeting(node: Node, found: Spans, read: Mapping[Node, bool], whole: Columns) -> Iterable[Columns]:
+    """What the arguments of a node are of. What is `read`, of operands and coordinates alone, is of a range where it
+    meets a part of one."""
+    own = {columns for arg in node.args if not read[arg] for columns in found[arg]} - {whole}
+    for arg in node.args:
+        for columns in found[arg]:
+            within = read[arg] and any(o.start <= columns.start and columns.stop <= o.stop for o in own)
+            if not within or columns in own:
+                yield columns
 
 
 def _widths(graph: Graph, problem: Problem) -> list[int]:

@@ -7,7 +7,6 @@ on. Then a range is a product like any other, with an N of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +32,14 @@ class Region(NamedTuple):
     graph: Graph
 
 
-def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> tuple[Region, ...]:
+class Split(NamedTuple):
+    """Regions, and why they do not share what is of all columns, where that was tried."""
+
+    regions: tuple[Region, ...]
+    unshared: UnsplitError | None = None
+
+
+def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> Split:
     """The regions in the order of the first output of each; values of all columns are of one that has all.
 
     Where it `shares`, each range writes its own part of outputs of all columns instead, if each value has one: then no
@@ -46,10 +52,13 @@ def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> tuple[Regi
         groups.setdefault(one_of(of_node[output.node], whole), _Roots([], [])).outputs.append(output)
     for effect in graph.effects:
         groups.setdefault(one_of(of_node[effect], whole), _Roots([], [])).effects.append(effect)
+    why = None
     if shares and (shared := _shared(groups, whole)):
-        with suppress(UnsplitError):
-            return _regions(graph, problem, shared, whole)
-    return _regions(graph, problem, groups, whole)
+        try:
+            return Split(_regions(graph, problem, shared, whole))
+        except UnsplitError as error:
+            why = error
+    return Split(_regions(graph, problem, groups, whole), why)
 
 
 class _Roots(NamedTuple):
@@ -276,12 +285,17 @@ class _Cutting:
 
     def _first(self, dim: Dim, node: Node) -> int | None:
         """Where the region begins along a dim of all columns; None for one of others."""
+        stride = self._stride(dim, node)
+        return None if stride is None else self.columns.start // stride
+
+    def _stride(self, dim: Dim, node: Node) -> int | None:
+        """How many columns a dim of all of them steps over; None for one of others."""
         if not any(factor == Factor("n", factor.stride) for factor in dim):
             return None
-        along = joined(dim)
+        along = joined([factor for factor in dim if factor.size(self.problem.extents) != 1])
         if len(along) > 1:
             raise self._cuts_a_dim(node)
-        return self.columns.start // along[0].stride
+        return along[0].stride if along else None
 
     def _load(self, node: Node) -> Any:
         """An operand of all columns, read from the region's first one on."""
@@ -290,8 +304,8 @@ class _Cutting:
     def _parts(self, dims: Dims, node: Node) -> Iterator[tuple[str, Any]]:
         """The layout operations that take the region's columns of a tensor with these dims of all columns."""
         for at, dim in enumerate(dims):
-            if (first := self._first(dim, node)) is not None:
-                yield "part", (at, first, self.columns.stop // joined(dim)[0].stride, 1, False)
+            if (stride := self._stride(dim, node)) is not None:
+                yield "part", (at, self.columns.start // stride, self.columns.stop // stride, 1, False)
 
     def _own(self, output: Output, value: Node) -> Output | None:
         """The region's part of an output of all columns. What does not vary over columns leaves the first region."""

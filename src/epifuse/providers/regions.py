@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from epifuse.ir import Graph
-from epifuse.passes.spans import UnsplitError
-from epifuse.passes.split_regions import Region, problem_of, split_regions
+from epifuse.passes.spans import WAY_OUT, UnsplitError
+from epifuse.passes.split_regions import Region, Split, problem_of, split_regions
 from epifuse.passes.structure import Structure
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner, Step
@@ -53,10 +53,15 @@ class Regions:
         self.graph, self._problem, self._lower, self._shares = graph, problem, lower, shares
 
     @cached_property
+    def _split(self) -> Split:
+        """Raises `UnsplitError`."""
+        return split_regions(self.graph, self._problem, shares=self._shares)
+
+    @cached_property
     def parts(self) -> tuple[Part, ...] | Reason:
         """One part where all outputs are of all columns."""
         try:
-            return tuple(map(self._part, split_regions(self.graph, self._problem, shares=self._shares)))
+            return tuple(map(self._part, self._split.regions))
         except UnsplitError as error:
             return Reason(error.reason, self.graph.loc(error.node))
 
@@ -66,14 +71,16 @@ class Regions:
         whole = 0, self._problem.extents["n"]
         return not isinstance(self.parts, Reason) and any(part.region.columns != whole for part in self.parts)
 
-    def _overlapping(self, parts: Sequence[Part]) -> str:
+    def _overlapping(self, parts: Sequence[Part]) -> Reason | None:
         """Why some columns would be computed twice, if they would."""
         for (first, *_), (second, *_) in combinations(sorted(parts, key=lambda part: part.region.columns), 2):
             if second.columns.start < first.columns.stop:
                 told = " and ".join(f"{start}:{stop}" for start, stop in (first.columns, second.columns))
                 why = f"it computes columns {told} in a launch each, and these overlap"
-                return f"{why}: store the product and take its parts in PyTorch"
-        return ""
+                if (unshared := self._split.unshared) is not None:
+                    return Reason(f"{why}, because {unshared.reason}", self.graph.loc(unshared.node))
+                return Reason(f"{why}: {WAY_OUT}", None)
+        return None
 
     def _part(self, region: Region) -> Part:
         problem = problem_of(region, self._problem)
@@ -95,7 +102,7 @@ class Regions:
             def refusals() -> list[Refusal]:
                 twice = self.supports(specs, problem, one, together, rules._replace(may_overlap=True))
                 way_out = ", or pass allow_recompute=True" if twice.specs else ""
-                return [Refusal(spec.name, reason + way_out) for spec in specs]
+                return [Refusal(spec.name, Reason(reason + way_out, reason.loc)) for spec in specs]
 
             return Answers.none(refusals)
         problems = [problem_of(part.region, problem) for part in parts]

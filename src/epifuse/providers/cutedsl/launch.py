@@ -77,7 +77,7 @@ class GpuKernel:
         given = plan.problem
         self.empty = given.is_empty
         if self.empty:
-            self.host = kernel_of(Lowered(plan.graph, given), given)
+            self.host = partial(_on_the_host, kernel_of(Lowered(plan.graph, given), given), _places(plan))
             return
         program, design = found.program, found.design
         self.function = function(found.text, plan.spec.name)
@@ -110,7 +110,7 @@ class GpuKernel:
     ) -> Step:
         """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
         if self.empty:
-            return _on_the_host(self.host, a, b, operands, outputs)
+            return self.host(a, b, operands, outputs)
         none = self.none
         printed: dict[str, torch.Tensor] = {}
         if self.prints:
@@ -219,25 +219,33 @@ def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.
     return run
 
 
+def _places(plan: Plan) -> Mapping[str, Seen]:
+    """Where the outputs lie."""
+    infos, extents = dict(plan.problem.outputs), plan.problem.extents
+    return {output.name: written(output, infos.get(output.name), extents) for output in plan.graph.outputs}
+
+
 def _on_the_host(
     kernel: Runner,
+    places: Mapping[str, Seen],
     a: torch.Tensor,
     b: torch.Tensor,
     operands: Mapping[str, Any],
     outputs: Mapping[str, torch.Tensor],
 ) -> Step:
     """A result without elements, of which reductions still have values: the CPU kernel says which."""
-    if all(tensor.numel() == 0 for tensor in outputs.values()):
+    if all(0 in place.shape for place in places.values()):
         return _nothing
+    made = {name: (place, outputs[name]) for name, place in places.items()}
 
     def step() -> None:
         # No element of A and B is read.
         hollow_a, hollow_b = (torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape) for x in (a, b))
         here = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
-        found = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in outputs.items()}
+        found = {name: torch.empty(place.shape, dtype=to.dtype, device="cpu") for name, (place, to) in made.items()}
         kernel(hollow_a, hollow_b, here, found)()
-        for name, tensor in outputs.items():
-            tensor.copy_(found[name])
+        for name, (place, to) in made.items():
+            to.as_strided(place.shape, place.strides, to.storage_offset() + place.start).copy_(found[name])
 
     return step
 
