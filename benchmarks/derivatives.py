@@ -1,6 +1,6 @@
 """GPU time of a forward and a backward of one layer with an epilogue, by each way to compute its derivative.
 
-    python benchmarks/derivatives.py --save results.json [--shapes 4096x16384x4096] [--rounds 15]
+    python benchmarks/derivatives.py --save results.json [--shapes 4096x16384x4096] [--rounds 15] [--of gelu rotary]
 
 Ways: the product computed again with the derivative as its epilogue (`recompute`), accum stored and read by one launch
 (`preactivation`), stored and read by one operation of PyTorch after another (`by operations`), and which of the first
@@ -84,7 +84,7 @@ def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Te
     return {name: known[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
 
 
-EPILOGUES = (gelu, swiglu, rotary, normed_rotary, scaled, projection)
+EPILOGUES = {each.__name__: each for each in (gelu, swiglu, rotary, normed_rotary, scaled, projection)}
 
 
 def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Backlog) -> dict[str, Any]:
@@ -131,8 +131,10 @@ def _peak(call: Callable[[], Any]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """An exit status."""
-    options = parser_of(__doc__, SHAPES).parse_args(argv)
-    places = [(shape, function) for shape in options.shapes for function in EPILOGUES]
+    parser = parser_of(__doc__, SHAPES)
+    parser.add_argument("--of", nargs="+", choices=EPILOGUES, default=[*EPILOGUES])
+    options = parser.parse_args(argv)
+    places = [(shape, EPILOGUES[name]) for shape in options.shapes for name in options.of]
     return measured(options, places, measure, lambda row: f"{row['shape']} {row['epilogue']}: {told(row)}")
 
 
