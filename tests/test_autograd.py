@@ -786,7 +786,7 @@ def in_heads_and_beside(accum: Any, scale: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch runs the derivative of in_heads_and_beside unfused")
-def test_what_pytorch_derives_stores_no_product_that_it_does_not_read() -> None:
+def test_what_pytorch_derives_stores_no_product_in_vain() -> None:
     a, b, scale = random(8, 8192), random(8192, 16), torch.rand(8, 1, 4, dtype=torch.float64)
     for _ in range(2):  # what a refusal in the first backward changes, the second call does
         found = ef.gemm(a, b, epilogue=in_heads_and_beside, scale=scale)
