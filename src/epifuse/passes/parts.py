@@ -104,7 +104,8 @@ def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Pic
     elif size % part.step == 0 and width == size // part.step and part.start < part.step:
         pieces, inner, place = (width, part.step), True, part.start
     else:
-        raise _unequal(part, size, at - len(dims), is_row=dims[at] == (Factor("n"),))
+        of_columns = [dim for dim in dims if any(factor.along == "n" for factor in dim)]
+        raise _unequal(part, size, at - len(dims), is_row=of_columns == [dims[at]])
     cut = regroup(dims, [*shape[:at], *pieces, *shape[at + 1 :]], extents)
     gone, rest = (cut[at + 1], cut[at]) if inner else (cut[at], cut[at + 1])
     left = () if part.drops else (rest,)
