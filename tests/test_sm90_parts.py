@@ -30,6 +30,16 @@ def interleaved(accum):
     return D
 
 
+def test_no_rows_are_refused_by_nothing_that_rows_are_not():
+    """A first kernel converts or copies a B that lies by rows, where there are rows."""
+    for dtype, of_b in ((BF16, torch.int8), (torch.float32, torch.float32)):
+        for m in (0, 64):
+            a, b = torch.empty(m, 64, dtype=dtype), torch.empty(64, 256, dtype=of_b)
+            asked = ef.Constraints(precision="tf32" if of_b == torch.float32 else None)
+            args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(interleaved, {}), constraints=asked)
+            assert ef.get_kernels(args, cc=90, limit=1)
+
+
 def everything(accum, bias, C):
     x = accum + bias
     gate, up = x.chunk(2, dim=-1)

@@ -481,3 +481,17 @@ def test_one_main_loop_has_stores_for_each_region(tmp_path):
     one, several = (built(args, tmp_path, SCHEDULES[128, 128])[2].__ptx__ for args in (WHOLE, CASES["biased"]))
     assert several.count("wgmma.mma_async") == one.count("wgmma.mma_async")
     assert several.count("stmatrix") == 3 * one.count("stmatrix")
+
+
+def of_64_columns_and_the_rest(accum):
+    q, k = accum.split([64, 192], dim=-1)
+    D, E = q * 2, k + 1
+    return D, E
+
+
+@pytest.mark.parametrize("m", [0, 1, 16])
+def test_ranges_that_begin_within_a_block_need_no_rows(m):
+    a, b = torch.empty(m, 256, dtype=torch.float8_e4m3fn), torch.empty(256, 256, dtype=torch.float8_e4m3fn).t()
+    a, b = ef.Scaled(a, torch.empty(m, 2)), ef.Scaled(b, torch.empty(2, 2))
+    args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(of_64_columns_and_the_rest, {}))
+    assert ef.get_kernels(args, cc=90, limit=1)

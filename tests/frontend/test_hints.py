@@ -56,6 +56,8 @@ HINTS = {
     "accum.add_(C)": "write .add, which gives a new value",
     "accum.sigmod()": "did you mean .sigmoid",
     "accum.detach()": "a derivative passes through every value of a call",
+    "F.layer_norm(accum.unflatten(-1, (2, 8)), (2, 8))": None,
+    "F.rms_norm(accum, 16)": None,
     "F.group_norm(accum, 2)": "with g = x.unflatten(-1, (groups, -1)) write",
     "torch.var_mean(accum, -1)": "write x.var(dim=-1) and x.mean(dim=-1)",
     "accum.view(*accum.shape[:-1], -1, 2)": "write the items out; for x.view(*x.shape[:-1], -1, 64) write x.unfl",
@@ -91,6 +93,8 @@ HINTS = {
     "F.hardtanh(accum, alpha, -alpha)": None,
 }
 SAYS = {
+    "F.layer_norm(accum.unflatten(-1, (2, 8)), (2, 8))": "must be a tuple of one extent, that of the last dim",
+    "F.rms_norm(accum, 16)": "'normalized_shape' of rms_norm() must be a tuple of one extent",
     "[x for x in (accum, C)]": "a list comprehension is not supported in an epilogue",
     "f'{accum}'": "an f-string is not supported in an epilogue",
     "(y := accum)": "an assignment inside an expression is not supported in an epilogue",

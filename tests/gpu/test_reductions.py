@@ -180,6 +180,15 @@ def test_an_operand_of_batches_is_reduced_beside_rows(machine: Machine) -> None:
     check(machine, source, a, b, {"w": machine.whole(3, 70, 1).abs() + 1}, exact=False)
 
 
+@pytest.mark.parametrize(("l", "m"), [(2, 65), (1, 65), (65, 1), (1, 1)])
+def test_a_mean_loss_of_merged_rows(l: int, m: int, machine: Machine) -> None:
+    """Of what counts, labels say: their one dim is of both of accum's."""
+    a, b, labels = machine.whole(l, m, 64), machine.whole(64, 136), torch.randint(0, 5, (l * m,), device=machine.device)
+    labels[-1] = 1  # one counts
+    source = "def epi(accum, labels): x = accum * 0.25; return F.cross_entropy(x.flatten(0, 1), labels, ignore_index=3)"
+    check(machine, source, a, b, {"labels": labels}, exact=False)
+
+
 CHOSEN = {
     "of log_softmax": "p = log_softmax(x, dim=-1).gather(-1, labels); r = -p; return r",
     "of softmax": "p = softmax(x * 2.0, dim=-1).gather(-1, labels); r = -log(p + 1e-9); return p, r",

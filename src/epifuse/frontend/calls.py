@@ -315,11 +315,13 @@ def _check_literals(context: Context, entry: Entry, positional: list[Any], named
     """`gelu(approximate="fast")`: the values that an annotation allows."""
     for position, (name, parameter) in enumerate(entry.signature.parameters.items()):
         item = positional[position] if position < len(positional) else named.get(name)
-        if item is None or (rule := literals.rule(parameter)) is None:
-            continue
+        if item is None or (rule := literals.rule(parameter)) is None or isinstance(item, Pieces):
+            continue  # how many pieces there are, inference knows
         is_computed = isinstance(item, Node) and item.op != "const"
         value = item.value if isinstance(item, Static) else getattr(item, "attr", item)
-        if not rule.holds(value) and (rule.values or not is_computed):
+        if rule.is_shape and not rule.holds(item.items if isinstance(item, TupleValue) else value):
+            raise context.fail("wrong_static", at, function=entry.name, name=name, want=rule.want)
+        if not (rule.is_shape or rule.holds(value) or (rule.is_number and is_computed)):
             said = {"want": rule.want, "value": value, "hint": choice_hint(value)}
             raise context.fail("wrong_choice", at, function=entry.name, name=name, **said)
 

@@ -24,7 +24,7 @@ from epifuse.fusion.forms import (
     unflatten,
     unsqueeze,
 )
-from epifuse.fusion.literals import Positive, checked, in_float32, rounded_once
+from epifuse.fusion.literals import LastExtent, Positive, checked, in_float32, rounded_once
 from epifuse.fusion.primitives import Value, abs, exp, log1p, maximum, minimum, rsqrt, sqrt, where
 from epifuse.fusion.reduction import DimArgument, amax, amin, log_softmax, mean, sum
 
@@ -139,8 +139,9 @@ def std(
     return where(squared == 0, 0.0, sqrt(where(squared == 0, 1.0, squared)))
 
 
+@checked
 @rounded_once
-def rms_norm(x: Value, normalized_shape: tuple[int], weight: Value = None, eps: Value = None) -> Value:
+def rms_norm(x: Value, normalized_shape: LastExtent, weight: Value = None, eps: Value = None) -> Value:
     """x over the root of the mean of its squares along the last dim, times `weight`.
 
     `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`. `eps` is added to the mean; it is
@@ -153,9 +154,10 @@ def rms_norm(x: Value, normalized_shape: tuple[int], weight: Value = None, eps: 
     return normed if weight is None else normed * weight
 
 
+@checked
 @rounded_once
 def layer_norm(
-    x: Value, normalized_shape: tuple[int], weight: Value = None, bias: Value = None, eps: Value = 1e-05
+    x: Value, normalized_shape: LastExtent, weight: Value = None, bias: Value = None, eps: Value = 1e-05
 ) -> Value:
     """x less its mean along the last dim, over the root of its variance there plus `eps`; then times `weight`, plus
     `bias`. `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`."""

@@ -1,7 +1,8 @@
 """What functions of the vocabulary do where they are called on tensors: the parser reads their bodies without it.
 
-Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which, and `Positive`
-that a number is one. And tensors of 16 bits, where float32 is meant, for good or until the result is rounded.
+Parameters of which few values are allowed, as `approximate` of gelu: a Literal annotation says which, `Positive` that a
+number is one, and `LastExtent` that a shape has one dim. And tensors of 16 bits, where float32 is meant, for good or
+until the result is rounded.
 """
 
 from __future__ import annotations
@@ -18,21 +19,33 @@ import torch
 Function = TypeVar("Function", bound=Callable[..., Any])
 Positive = float
 """The annotation of a number above 0 that is finite."""
+LastExtent = tuple[int, ...]
+"""The annotation of a shape that is the extent of the last dim alone."""
 
 
 class Rule(NamedTuple):
-    """What a parameter takes: one of `values`, or where there are none a positive number, for which a tensor or a value
-    of the graph may stand."""
+    """What a parameter takes: a shape of one dim if `is_shape`, one of `values`, or where there are none a positive
+    number, for which a tensor or a value of the graph may stand."""
 
-    values: tuple[str | None, ...]
+    values: tuple[str | None, ...] = ()
+    is_shape: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number."""
+        return not (self.values or self.is_shape)
 
     def holds(self, value: Any) -> bool:
         """Whether a value that is known is allowed."""
+        if self.is_shape:
+            return isinstance(value, tuple | list) and len(value) == 1
         return value in self.values if self.values else isinstance(value, int | float) and 0 < value < math.inf
 
     @property
     def want(self) -> str:
         """What is allowed, for people."""
+        if self.is_shape:
+            return "a tuple of one extent, that of the last dim (x.flatten(-2) makes one dim of two)"
         return " or ".join(map(repr, self.values)) or "a positive number"
 
 
@@ -41,6 +54,8 @@ def rule(parameter: inspect.Parameter) -> Rule | None:
     annotation = str(parameter.annotation)
     if annotation == "Literal[None]":  # what PyTorch's function takes there has no form here
         return Rule((None,))
+    if annotation == "LastExtent":
+        return Rule(is_shape=True)
     values = re.findall(r"['\"](.*?)['\"]", annotation) if annotation.startswith("Literal[") else ()
     return Rule(tuple(values)) if values or annotation == "Positive" else None
 
@@ -57,7 +72,7 @@ def checked(function: Function) -> Function:
         said = {name: given[position] for position, name in positions.items() if position < len(given)} | named
         for name in rules.keys() & said.keys():
             own, value = rules[name], said[name]
-            if not own.holds(value) and (own.values or not isinstance(value, torch.Tensor)):
+            if not own.holds(value) and not (own.is_number and isinstance(value, torch.Tensor)):
                 raise ValueError(f"{name!r} of {function.__name__}() must be {own.want}, not {value!r}")
         return function(*given, **named)
 

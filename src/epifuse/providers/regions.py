@@ -108,7 +108,8 @@ class Regions:
         problems = [problem_of(part.region, problem) for part in parts]
         each = [one(specs, part.work, own).by_name() for part, own in zip(parts, problems, strict=True)]
         columns = [part.region.columns for part in parts]
-        shared, cut = _sharing(parts, problem), "" if rules.may_cut_blocks else _cut(columns, problem)
+        shared = _sharing(parts, problem)
+        cut = "" if rules.may_cut_blocks or problem.is_empty else _cut(columns, problem)
 
         def answer(spec: KernelSpec) -> Allocation | Refusal:
             allocations = _allocations(columns, [own[spec.name] for own in each])

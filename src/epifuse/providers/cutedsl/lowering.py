@@ -280,7 +280,7 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     half = gated_segment(half, problem) if order else half
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region, shares=True) if "pick" in graph.ops else None
-    walked = assign_stages(split_log_sums(beside_rows(opened)), problem)
+    walked = assign_stages(split_log_sums(beside_rows(opened, problem)), problem)
     made = Lowered(graph, online(walked, problem), order, refused, regions=regions)
     wide = of_wide_rows(made.walked, problem)
     return made if wide is None else replace(made, wide=replace(made, walked=wide, is_wide=True))

@@ -77,7 +77,7 @@ def rows(order: Order, half: Any, step: Any) -> tuple[tuple[Any, ...], tuple[Any
 def refused(order: Order, problem: Problem) -> str | None:
     """Why B cannot be woven. `problem` is the whole product's, with `filled` inputs."""
     n, strides = problem.extents["n"], problem.b.strides
-    if not order or not n:
+    if not order or problem.is_empty:
         return None
     if n % (PARTS * STRIP):
         return (
