@@ -778,6 +778,19 @@ def test_a_long_product_is_stored_and_a_short_one_recomputed(k: int, stored: boo
     assert any(value is not None and value.shape == (8, 16) for value in y.grad_fn.saved_tensors) == stored
 
 
+def loss_of_merged_rows(accum: Any, labels: Any) -> Any:
+    return F.cross_entropy(accum.flatten(0, -2), labels)
+
+
+@pytest.mark.parametrize(("l", "m", "n"), [(2, 5, 7), (1, 10, 7), (5, 2, 10), (3, 3, 9)])
+def test_labels_of_merged_rows_have_one_dim(l: int, m: int, n: int) -> None:
+    """Their extent is the product of two, and in some of these an extent of its own too."""
+    x, w, labels = random(l, m, K), random(n, K), torch.arange(l * m) % n
+    found = torch.autograd.grad(ef.linear(x, w, epilogue=loss_of_merged_rows, labels=labels), (x, w))
+    want = torch.autograd.grad(loss_of_merged_rows(F.linear(x, w), labels), (x, w))
+    torch.testing.assert_close(found, want)
+
+
 def in_heads_and_beside(accum: Any, scale: Any) -> Any:
     q, k, v = accum.split((8, 4, 4), dim=-1)  # no equal parts, so the derivative is no epilogue
     first = (q.unflatten(-1, (-1, 4)) * scale).flatten(-2)

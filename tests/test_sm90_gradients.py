@@ -34,3 +34,13 @@ def all_and_a_range(accum: Any, bias: Any) -> Any:
 def test_gradients(epilogue: Any, save: str, on_hopper: Machine) -> None:
     for shape in ((200, 256, 136), (4, 768, 64)):  # where there are few rows, A and B are exchanged
         on_gpu.judge_gradients(epilogue, torch.bfloat16, save, on_hopper, shape)
+
+
+def halves_of_a_bias_added(accum: Any, bias: Any) -> Any:
+    return on_gpu.halves(accum + bias)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_one_row_is_fused_as_many_are(m: int, on_hopper: Machine) -> None:
+    """The gradient of the bias needs no sum then. That PyTorch runs it would be a warning, which is an error here."""
+    on_gpu.judge_gradients(halves_of_a_bias_added, torch.bfloat16, "auto", on_hopper, (m, 256, 136))

@@ -187,6 +187,7 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
     """All that a derivative may need, where the axes have these extents; accum is the last."""
     problem, graph = settled.problem, settled.structure.graph
     axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
+    axes.setdefault(problem.extents["l"] * problem.extents["m"], extents["l"] * extents["m"])  # merged by a reshape
     tensors = {name: info for name, info in problem.operands if isinstance(info, TensorInfo)}
     numbers = {_load(node).name: node for node in graph.loads() if _load(node).name not in tensors}
     counted = {coordinate(node): node for node in graph.nodes if node.op == "index" and not counts_elements(node)}

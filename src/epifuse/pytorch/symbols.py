@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, map_arg
 from torch.fx import Node as FxNode
 
 from epifuse.frontend.fx.rows import ROWS
@@ -136,7 +136,11 @@ class Symbols:
         symbols = {x.node.expr: axis for axis in "nml" if isinstance(x := self.extents[axis], torch.SymInt)}
         last = [node for node in graph.nodes if node.op == "placeholder"][-1]
         for node in [node for node in graph.nodes if node.target is aten.sym_size.int]:
-            axis = symbols[node.meta["val"].node.expr]
+            axis = symbols.get(node.meta["val"].node.expr)
+            if axis is None:  # such as a part of an extent that is a number
+                self.baked = True
+                _fix(node)
+                continue
             if axis not in found:
                 with graph.inserting_after(last):
                     last = found[axis] = graph.placeholder(f"extent_of_{axis}")
@@ -191,6 +195,17 @@ class Symbols:
             by_axis = dict(zip(axes.values(), powers, strict=True))
             found[by_axis.get(0, 0), by_axis.get(1, 0), by_axis.get(2, 0)] = int(count)
         return found
+
+
+def _fix(size: FxNode) -> None:
+    """Have a graph compute with a size as it is in this problem."""
+
+    def fixed(node: FxNode) -> Any:
+        return _hint(size.meta["val"]) if node is size else node
+
+    for user in [*size.users]:
+        user.args, user.kwargs = map_arg(user.args, fixed), map_arg(user.kwargs, fixed)
+    size.graph.erase_node(size)
 
 
 _ARITHMETIC = (

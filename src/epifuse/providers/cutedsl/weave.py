@@ -244,13 +244,13 @@ class _Weaving:
     def _cut(self, dims: Dims, place: int, node: Node) -> tuple[Step, Dims]:
         """Which part of a tensor with these dims the place is, and the dims of the part."""
         at = next(position for position, dim in enumerate(dims) if self.between in dim)
-        dim = dims[at]
+        dim = tuple(factor for factor in dims[at] if factor.size(self.extents) != 1)
         rest = tuple(factor for factor in dim if factor != self.between)
         own = self._dims(dims)
         width = dim_size(rest, self.extents)
         if any(factor.axis != "n" for factor in dim) or dim not in ((self.between, *rest), (*rest, self.between)):
             raise UnsplitError(node, f"it takes parts of a dim, not of several that are one: {_WAY_OUT}")
-        if not rest:
+        if not own[at]:
             return ("part", (at, place, place + 1, 1, True)), (*own[:at], *own[at + 1 :])
         if dim[0] == self.between:
             return ("part", (at, place * width, (place + 1) * width, 1, False)), own
