@@ -364,3 +364,14 @@ def test_the_hint_for_some_of_the_leading_dims_works() -> None:
     assert torch.equal(got, x @ weight.t() * s)
     text = refused(ef.linear, x, weight, epilogue="lambda accum, s: accum * s", s=integers(2, 2, 1, N))
     assert "those of 's' do not broadcast to them" in text
+
+
+def of_heads(accum: Any, weight: Any) -> Any:
+    return (accum.unflatten(-1, (-1, 4)) * weight).flatten(-2)
+
+
+def test_a_vector_whose_product_is_cut_is_a_row() -> None:
+    x, w, weight = torch.randn(8), torch.randn(16, 8), torch.randn(1, 4)
+    with pytest.raises(EpifuseError, match=r"pass the vector as a row, x\[None\]"):
+        ef.linear(x, w, epilogue=of_heads, operands={"weight": weight})
+    assert ef.linear(x[None], w, epilogue=of_heads, operands={"weight": weight}).shape == (1, 16)

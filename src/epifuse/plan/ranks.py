@@ -101,6 +101,8 @@ _CUT = (
     "where an epilogue cuts dims, flatten the leading ones before the call, and in it write accum.unflatten(0, {lead})"
 )
 
+_OF_A_VECTOR = "pass the vector as a row, x[None], so that the product has two dims"
+
 
 def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, copies: bool = False) -> Fold:
     """`parsed` beside a product whose leading dims `lead` are one, before `kept` others. Raises `Unfit`.
@@ -122,7 +124,7 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
             folded, seen[name] = _operand(name, tensor, lead, kept, copies=copies)
         except Unfit as error:
             if "hint" in error.values and not _CUTTING.isdisjoint(parsed.graph.ops):
-                error.values["hint"] = _CUT.format(lead=lead)
+                error.values["hint"] = _CUT.format(lead=lead) if lead else _OF_A_VECTOR
             raise
         given[name] = replace(value, tensor=folded) if isinstance(value, Hint) else folded
     further = len(lead), kept, *seen.items()
