@@ -375,6 +375,8 @@ def _with_accum(graph: Graph) -> Graph:
 
 
 def _without_hint(error: EpifuseError) -> str:
-    """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph."""
+    """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph, and
+    its shapes are not those of the user's lines."""
     text = str(error).partition("\n  hint: ")[0]
-    return text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
+    told = text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
+    return f"it is no epilogue of one product, as {told}" if isinstance(error, EpilogueTypeError) else told
