@@ -3,10 +3,10 @@
     python benchmarks/parts.py --save results.json [--shapes 4096x14336x4096] [--rounds 15]
 
 `backward` is of SwiGLU: of dh = dy @ w2 it reads gate and up, (M, 2 N) together, and writes their gradients, (M, 2 N),
-and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N); as many
-bytes as it moves itself `two and three` moves. `blocks`
-are gelu with one scale of 128 columns in float32, or of 32 as e8m0, and the quotient in fp8; beside them are the plain
-product, and gelu stored in 16 bits. All of a shape are interleaved in one run.
+and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N).
+`two and three` writes three outputs, and so moves as many bytes as the backward. `blocks` are gelu with one scale of
+128 columns in float32, or of 32 as e8m0, and the quotient in fp8; beside them are the plain product, and gelu stored in
+16 bits. All of a shape are interleaved in one run.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, TypeVar
 
 import torch
@@ -348,8 +348,8 @@ class _Inference(Sizes):
         such of extent one, as an output of more rows has it."""
         dims, ones = value.dims, self.types[value.node].factors
         shown = factors_of(dims)
-        dropped = [f for f in ones if f.size(self.extents) == 1 and f not in shown]
-        found = [dim or tuple(dropped.pop(0) for _ in dropped[:1]) for dim in dims]
+        dropped = iter([f for f in ones if f.size(self.extents) == 1 and f not in shown])
+        found = [dim or tuple(islice(dropped, 1)) for dim in dims]
         return ((*dropped, *found[0]), *found[1:]) if found else dims
 
 

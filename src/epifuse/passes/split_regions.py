@@ -33,10 +33,13 @@ class Region(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Regions, and why they do not share what is of all columns, where that was tried."""
+    """Regions, and why they do not share what is of all columns, where that was tried: which node, and what it needs.
+
+    No error, which would keep alive what its frames hold.
+    """
 
     regions: tuple[Region, ...]
-    unshared: UnsplitError | None = None
+    unshared: tuple[Node, str] | None = None
 
 
 def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> Split:
@@ -57,7 +60,7 @@ def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> Split:
         try:
             return Split(_regions(graph, problem, shared, whole))
         except UnsplitError as error:
-            why = error
+            why = error.node, error.reason
     return Split(_regions(graph, problem, groups, whole), why)
 
 
@@ -197,8 +200,8 @@ class _Cutting:
         match node.op:
             case "load":
                 attr = self._load(node)
-            case "index" if (first := self._first(attr, node)) is not None:
-                return self._counted(node, first)
+            case "index" if (stride := self._stride(attr, node)) is not None:
+                return self._counted(node, self.columns.start // stride)
             case "reduce" if any(self._is_outer(factor) for factor in attr[1]):
                 raise UnsplitError(node, f"it needs {attr[0]} over whole rows for a part of their columns: {WAY_OUT}")
             case "pick" if any(self._is_outer(factor) for factor, _ in attr):
@@ -282,11 +285,6 @@ class _Cutting:
 
     def _dims(self, dims: Dims) -> Dims:
         return tuple(map(self._factors, dims))
-
-    def _first(self, dim: Dim, node: Node) -> int | None:
-        """Where the region begins along a dim of all columns; None for one of others."""
-        stride = self._stride(dim, node)
-        return None if stride is None else self.columns.start // stride
 
     def _stride(self, dim: Dim, node: Node) -> int | None:
         """How many columns a dim of all of them steps over; None for one of others."""

@@ -77,8 +77,9 @@ class Regions:
             if second.columns.start < first.columns.stop:
                 told = " and ".join(f"{start}:{stop}" for start, stop in (first.columns, second.columns))
                 why = f"it computes columns {told} in a launch each, and these overlap"
-                if (unshared := self._split.unshared) is not None:
-                    return Reason(f"{why}, because {unshared.reason}", self.graph.loc(unshared.node))
+                if self._split.unshared is not None:
+                    node, needs = self._split.unshared
+                    return Reason(f"{why}, because {needs}", self.graph.loc(node))
                 return Reason(f"{why}: {WAY_OUT}", None)
         return None
 
