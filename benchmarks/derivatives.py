@@ -21,7 +21,7 @@ from gpu_timing import Backlog, beside, measured, parser_of, told
 from torch.nn import functional as F
 
 import epifuse as ef
-from epifuse.pytorch import derivative
+from epifuse.pytorch import traffic
 
 SHAPES = "4096x16384x4096,4096x4096x4096,8192x8192x1024"
 COMPILED, OPERATIONS = "torch.compile", "by operations"
@@ -108,7 +108,7 @@ def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Ba
     forwards = {COMPILED: compiled, **{save: partial(fused, save) for save in SAVED}}
     forwards[OPERATIONS] = partial(fused, "preactivation", "torch")  # another fallback, so it is prepared by itself
     calls = {name: partial(_gradients, forward, leaves, arriving) for name, forward in forwards.items()}
-    with patch.object(derivative, "_MOST_TRAFFIC", 0.0):  # no launch moves less than nothing
+    with patch.object(traffic, "_MOST_TRAFFIC", 0.0):  # no launch moves less than nothing
         calls[OPERATIONS]()
     peaks = {name: round(_peak(call), 3) for name, call in calls.items()}
     return {

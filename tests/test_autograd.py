@@ -21,7 +21,7 @@ from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
-from epifuse.plan.settle import settle
+from epifuse.plan.settle import Settled, settle
 from epifuse.pytorch import autograd, backward, derivative
 from epifuse.pytorch.derivative import Derivative, derive, inputs_of
 from epifuse.request.options import Options
@@ -874,16 +874,22 @@ def test_a_column_of_one_head_serves_all_rows() -> None:
 # --- derivatives on a GPU ---------------------------------------------------------------------------------------------
 
 
-def derived(
-    epilogue: Any, m: int, n: int, k: int, *, of_operands: bool = True, **operands: Tensor
-) -> tuple[Derivative, dict[str, Tensor]]:
-    """The derivative in bfloat16 of all that is a float, or of the product alone, and what it is handed."""
+def described(m: int, n: int, k: int, epilogue: Any, operands: dict[str, Tensor]) -> Settled:
+    """A product in bfloat16."""
     from epifuse.frontend import parsed
 
     a, b = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16).t()
-    settled = settle(with_care(Request(a, b, parsed(epilogue), operands, Options(None))))
+    return settle(with_care(Request(a, b, parsed(epilogue), operands, Options(None))))
+
+
+def derived(
+    epilogue: Any, m: int, n: int, k: int, *, of_operands: bool = True, **operands: Tensor
+) -> tuple[Derivative, dict[str, Tensor]]:
+    """The derivative of all that is a float but no angle, or of the product alone, and what it is handed."""
+    settled = described(m, n, k, epilogue, operands)
     names = tuple(name for name, dtype in settled.problem.dtypes if dtype in autograd.FLOATS)
-    wanted = tuple(name for name, value in operands.items() if of_operands and value.is_floating_point())
+    learnt = [name for name, value in operands.items() if value.is_floating_point() and name not in ANGLES]
+    wanted = tuple(learnt if of_operands else ())
     made = derive(settled, (autograd.ACCUM, *wanted), names)
     known = inputs_of(settled, names, settled.problem.extents)
     handed = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in known if each.name in made.inputs}
@@ -937,6 +943,39 @@ def test_derivatives_are_planned_on_hopper(name: str) -> None:
     for epilogue, operands in ((derivative.again, given), (derivative.apart, {**given, **stored})):
         args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands))
         assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
+
+
+ROTATED = "x, y = h.chunk(2, -1); D = (h * cos + cat((-y, x), -1) * sin).flatten(-2); return D"
+HEADS = "z = accum.unflatten(-1, (-1, 128))"
+ANGLES = {name: torch.empty(512, 1, 128, dtype=torch.bfloat16) for name in ("cos", "sin")}
+IN_TILES = {
+    "rotary": (f"def epi(accum, cos, sin): {HEADS}; h = z * 1; {ROTATED}", ANGLES, False),
+    "rotary of norms": (
+        f"def epi(accum, w, cos, sin): {HEADS}; h = z * rsqrt((z * z).mean(-1, True)) * w; {ROTATED}",
+        {"w": row(128), **ANGLES},
+        True,
+    ),
+    "a gate of half the columns": (
+        "def epi(accum, w): x, y = accum.chunk(2, -1); return silu(x) * y * w",
+        {"w": torch.empty(512, 2048, dtype=torch.bfloat16)},
+        True,
+    ),
+    "a column": (
+        "def epi(accum, w): return tanh(accum) * w.unsqueeze(1)",
+        {"w": torch.empty(512, dtype=torch.bfloat16)},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_TILES)
+def test_what_each_tile_reads_again_is_left_to_inductor(name: str) -> None:
+    """Unless Inductor itself reads all twice, for the gradient of a weight that rows share."""
+    epilogue, operands, pays = IN_TILES[name]
+    derivative, _ = derived(epilogue, 512, 4096, 64, **operands)
+    problem = described(512, 4096, 64, epilogue, operands).problem
+    assert derivative.traffic.pays_at_once(problem)
+    assert derivative.traffic.pays_in_tiles(problem) is pays
 
 
 @pytest.mark.parametrize("name", JOINED)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._triton import has_triton
 
 from epifuse.frontend import Parsed
 from epifuse.plan.settle import Settled
@@ -243,8 +244,10 @@ def _apart(
     names: Sequence[str],
     problem: Problem,
 ) -> Launch | None:
-    """The launch without the product, where the derivative has such a form and it pays."""
-    if derivative.apart is None or not derivative.pays_at_once(problem):
+    """The launch without the product, where the derivative has such a form and it pays, beside Inductor's too."""
+    if derivative.apart is None or not derivative.traffic.pays_at_once(problem):
+        return None
+    if is_compiled(problem) and has_triton() and not derivative.traffic.pays_in_tiles(problem):
         return None
     options = options._replace(accumulator_type=None)
     if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
@@ -278,7 +281,7 @@ def is_compiled(problem: Problem) -> bool:
 
 def _unfused(derivative: Derivative, dtypes: Dtypes, problem: Problem) -> Callable[..., Sequence[torch.Tensor]]:
     """The derivative by PyTorch."""
-    if is_compiled(problem) and derivative.pays_at_once(problem):
+    if is_compiled(problem) and derivative.traffic.pays_at_once(problem):
         return derivative.by_inductor(tuple(dtypes[name] for name in derivative.computed))
     return derivative.module.forward
 
@@ -293,7 +296,7 @@ def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bo
     elements = extents["l"] * extents["m"] * extents["n"]
     moved = 2 * elements * itemsize
     if derivative.refused is not None and not is_compiled(problem):
-        by_operations, fused = derivative.traffic(problem)
+        by_operations, fused = derivative.traffic.in_problem(problem)
         moved += by_operations - fused
     target = problem.target
     each = time_of_one(problem) if target.device == "cuda" else 1.0

@@ -29,8 +29,8 @@ from epifuse.pytorch.chosen import slice_sums
 from epifuse.pytorch.evaluate import ACCUM, Setting, coordinate, counts_elements, evaluate
 from epifuse.pytorch.steps import has_step
 from epifuse.pytorch.sums import rows_alone
-from epifuse.pytorch.symbols import OTHER, Size, Symbols, at_extents, is_tensor, table
-from epifuse.pytorch.traffic import bytes_by_operations, bytes_fused
+from epifuse.pytorch.symbols import OTHER, Size, Symbols, is_tensor, table
+from epifuse.pytorch.traffic import Traffic, traffic
 from epifuse.pytorch.unfused import ByInductor, call_directly, leave_out_casts
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -78,10 +78,7 @@ class Derivative:
     """Whether values that came of accum and of others are compared: of a rounded accum that may turn out otherwise."""
     widens: bool
     """Whether `module` takes accum as it was stored, too."""
-    bytes_by_operations: Size
-    """What `module` reads and writes, each operation by itself."""
-    bytes_fused: Size
-    """What a fused launch reads and writes beside A, B and accum."""
+    traffic: Traffic
     compiled: dict[tuple[torch.dtype, ...], ByInductor] = field(default_factory=dict)
     """By dtypes of the results."""
 
@@ -94,29 +91,6 @@ class Derivative:
         """`module`, compiled, with results in these dtypes."""
         found = self.compiled.get(dtypes)
         return self.compiled.setdefault(dtypes, ByInductor(self.module, dtypes)) if found is None else found
-
-    def traffic(self, problem: Problem) -> tuple[int, int]:
-        """What PyTorch's operations move in this problem, and what a launch moves that reads accum where it is needed.
-
-        In bytes, where the gradient of accum, and accum if it is stored, have A's dtype.
-        """
-        extents, wide, narrow = problem.extents, problem.float_dtype.itemsize, problem.a.dtype.itemsize
-        elements = extents["l"] * extents["m"] * extents["n"]
-        by_operations, fused = at_extents(self.bytes_by_operations, extents), at_extents(self.bytes_fused, extents)
-        if self.results.get(ACCUM) in self.computed and narrow < wide:  # a cast behind the operations
-            by_operations += elements * (wide + narrow)
-            fused -= elements * (wide - narrow)
-        return by_operations, fused + elements * narrow * self.needs_product
-
-    def pays_at_once(self, problem: Problem) -> bool:
-        """Whether one kernel is faster than PyTorch's operations one by one, which need not be planned or compiled."""
-        by_operations, at_once = self.traffic(problem)
-        return at_once <= _MOST_TRAFFIC * by_operations
-
-
-_MOST_TRAFFIC = 0.75
-"""What one kernel may move of the bytes that the operations move one by one. The gradient of a bias alone is one sum,
-which moves as much either way: no kernel is compiled for it."""
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
@@ -157,7 +131,8 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     accum = dict(zip(names, _placeholders(module), strict=True)).get(ACCUM)
     decides = accum is not None and has_step(module, accum)
     widens = leave_out_casts(module, accum, settled.problem.a.device)
-    moved = bytes_by_operations(module)
+    gradients = [name for name, result in results.items() if result in made]
+    moved = traffic(module, dict(zip(_placeholders(module), names, strict=True)), settled, gradients)
     call_directly(module)
     return Derivative(
         module,
@@ -176,7 +151,6 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         decides,
         widens,
         moved,
-        bytes_fused([node for node, name in zip(_placeholders(module), names, strict=True) if name != ACCUM], module),
     )
 
 
