@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 import epifuse as ef
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it imports its compiler
+
 WIDTH = 64
 
 
@@ -70,7 +72,6 @@ def test_gradients(epilogue: Any, dtype: torch.dtype, save: str, machine: Machin
         judge_gradients(epilogue, dtype, save, machine, shape)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it imports its compiler
 def test_what_pytorch_differentiates(machine: Machine) -> None:
     how = "compiled by Inductor" if machine.device == "cuda" else "one operation at a time"
     with pytest.warns(UserWarning, match=f"unfused, {how}: a part of a row"):
