@@ -41,8 +41,8 @@ _LEAST_NORMAL = 2.0**-126
 
 
 def _as_torch(function: Callable[..., Value]) -> Callable[..., Value]:
-    """`function`, which on floats is PyTorch's of its name: at ties, at bounds and where an exponential overflows that
-    has another derivative."""
+    """Have `function` call PyTorch's function of the same name on floats. The derivatives of the two differ at ties, at
+    bounds and where an exponential overflows."""
     own = getattr(F if hasattr(F, function.__name__) else torch, function.__name__)
 
     @functools.wraps(function)

@@ -1,7 +1,7 @@
-"""Functions that are written in the language itself, and inlined where they are called.
+"""Functions that are written in the epilogue language. The parser inlines their bodies.
 
-Called on tensors each is plain PyTorch. Formulas and parameters are those of PyTorch's function of the same name, or of
-the source that a docstring names.
+Called on tensors they are plain PyTorch. Formulas and parameters are those of PyTorch's function of the same name, or
+of the source that a docstring names.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def isfinite(x: Value) -> Value:
 
 
 def nan_to_num(x: Value, nan: Value = 0.0, posinf: Value = None, neginf: Value = None) -> Value:
-    """x, `nan` where x is NaN, and the largest and least finite number where x is infinite, unless others are given.
+    """x with NaN replaced by `nan`, and infinities by `posinf` and `neginf` or else by the limits of x's dtype.
 
-    Those are of x's dtype, which is float32 in an epilogue also where the output has 16 bits and cannot hold them: then
-    write `x.to(torch.bfloat16).nan_to_num()`.
+    In an epilogue x is float32, so its limits are those of float32, which become infinite in an output of 16 bits. To
+    have the limits of the output write `x.to(torch.bfloat16).nan_to_num()`.
     """
     high = torch.finfo(x.dtype).max if posinf is None else posinf
     low = torch.finfo(x.dtype).min if neginf is None else neginf
@@ -75,18 +75,18 @@ def masked_fill(x: Value, mask: Value, value: Value) -> Value:
 
 
 def clamp_min(x: Value, min: Value) -> Value:  # noqa: A002 - torch's parameter name
-    """x, and `min` where x is less. NaN stays NaN."""
+    """x, or `min` where x is smaller. NaN stays NaN."""
     return maximum(x, min)
 
 
 def clamp_max(x: Value, max: Value) -> Value:  # noqa: A002 - torch's parameter name
-    """x, and `max` where x is more. NaN stays NaN."""
+    """x, or `max` where x is larger. NaN stays NaN."""
     return minimum(x, max)
 
 
 @rounded_once
 def lerp(x: Value, end: Value, weight: Value) -> Value:
-    """x + weight (end - x), from the nearer end."""
+    """x + weight (end - x), computed from the end that is nearer, as PyTorch does."""
     # With a product in each branch, the gradient of the one not taken would be 0 * inf = NaN for an infinite step.
     is_near = abs(weight) < 0.5
     return where(is_near, x, end) + where(is_near, weight, weight - 1.0) * (end - x)
@@ -123,7 +123,7 @@ def logaddexp(x: Value, y: Value) -> Value:
 def var(
     x: Value, dim: DimArgument = None, unbiased: Value = None, keepdim: bool = False, *, correction: Value = 1
 ) -> Value:
-    """The sum of squared distances from the mean, over the number of elements less `correction`."""
+    """The sum of the squared distances from the mean, divided by the number of elements minus `correction`."""
     centred = x - mean(x, dim=dim, keepdim=True)
     left = extent(x, dim) - (correction if unbiased is None else 1 if unbiased else 0)
     return sum(centred * centred, dim=dim, keepdim=keepdim) / (left if left > 0 else 0)
@@ -142,7 +142,7 @@ def std(
 @checked
 @rounded_once
 def rms_norm(x: Value, normalized_shape: LastExtent, weight: Value = None, eps: Value = None) -> Value:
-    """x over the root of the mean of its squares along the last dim, times `weight`.
+    """x divided by the root mean square of its last dim, times `weight`.
 
     `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`. `eps` is added to the mean; it is
     the machine epsilon of x's dtype where none is given.
@@ -159,8 +159,10 @@ def rms_norm(x: Value, normalized_shape: LastExtent, weight: Value = None, eps: 
 def layer_norm(
     x: Value, normalized_shape: LastExtent, weight: Value = None, bias: Value = None, eps: Value = 1e-05
 ) -> Value:
-    """x less its mean along the last dim, over the root of its variance there plus `eps`; then times `weight`, plus
-    `bias`. `normalized_shape` is the extent of that dim, such as `(64,)` or `x.shape[-1:]`."""
+    """x minus the mean of its last dim, divided by the root of the variance plus `eps`, times `weight`, plus `bias`.
+
+    `normalized_shape` is the extent of the last dim, such as `(64,)` or `x.shape[-1:]`.
+    """
     (width,) = normalized_shape
     whole = unflatten(x, -1, (width,))  # refused where x has another extent
     centred = whole - mean(whole, dim=-1, keepdim=True)
@@ -191,12 +193,12 @@ def cross_entropy(
     reduction: Literal["none", "mean", "sum"] = "mean",
     label_smoothing: Value = 0.0,
 ) -> Value:
-    """`F.cross_entropy` of logits (M, N) and target (M,), the right column of each row, without weights of classes.
+    """`F.cross_entropy` of logits (M, N) and target (M,), the index of the class of each row, without class weights.
 
-    Rows whose target is `ignore_index` give 0, and the mean leaves them out. With `label_smoothing` s the target has
-    1 - s, and all columns share s. A row whose target is no column has a loss without meaning. Of batches of logits
-    (L, M, N) the columns are the last dim here, and target is (L, M). For weights of classes multiply what
-    `reduction="none"` gives.
+    Rows whose target is `ignore_index` have the loss 0, and the mean does not count them. With `label_smoothing` s the
+    target class has the probability 1 - s, and s is distributed equally over all classes. The loss of a row is
+    undefined if its target is neither a class nor `ignore_index`. In batched logits (L, M, N) the classes are the last
+    dim, unlike in PyTorch, and target is (L, M). For class weights multiply the result of `reduction="none"` by them.
     """
     counts, chances = unsqueeze(target, -1) != ignore_index, log_softmax(x, dim=-1)
     right = -_of_target(chances, target, counts)
@@ -216,7 +218,7 @@ def nll_loss(
     reduce: Literal[None] = None,
     reduction: Literal["none", "mean", "sum"] = "mean",
 ) -> Value:
-    """`F.nll_loss` of log-probabilities (M, N) and target (M,), with what `cross_entropy` says of both."""
+    """`F.nll_loss` of log-probabilities (M, N) and target (M,); see `cross_entropy`."""
     counts = unsqueeze(target, -1) != ignore_index
     return _of_rows(-_of_target(x, target, counts), counts, reduction)
 
@@ -224,14 +226,14 @@ def nll_loss(
 @checked
 @in_float32
 def block_scale(largest: Value, most: Positive = 448.0, rounding: Literal["none", "up", "floor"] = "none") -> Value:
-    """What a block is divided by, so that fp8 with numbers up to `most` holds it.
+    """The scale by which a block is divided before it is stored in a dtype whose largest number is `most`.
 
-    That is `largest`, the block's largest magnitude, over `most`, at least 2^-126, and 1 for a block of zeros.
-    `rounding` makes a power of two of it, which torch.float8_e8m0fnu holds, and whose derivative is 0. "up": the next
-    one that is no smaller. "floor": 2^(floor(log2(largest)) - floor(log2(most))), as the OCP Microscaling Formats
-    specification 1.0, section 6.3, has it; the largest values then saturate. NaN and infinity stay; in e8m0 both are
-    NaN. `most` is a positive number. Of a tensor of 16 bits the scale is a float32. Raises `ValueError` for another
-    `rounding` or `most`.
+    It is `largest`, the largest magnitude of the block, divided by `most`, and at least 2^-126. It is 1 for a block of
+    zeros. `rounding` makes it a power of two, which torch.float8_e8m0fnu holds, and whose derivative is 0. "up" takes
+    the smallest power that is not below it. "floor" takes 2^(floor(log2(largest)) - floor(log2(most))), which is the
+    rule of the OCP Microscaling Formats specification 1.0, section 6.3; the largest values then saturate. NaN and
+    infinity are kept; in e8m0 both are NaN. The scale is float32 also for tensors of 16 bits. Raises `ValueError` if
+    `most` is not positive, and for another `rounding`.
     """
     x = largest if rounding == "floor" else largest / most
     below = floor_power_of_two(x)

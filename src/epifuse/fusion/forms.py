@@ -1,6 +1,7 @@
-"""Names with a form of their own: macros chosen when the epilogue is parsed, layout, coordinates, printing.
+"""Functions that the parser treats in a way of their own: layouts, coordinates, printing, and functions whose meaning
+depends on their arguments, as `max(x)` is a reduction and `max(x, y)` an elementwise maximum.
 
-Called on tensors they are plain PyTorch. `max(x)` is the reduction and `max(x, y)` the elementwise maximum.
+Called on tensors they are plain PyTorch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def unsqueeze(x: Value, dim: int) -> Value:
 
 
 def transpose(x: Value, dim0: int, dim1: int) -> Value:
-    """x with two dims in each other's place. Moves no data."""
+    """x with the two dims exchanged. Moves no data."""
     return x.transpose(dim0, dim1)
 
 
@@ -73,7 +74,7 @@ def squeeze(x: Value, dim: int) -> Value:
 
 
 def chunk(x: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
-    """x in so many equal parts along `dim`. Moves no data."""
+    """x in `chunks` equal parts along `dim`. Moves no data."""
     return x.chunk(chunks, dim)  # type: ignore[no-any-return]  # a tensor's
 
 
@@ -89,7 +90,8 @@ def unbind(x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 
 def roll(x: Value, shifts: int, dims: int) -> Value:
-    """x with its elements moved by `shifts` along a dim, and those behind the end at the front. Moves no data."""
+    """x with its elements shifted by `shifts` places along a dim; those shifted beyond the end come first. Moves no
+    data."""
     return torch.roll(x, shifts, dims)
 
 
@@ -99,7 +101,7 @@ def cat(tensors: Value, dim: int = 0) -> Value:
 
 
 def stack(tensors: Value, dim: int = 0) -> Value:
-    """Values of one shape, beside each other along a new dim."""
+    """Values of one shape, stacked along a new dim."""
     return torch.stack(tensors, dim)
 
 
@@ -115,12 +117,13 @@ def extent(x: Value, dim: DimArgument = None) -> Value:
 
 
 def gather(x: Value, dim: int, index: Value) -> Value:
-    """The element of x along `dim` at the place `index`, which has one element there. 0 where x has no such place."""
+    """The element of x at the position `index` along `dim`. `index` has the extent 1 along `dim`. The result is 0 where
+    the position is outside of x."""
     return torch.gather(x, dim, index)
 
 
 def index_along(x: Value, dim: int) -> Value:
-    """The coordinate of x along a dim, int32; it broadcasts to x."""
+    """The coordinate along a dim of x, int32, in a shape that broadcasts to x."""
     at = dim % x.dim()
     return torch.arange(x.shape[at], dtype=torch.int32, device=x.device).reshape(-1, *(1,) * (x.dim() - at - 1))
 

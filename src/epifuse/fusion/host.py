@@ -22,18 +22,18 @@ LOGIC: dict[str, Callable[..., Any]] = {
 
 
 LEAVES = ("load", "axis")
-"""What no arithmetic makes: numbers that are handed over, and extents of axes."""
+"""Operations without arguments, whose values the caller provides: operands that are numbers, and extents of axes."""
 
 
 def _ordered(low: Any, high: Any) -> Any:
-    """The lower bound of torch's hardtanh, which refuses one above the upper."""
+    """Return the lower bound. Like torch's hardtanh, raise `ValueError` if it is above the upper bound."""
     if low > high:
         raise ValueError(f"the lower bound {low} is greater than the upper bound {high}")
     return low
 
 
 def probability(p: Any) -> Any:
-    """The probability of a dropout, which leaves something."""
+    """Return `p`, a dropout probability; raise `ValueError` unless 0 <= p < 1."""
     if not 0 <= p < 1:
         raise ValueError(f"the probability of a dropout is in [0, 1), and p is {p}")
     return p
@@ -54,7 +54,8 @@ def is_host_operation(node: Node) -> bool:
 
 
 def may_fail(candidates: Iterable[Node], computed: Iterable[Node]) -> Iterator[Node]:
-    """Those of `candidates` whose arithmetic may raise in Python and is not on the way to `computed` anyway."""
+    """Yield the candidates whose arithmetic may raise in Python, unless `computed` depends on them, so that they are
+    evaluated anyway."""
     covered = set(topological(computed))
     risky: set[Node] = set()
     candidates = tuple(candidates)
@@ -72,16 +73,16 @@ def _raises(node: Node) -> bool:
 
 
 def evaluate(root: Node, leaf: Callable[[Node], Any], known: Mapping[Node, Any] = MappingProxyType({})) -> Any:
-    """The number `root` stands for. `leaf` gives the value of a load or an axis. Raises `HostError`."""
+    """Evaluate `root`. `leaf` returns the value of a load or an axis. Raises `HostError`."""
     return evaluate_all({"": root}, leaf, known)[""]
 
 
 def evaluate_all(
     roots: Mapping[str, Node], leaf: Callable[[Node], Any], known: Mapping[Node, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The numbers the roots stand for, where some are `known`. `leaf` gives the others that no arithmetic makes.
+    """Evaluate the roots. `known` has the values of some nodes, and `leaf` returns those of other loads and axes.
 
-    Raises `HostError`. A conditional takes its branch like Python's: an error in the branch not taken does not count.
+    Raises `HostError`. As in Python, an error in the branch of a conditional that is not taken is ignored.
     """
     values: dict[Node, Any] = dict(known)
     for node in topological(roots.values(), values):
@@ -99,7 +100,7 @@ def evaluate_all(
 
 
 class _PoisonedError(Exception):
-    """A failed value; an error only where it is used."""
+    """A value whose computation failed. It is an error only if another value uses it."""
 
     def __init__(self, node: Node, error: Exception) -> None:
         super().__init__(str(error))
@@ -131,13 +132,14 @@ def _step(node: Node, args: list[Any], leaf: Callable[[Node], Any]) -> Any:
     return result
 
 
-_MOST_BITS = 1 << 16  # well past what a float holds, and still computed at once
+_MOST_BITS = 1 << 16  # far above the range of a float; Python still computes such integers quickly
 _MOST_FACTORS = 1024
 _GROWING = ("factorial", "comb", "perm")
 
 
 def _refuse_huge(node: Node, args: list[Any]) -> None:
-    """Integers no kernel could take, before Python spends minutes on them: 2 ** 10 ** 10, factorial(10 ** 8)."""
+    """Raise `OverflowError` for integers that no kernel takes and that Python would compute for minutes, such as
+    2 ** 10 ** 10 or factorial(10 ** 8)."""
     if not args or not all(isinstance(arg, int) for arg in args):
         return
     if node.op == "bitwise_left_shift" and args[1] > _MOST_BITS:

@@ -1,7 +1,7 @@
-"""What a node of each operation is made of: where it may stand, how many arguments it takes, and what its `attr` is.
+"""The operations of a graph: in which graphs each may stand, how many arguments it takes, and what its `attr` holds.
 
-A graph is *written* as the front ends make it and *typed* after inference; its *host* expressions are computed from
-numbers alone at each launch. An operation has one form wherever it stands.
+A front end makes a *written* graph. Type inference makes a *typed* graph of it. *Host* expressions are the parts of a
+graph that are computed from numbers alone, at each launch. An operation has the same form in all three.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ Place = Literal["written", "typed", "host"]
 
 
 class Form(NamedTuple):
-    """What an `attr` is, in words and as a test."""
+    """What an `attr` must be: in words, for messages, and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 class Operation(NamedTuple):
-    """One row. `arity` is None where any number of arguments may stand.
+    """One row of the table. `arity` is None if the operation takes any number of arguments.
 
-    `reads_extents` where inference makes extents themselves a part of the typed graph, as factors or as counts: it then
-    serves one N, and other rows where `structure.reads_rows` says so. What a later pass counts, `Structure.exact` says.
+    `reads_extents` says whether inference writes extents into the typed graph, as factors or as counts. Such a graph
+    holds for one N only, and for other M only if `structure.reads_rows` is False. Extents that later passes write into
+    it are in `Structure.exact`.
     """
 
     places: tuple[Place, ...]
@@ -118,7 +119,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "call": Operation(("written", "typed"), None, _ACTIVATION, reads_extents=False),
     "cast": Operation(("written", "typed"), 1, _DTYPE, reads_extents=False),
     "debug_print": Operation(("written", "typed"), 1, _TEXT, reads_extents=False),
-    # As written: layout, coordinates and reductions count the dims of a value.
+    # In written graphs: their layouts, coordinates and reductions number the dims of a value.
     "permute": Operation(("written",), 1, _WHOLES, reads_extents=False),
     "reshape": Operation(("written",), None, _SIZES, reads_extents=True),
     "unsqueeze": Operation(("written",), 1, _WHOLE, reads_extents=False),
@@ -132,27 +133,27 @@ OPERATIONS: Mapping[str, Operation] = {
     "assume_one_hot": Operation(("written",), 1, _WHOLE, reads_extents=True),
     "reduce_dims": Operation(("written",), 1, _REDUCED_DIMS, reads_extents=False),
     "reduce_axes": Operation(("written",), 1, _REDUCED_AXES, reads_extents=True),
-    # Numbers that follow from a value: of how many elements it is along some dims or in all, and a limit of its dtype.
+    # Numbers that follow from a value: its number of elements, along some dims or in all, and a limit of its dtype.
     "extent": Operation(("written",), 1, _COUNTED, reads_extents=False),
     "limit": Operation(("written",), 1, _TEXT, reads_extents=False),
     "gather": Operation(("written",), 2, _WHOLE, reads_extents=False),
     "full_like": Operation(("written",), 2, _MAYBE_DTYPE, reads_extents=False),
-    # Its first argument in the 16 bits that all others have which are floats, or in float32.
+    # The first argument, in the 16 bits that all other floating arguments share; in float32 if they share none.
     "rounded_like": Operation(("written",), None, NOTHING, reads_extents=False),
     "cast_like": Operation(("written",), 2, NOTHING, reads_extents=False),  # the first in the dtype of the second
-    # Claims that inference checks; each stands for its first argument.
+    # Claims, which inference checks; the value of each is its first argument.
     "access": Operation(("written",), 1, _WORDS, reads_extents=False),
     "number": Operation(("written",), 1, _TEXT, reads_extents=False),
     "tensor": Operation(("written",), 1, _RANK, reads_extents=False),
     "torch": Operation(("written",), None, _WORDS, reads_extents=False),
-    # As typed: what varies, over which factors.
+    # In typed graphs: these name factors in place of dims.
     "index": Operation(("typed",), 0, _FACTORS, reads_extents=False),
     "pick": Operation(("typed",), 1, _PICKED, reads_extents=False),
     "region": Operation(("typed",), 1, _COLUMNS, reads_extents=False),
     "expand": Operation(("typed",), 1, _FACTORS, reads_extents=False),
     "one_hot": Operation(("typed",), 1, _FACTORS, reads_extents=False),
     "reduce": Operation(("typed",), 1, _REDUCED, reads_extents=False),
-    # Numbers, in Python's arithmetic.
+    # Numbers, computed by Python.
     "axis": Operation(("host",), 0, _AXIS, reads_extents=False),
     "host": Operation(("written", "host"), None, _TEXT, reads_extents=False),
     "select": Operation(("written", "host"), 3, NOTHING, reads_extents=False),
@@ -166,7 +167,7 @@ COMMUTATIVE = frozenset(name for name, row in PRIMITIVES.items() if row.commutat
 
 
 def broken(node: Node, place: Place) -> str | None:
-    """What is wrong with `node` where it stands, if anything is."""
+    """What is wrong with `node` in a graph of the kind `place`, or None."""
     row = OPERATIONS.get(node.op)
     if row is None:
         return f"{node} is no operation"

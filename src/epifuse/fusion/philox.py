@@ -27,10 +27,8 @@ SCALE = 4.6566127342e-10
 
 
 def first_word(low: Any, high: Any, position: Any) -> Any:
-    """The first of the four words for a key of two words: integers in [0, 2 ** 32), of Python or in int64 tensors.
-
-    A product wraps in int64, which leaves each of its 64 bits what it is.
-    """
+    """Return the first of the four words for a key of two words. All are integers in [0, 2 ** 32), either Python's or
+    in int64 tensors. Products wrap in int64, which does not change any of their 64 bits."""
     counter = (position, 0, 0, 0)
     for _ in range(ROUNDS):
         first, second = counter[0] * MULTIPLIERS[0], counter[2] * MULTIPLIERS[1]
@@ -48,7 +46,8 @@ _INTEGERS = [dtype for dtype, row in BY_TORCH.items() if row.loads_as in ("int32
 
 
 def _words(value: Value) -> tuple[Any, Any]:
-    """The lower and the upper 32 bits of an integer of 64 or fewer. Raises `EpifuseError` for what is none."""
+    """Return the lower and the upper 32 bits of an integer of at most 64 bits. Raises `EpifuseError` for a float or a
+    mask."""
     if isinstance(value, torch.Tensor):
         wide, is_mask, is_integer = value.to(torch.int64), value.dtype == torch.bool, value.dtype in _INTEGERS
     else:

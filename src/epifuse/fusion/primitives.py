@@ -1,8 +1,8 @@
-"""The primitives: one decorated function each. Its body is the meaning in PyTorch, its signature the arity, its
-docstring the documentation, and the decorator's arguments say what else holds. A provider has one row for each of them.
+"""The primitives, one decorated function each. The body is the meaning in PyTorch, the signature gives the arity, the
+docstring is the documentation, and the decorator's arguments are further properties. A provider has one row for each.
 
-Called on tensors (or numbers) these are plain PyTorch; written in an epilogue they are parsed and never called.
-Every operand broadcasts by NumPy's rule. NaN behaves as in PyTorch.
+Called on tensors or numbers these functions are plain PyTorch. In an epilogue they are parsed and never called.
+Operands broadcast by NumPy's rule. NaN behaves as in PyTorch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _OfNumbers = Literal["arithmetic", "subtract", "floating", "divide", "power", "s
 KindRule = Literal[_OfNumbers, "logic", "bits", "integer", "select", "random"]
 
 Error = Literal["carried", "added", "amplified"]
-"""*carried*: the relative error of the result is at most that of the arguments together. *added*: that, and an error of
-its own where it is approximated. *amplified*: it may be any multiple, since a sum may cancel, an exponential multiplies
-the error by its argument, and a comparison or a rounding makes a step of it."""
+"""How the relative error of a result follows from the relative errors of the arguments. *carried*: it is at most their
+sum. *added*: it is at most their sum and the error of an approximation. *amplified*: it may be any multiple of them: a
+sum may cancel, an exponential multiplies the error by its argument, and a comparison or a rounding is a step."""
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """One row. Nothing in it has a default: who adds a primitive says what holds for it."""
+    """One row of the table. No field has a default, so that a new primitive has to state each of them."""
 
     name: str
     arity: int
     rule: KindRule
-    """How kinds combine."""
+    """How the kind of the result follows from those of the arguments."""
     meaning: Callable[..., Any]
     """The meaning on tensors."""
     on_host: Callable[..., Any]
@@ -47,20 +47,20 @@ class Primitive:
     commutative: bool
     """Whether its two arguments may change places."""
     error: Error
-    """What becomes of an error of its arguments."""
+    """How errors of the arguments appear in the result."""
     costly: bool
-    """Whether it takes an instruction that a GPU has few of: sharing it gains more than a fast form does."""
+    """Whether a GPU issues few of its instructions per cycle: then sharing its value gains more than a fast form."""
     may_fail: bool
-    """Whether `on_host` may raise; that an integer may be too large for a float is left aside."""
+    """Whether `on_host` may raise. An integer that is too large for a float does not count."""
     symbol: str | None
-    """Python's operator, if it has one of two arguments."""
+    """The binary operator of Python, if there is one."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
 def _on_numbers(meaning: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """The tensor meaning on Python numbers, in float64 (a bool stays a mask, an int an integer)."""
+    """`meaning` on Python numbers, as 0-d tensors: floats become float64, bools masks and ints integers."""
 
     def host(*numbers: Any) -> Any:
         dtypes = (torch.float64 if isinstance(n, float) else None for n in numbers)
@@ -79,7 +79,7 @@ def primitive(
     host: Callable[..., Any] | None = None,
     symbol: str | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a row; see `Primitive`. `host` is left out where the meaning on numbers is PyTorch's on a 0-d tensor."""
+    """Register a row; see `Primitive`. Without `host`, numbers are computed as PyTorch computes 0-d tensors."""
 
     def register(meaning: Function) -> Function:
         on_host = host or _on_numbers(meaning)
@@ -94,13 +94,13 @@ def primitive(
         name = meaning.__name__
         arity = meaning.__code__.co_argcount
         PRIMITIVES[name] = Primitive(name, arity, rule, meaning, on_host, commutative, error, costly, may_fail, symbol)
-        return function  # type: ignore[return-value]  # `meaning` with its numbers apart
+        return function  # type: ignore[return-value]  # the signature of `meaning`
 
     return register
 
 
 def _tensors(*values: Any) -> tuple[torch.Tensor, ...]:
-    """Numbers become 0-d tensors of a dtype that does not widen the tensors beside them."""
+    """The values as tensors. A number becomes a 0-d tensor of a dtype that does not promote the other tensors."""
     like = next(value for value in values if isinstance(value, torch.Tensor))
     return tuple(_as_tensor(value, like) for value in values)
 
@@ -112,7 +112,7 @@ def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
     dtype = torch.get_default_dtype() if widens else like.dtype
     if isinstance(value, int) and not isinstance(value, bool) and like.dtype == torch.bool:
         dtype = torch.int64
-    return torch.full((), value, dtype=dtype, device=like.device)  # which can be traced, as torch.tensor cannot
+    return torch.full((), value, dtype=dtype, device=like.device)  # torch.tensor cannot be traced
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ OfEqual = tuple[Literal["times", "plus", "power"], Callable[[int], float]]
 
 
 class Merge(NamedTuple):
-    """How reductions of parts are joined (a mean and a norm as the sums they are made of), and what changes nothing."""
+    """How reductions of parts are merged, and the neutral element. For a mean or a norm that is its underlying sum."""
 
     how: Literal["sum", "product", "largest", "smallest", "any", "all", "exponentials"]
     neutral: float
@@ -38,29 +38,31 @@ _ANY, _ALL = Merge("any", 0.0), Merge("all", 1.0)
 
 @dataclass(frozen=True)
 class Combine:
-    """One row. Nothing in it has a default: who adds a reduction says what holds for it."""
+    """One row of the table. No field has a default, so that a new reduction has to state each of them."""
 
     name: str
     meaning: Callable[..., torch.Tensor]
     """The meaning on tensors."""
     rule: KindRule
-    """`sum` widens integers and masks to int64, `squares` integers, `float` takes floats, `ordered` keeps the kind."""
+    """The kind of the result: `sum` widens integers and masks to int64, `squares` widens integers, `float` accepts
+    floats only, `ordered` keeps the kind, and `mask` makes a mask."""
     merge: Merge
     has_identity: bool
-    """Whether a reduction of nothing has a value."""
+    """Whether the reduction of no elements has a value."""
     of_one: OfOne
-    """What the reduction of one element is."""
+    """The reduction of one element."""
     of_equal: OfEqual
-    """The reduction of so many equal floats, given that of one."""
+    """How the reduction of `count` equal floats follows from that of one."""
     of_ones: Callable[[int], float] | None
-    """The reduction of so many ones among zeros, or None where more must be known."""
+    """The reduction of `count` ones among zeros; None if it depends on the number of zeros too."""
 
 
 REDUCTIONS: dict[str, Combine] = {}
 
 
 def along(name: str, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """A reduction along these dims, which are kept. Along none it is of each value alone, where torch takes all."""
+    """Reduce x along `dims`, and keep them with extent one. Without dims each element is reduced by itself; PyTorch
+    would reduce over all dims."""
     meaning = REDUCTIONS[name].meaning
     made: torch.Tensor = meaning(x, tuple(dims), True) if dims else meaning(x[..., None], (-1,), False)
     return made
@@ -86,7 +88,7 @@ def reduction(
 
 
 def _none_is(nothing: float) -> OfEqual:
-    """As that of one, and `nothing` times it of none."""
+    """For a reduction of equal floats that is the reduction of one of them; `nothing` replaces it for no elements."""
     return "times", lambda count: 1.0 if count else nothing
 
 
@@ -112,7 +114,7 @@ def sum(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # n
 
 @reduction("sum", _PRODUCT, has_identity=True, of_one="itself", of_equal=("power", float), of_ones=None)
 def prod(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
-    """The product; 1 of nothing. Of integers modulo 2^64."""
+    """The product; 1 for no elements. The product of integers is taken modulo 2^64."""
     for d in sorted((d % x.dim() for d in _dims(x, dim) or range(x.dim())), reverse=True):
         x = torch.prod(x, d, keepdim)
     return x if x.is_floating_point() else x.to(torch.int64)
@@ -120,7 +122,7 @@ def prod(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
 
 @reduction("float", _SUM, has_identity=True, of_one="itself", of_equal=_none_is(math.nan), of_ones=None)
 def mean(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
-    """The mean; NaN of nothing."""
+    """The mean; NaN for no elements."""
     return torch.mean(x, _dims(x, dim), keepdim)
 
 
@@ -138,7 +140,7 @@ def amin(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
 
 @reduction("ordered", _LARGEST_SIZE, has_identity=True, of_one="size", of_equal=_none_is(0.0), of_ones=_one_if_any)
 def absmax(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
-    """The largest absolute value, 0 of nothing: what CUTLASS calls amax."""
+    """The largest absolute value; 0 for no elements. CUTLASS calls it amax."""
     if x.numel() == 0:
         return torch.sum(torch.abs(x), _dims(x, dim), keepdim, dtype=x.dtype)
     return torch.amax(torch.abs(x), _dims(x, dim), keepdim)
@@ -178,13 +180,13 @@ def all(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:  # n
     of_ones=None,
 )
 def logsumexp(x: Value, dim: DimArgument = None, keepdim: bool = False) -> Value:
-    """log(sum(exp(x))) without overflow; -inf of nothing."""
+    """log(sum(exp(x))) without overflow; -inf for no elements."""
     return torch.logsumexp(x, _dims(x, dim), keepdim)
 
 
 def _as_torch(function: Function) -> Function:
-    """`function`, which on floats is PyTorch's of its name: its derivative compares no element with the largest one,
-    which PyTorch's compiler may have rounded otherwise."""
+    """Have `function` call PyTorch's function of the same name on floats. The derivative of that one does not compare
+    elements with the largest one, which PyTorch's compiler may have rounded in another way."""
     own = getattr(torch, function.__name__)
 
     @functools.wraps(function)

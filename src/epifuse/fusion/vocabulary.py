@@ -1,4 +1,4 @@
-"""Everything a person can call in an epilogue, by name and by object: ours, torch's, math's, rebound builtins."""
+"""Everything that an epilogue may call, by name and by object: epifuse's functions, torch's, math's, and builtins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Group = Literal["primitive", "activation", "macro", "reduction", "form"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of the vocabulary. A macro is inlined when parsed; an activation becomes a call a provider may know."""
+    """One name of the vocabulary. The parser inlines a macro. It makes one node of an activation, for which a provider
+    may have a faster form."""
 
     name: str
     group: Group
@@ -29,18 +30,18 @@ class Entry:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Parameters as a person writes them."""
+        """The parameters as they are written in an epilogue."""
         return inspect.signature(self.function)
 
     @property
     def body(self) -> Callable[..., Any]:
-        """The function that is written in the language, without what checks its arguments."""
+        """The function without decorators, as the parser reads it."""
         body: Callable[..., Any] = inspect.unwrap(self.function)
         return body
 
     @property
     def rounds_once(self) -> bool:
-        """Whether it is computed in float32 on values of 16 bits, and its result alone is rounded."""
+        """Whether it computes in float32 on values of 16 bits and rounds only its result."""
         return hasattr(self.function, "rounds_once")
 
     @property
@@ -99,7 +100,7 @@ _TORCH_SPELLINGS = {
     "not_equal": "ne",
     "expit": "sigmoid",
 }
-"""torch names that differ from ours; torch's own gelu, clamp ... are found by the same name."""
+"""PyTorch's names that differ from epifuse's. Others, such as gelu and clamp, are the same."""
 
 _TORCH_NAMESPACES: tuple[Any, ...] = (torch, F, torch.special)
 _NOT_TORCH = frozenset({"cast", "debug_print", "index_m", "index_n", "index_l", "clip", "dropout"})
@@ -110,7 +111,7 @@ METHODS: dict[str, str] = {
     "clip": "clamp",
     "view": "reshape",
 }
-"""Tensor methods a person may write, and the vocabulary name each means."""
+"""The tensor methods that an epilogue may call, each with its name in the vocabulary."""
 
 CAST_METHODS: dict[str, torch.dtype] = {
     "float": torch.float32,
@@ -128,7 +129,7 @@ CAST_METHODS: dict[str, torch.dtype] = {
 BUILTINS: dict[Any, str] = {
     getattr(builtins, name): name for name in ("max", "min", "sum", "abs", "round", "any", "all", "pow")
 }
-"""Builtins rebound to the vocabulary; `ef.reference` rebinds the same names."""
+"""Builtins that mean functions of the vocabulary in an epilogue. `ef.reference` replaces the same ones."""
 
 _NOT_OF_NUMBERS = ("dist", "frexp", "fsum", "modf", "prod", "sumprod")
 MATH_FUNCTIONS: frozenset[Any] = frozenset(
@@ -155,12 +156,12 @@ _OUR_OBJECTS: dict[int, str] = {id(entry.function): name for name, entry in VOCA
 
 
 def ours(value: object) -> Entry | None:
-    """The entry that `value` is, if it is one of our own functions."""
+    """The entry of `value` if it is a function of epifuse, else None."""
     name = _OUR_OBJECTS.get(id(value))
     return VOCABULARY[name] if name else None
 
 
 def torchs(value: object) -> Entry | None:
-    """The entry that torch's function `value` means, if it means one."""
+    """The entry that PyTorch's function `value` corresponds to, or None."""
     name = _TORCH_OBJECTS.get(id(value))
     return VOCABULARY[name] if name else None
