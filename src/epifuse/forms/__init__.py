@@ -1,4 +1,4 @@
-"""The forms that people know from CUTLASS: visitor trees, thread functors, classes, the plan object."""
+"""The forms of an epilogue or a GEMM that CUTLASS users know: visitor trees, thread functors, a class, a plan."""
 
 from epifuse.forms import evt, thread
 from epifuse.forms.dense_gemm import DenseGemm

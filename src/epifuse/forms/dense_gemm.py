@@ -5,8 +5,8 @@
             d = accumulator * alpha + c * beta
             return d
 
-The method is parsed like an epilogue function, never called (but by `verify`); names may be assigned again, and `self`
-gives numbers, functions and methods. An `AlphaBeta(...)` is an epilogue wherever a function is, too.
+The method is parsed like an epilogue function. Only `verify` calls it. In the method a name may be assigned again, and
+attributes of `self` may be numbers, functions and methods. An `AlphaBeta(...)` is accepted wherever an epilogue is.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class DenseGemm:
-    """`(L, M, K) @ (L, K, N)` in `acc_dtype`, then `epilogue_operation`.
+    """`(L, M, K) @ (L, K, N)`, accumulated in `acc_dtype`, then `epilogue_operation`.
 
-    `mma_tiler_mn` and `cluster_shape_mn` pin the tile and the cluster: a kernel honours them or is refused; None leaves
-    the choice to the planner. `device` is where `create_arguments` puts tensors, the GPU by default where there is one.
+    `mma_tiler_mn` and `cluster_shape_mn` pin the tile and the cluster: only kernels with these are used. None leaves
+    the choice to the planner. `device` is where `create_arguments` puts tensors, by default the GPU if there is one.
     Raises `ArgumentError` for options that no kernel could have.
     """
 
     allow_recompute: ClassVar[bool] = True
-    """Whether a second sweep may compute the product again for a value that needs a finished reduction."""
+    """Whether a further launch may compute the product again for a value that needs a finished reduction."""
 
     def __init__(
         self,
@@ -74,14 +74,15 @@ class DenseGemm:
     # --- what a class of your own overrides ----------------------------------------------------------------------
 
     def epilogue_operation(self, accumulator: Any) -> Any:
-        """The epilogue: outputs by position, in the order of the return statement."""
+        """The epilogue. Its outputs are identified by position, in the order of the return statement."""
         D = accumulator
         return D
 
     def create_arguments(
         self, l: int, m: int, n: int, k: int, a_major: str, b_major: str, cd_major: str, ab_dtype: torch.dtype
     ) -> Tensors:
-        """Random A (l, m, k) and B (l, k, n), contiguous along the named axis; override to add operands and outputs."""
+        """Random A (l, m, k) and B (l, k, n), contiguous along the axes `a_major` and `b_major`. Override this method
+        to add operands and outputs."""
         for name, value, allowed in (
             ("a_major", a_major, "mk"),
             ("b_major", b_major, "kn"),
@@ -95,7 +96,8 @@ class DenseGemm:
     # --- using it ------------------------------------------------------------------------------------------------
 
     def matrix(self, l: int, rows: int, columns: int, rows_contiguous: bool, dtype: torch.dtype) -> torch.Tensor:
-        """Random (l, rows, columns) of small integers, which every dtype and every order of summation holds exactly."""
+        """A random tensor (l, rows, columns) of small integers. Every dtype holds them exactly, and their sums are the
+        same in any order."""
         if not is_storable(dtype):
             raise fail("option", None, name="dtype", want="a torch dtype that can be stored", value=dtype)
         for name, extent in (("l", l), ("rows", rows), ("columns", columns)):
@@ -107,23 +109,25 @@ class DenseGemm:
         return made.mT if rows_contiguous else made
 
     def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
-        """A, B, the operands of `epilogue_operation` in order but those given by name, then all outputs or none."""
+        """The arguments for `explain` and `get_kernels`. `tensors` are A, B, the operands of `epilogue_operation` in
+        order except those in `named`, and then all outputs or none."""
         a, b, parsed, given = self._by_name(tensors, named)
         epilogue = EpilogueArguments.partial(parsed, given)
         return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
 
     @outside_graph
     def run(self, *tensors: Any, **named: Any) -> Any:
-        """Launch once, see `arguments`; outputs that are not given are allocated. One is returned as it is.
+        """Launch once; the parameters are those of `arguments`. Outputs that are not given are allocated.
 
-        Raises `UnsupportedError` where no kernel has the tile and cluster asked for, before anything is written.
+        Returns the output, or all of them by name if there are several. Raises `UnsupportedError`, before anything is
+        written, if no kernel has the tile and cluster asked for.
         """
         a, b, parsed, given = self._by_name(tensors, named)
         outputs = run(Request(a, b, parsed, given, self._options))
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:
-        """A, B, the epilogue, and its operands and outputs by name."""
+        """A, B, the parsed epilogue, and its operands and outputs by name."""
         if "_options" not in vars(self):
             raise fail("not_constructed", None, name=type(self).__name__)
         parsed = self.__epifuse__()
@@ -138,9 +142,10 @@ class DenseGemm:
 
     @outside_graph
     def verify(self, *tensors: Any, **named: Any) -> dict[str, Verdict]:
-        """Run, and compare every output with `epilogue_operation` run by PyTorch in float64, with its error bound.
+        """Run, and compare each output with `epilogue_operation` computed by PyTorch in float64, within an error bound.
 
-        Raises `InternalError` where an output differs; returns how many elements of each could be judged.
+        Returns a `Verdict` for each output by name, with the number of elements that could be judged. Raises
+        `InternalError` if an output differs.
         """
         args = self.arguments(*tensors, **named)
         wants = wanted(args, partial(reference(type(self).epilogue_operation), self))
@@ -148,7 +153,7 @@ class DenseGemm:
         return verified(launch(args.call._replace(request=request), Settled(args.problem, args.structure)), wants)
 
     def __epifuse__(self) -> Parsed:
-        """`epilogue_operation`, parsed."""
+        """The parsed `epilogue_operation`."""
         method = inspect.getattr_static(type(self), "epilogue_operation")
         names = method.__code__.co_varnames[: method.__code__.co_argcount] if inspect.isfunction(method) else ()
         if len(names) < 2:
@@ -170,7 +175,7 @@ def _device(value: Any) -> torch.device:
 
 
 def whole_pair(name: str, value: Any, *, optional: bool = True) -> tuple[int, int] | None:
-    """`value` as two extents, or None. Raises `ArgumentError`."""
+    """`value` as a pair of positive extents, or None if it is None and `optional`. Raises `ArgumentError`."""
     if value is None and optional:
         return None
     pair = tuple(value) if isinstance(value, (tuple, list)) else ()

@@ -1,10 +1,10 @@
-"""The plan object, for people who know the older Python interface of CUTLASS.
+"""The plan object, for users of CUTLASS's older Python interface.
 
     plan = epifuse.Gemm(element=torch.float16, layout=LayoutType.RowMajor)
     plan.activation = relu                  # or (leaky_relu, 0.1)
     D = plan.run(A, B, C, alpha=2.0, beta=1.0)
 
-The dtypes and layouts are the plan's, the tensors each run's. `plan.epilogue_visitor` takes any epilogue instead.
+A plan has the dtypes and layouts; each run has the tensors. `plan.epilogue_visitor` may be any epilogue instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LayoutType(enum.Enum):
 
 @dataclass(frozen=True)
 class TileDescription:
-    """A tile that some kernel has; assign it to `plan.tile_description` to pin it."""
+    """A tile of some kernel. Assign it to `plan.tile_description` to pin it."""
 
     threadblock_shape: tuple[int, int]
     cluster_shape: tuple[int, int] | None = None
@@ -63,7 +63,7 @@ class TileDescription:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """An epilogue that was checked with examples; `print` shows its typed graph. It is an epilogue anywhere."""
+    """An epilogue that was checked with examples. `print` shows its typed graph. It can be passed as an epilogue."""
 
     epilogue: Any
     graph: Graph
@@ -79,7 +79,8 @@ class Trace:
 def trace(epilogue: Any, example_tensors: Mapping[str, Any]) -> Trace:
     """Parse and type an epilogue (function, source text, tree or functor) for examples of `accum` and its operands.
 
-    Outputs among the examples are checked too; no data is read. Raises what `GemmArguments` would.
+    `example_tensors` are by name, and may include outputs, which are checked too. No data is read. Raises what
+    `GemmArguments` raises.
     """
     if not isinstance(example_tensors, Mapping):
         raise fail("wrong_arguments", None, function="trace", want="a mapping", type=type(example_tensors).__name__)
@@ -111,7 +112,7 @@ def _without_data(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """What the plan says of A, B, C or D; None says nothing."""
+    """The dtype and layout that the plan requires of A, B, C or D. None allows any."""
 
     name: str
     element: torch.dtype | None
@@ -133,10 +134,10 @@ def _has_layout(tensor: torch.Tensor, layout: LayoutType) -> bool:
 class Gemm:
     """`D = activation(alpha * A @ B + beta * C)`, or any epilogue as `epilogue_visitor`.
 
-    Each matrix has a dtype and a layout: those of the tensor given here, else `element_X` and `layout_X`, else
-    `element` and `layout`; what nobody gives may be any. `alpha` and `beta` are the defaults of `run`, 1 and 0 unless
-    given or the `epilogue_visitor` has its own; where beta is a Python zero, C is not read. `cc` is the target of
-    `tile_descriptions`. Raises `ArgumentError`, also for an attribute that a plan does not have.
+    Each matrix X has a dtype and a layout: those of the tensor given here, else `element_X` and `layout_X`, else
+    `element` and `layout`, else any. `alpha` and `beta` are defaults for `run`: without them 1 and 0, or those of the
+    `epilogue_visitor`. C is not read if beta is a Python zero. `cc` is the compute capability, times ten, for which
+    `tile_descriptions` lists tiles. Raises `ArgumentError`, also for an attribute that a plan does not have.
     """
 
     def __init__(
@@ -198,21 +199,21 @@ class Gemm:
 
     @property
     def epilogue_visitor(self) -> Any:
-        """An epilogue in place of the activation: a `trace`, a function, a visitor tree, a functor; or None."""
+        """The epilogue that replaces the activation: a `trace`, function, visitor tree or functor. None if unused."""
         return self._visitor
 
     @epilogue_visitor.setter
     def epilogue_visitor(self, value: Any) -> None:
         if value is not None:
-            parse_cached(value)  # fails here, where the mistake is
+            parse_cached(value)  # raises at the assignment, where the mistake is
         self._visitor = value
 
     # --- tiles ---------------------------------------------------------------------------------------------------
 
     @property
     def tile_description(self) -> TileDescription | None:
-        """The tile that is pinned; kernels have it or are refused. Takes one of `tile_descriptions`, or a dict of its
-        fields; None leaves the choice to the planner."""
+        """The pinned tile: only kernels with it are used. Assign one of `tile_descriptions`, or a dict of its fields.
+        None leaves the choice to the planner."""
         return self._tile
 
     @tile_description.setter
@@ -232,9 +233,9 @@ class Gemm:
         self._with_d = self._without_d._replace(out_dtypes=element and {"D": element})
 
     def tile_descriptions(self) -> list[TileDescription]:
-        """The tiles that kernels have for this plan's dtypes and layouts, best first for a large product.
+        """The tiles of all kernels for this plan's dtypes and layouts, the best one for a large product first.
 
-        Tiles that are for some sizes alone are left out.
+        Tiles that only some sizes can use are left out.
         """
         cc = self.cc
         if cc is None and torch.cuda.is_available():
@@ -247,7 +248,7 @@ class Gemm:
             args = GemmArguments(a, b, accumulator_type=self._element_accumulator, constraints=pinned)
             return get_kernels(args, cc=cc)
 
-        # A kernel may say which tile it would take and still have none to choose.
+        # A kernel may report a tile that cannot be pinned, because it has no other, or one that is only for some sizes.
         found = dict.fromkeys(map(_description, kernels(None)))
         return [tile for tile in found if kernels(tile) and kernels(tile, _SMALL)]
 
@@ -266,11 +267,11 @@ class Gemm:
         print_module: bool = False,
         visitor_args: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run once, on tensors given here or to the constructor; D is allocated where neither gives it.
+        """Run once, on tensors given here or to the constructor. D is allocated if neither gives it.
 
         `visitor_args` are the operands and outputs of the `epilogue_visitor` by name. `print_module` prints the graph
-        and the plan. `sync` waits for the GPU. Returns the output, or several with their names. Raises `ArgumentError`
-        for tensors the plan is not for, and `UnsupportedError` where no kernel has its tile.
+        and the plan. `sync` waits for the GPU. Returns the output, or all of them by name if there are several. Raises
+        `ArgumentError` for tensors that do not fit the plan, and `UnsupportedError` if no kernel has the pinned tile.
         """
         tensors, scalars = {"A": A, "B": B, "C": C, "D": D}, {"alpha": alpha, "beta": beta}
         if print_module:
@@ -284,7 +285,8 @@ class Gemm:
     def arguments(
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None = None
     ) -> GemmArguments:
-        """What `run` runs, for `explain` and `get_kernels`: matrices and scalars by name, None for the plan's own."""
+        """The arguments of a `run`, for `explain` and `get_kernels`. Matrices and scalars are by name; None stands for
+        the plan's own."""
         a, b, parsed, given = self._described(tensors, scalars, visitor_args)
         options = self._options(parsed)
         return GemmArguments(
@@ -303,7 +305,7 @@ class Gemm:
     def _described(
         self, tensors: Mapping[str, Any], scalars: Mapping[str, Any], visitor_args: Mapping[str, Any] | None
     ) -> tuple[torch.Tensor, torch.Tensor, Parsed, dict[str, Any]]:
-        """A, B, the epilogue, and its operands and outputs by name."""
+        """A, B, the parsed epilogue, and its operands and outputs by name."""
         given = dict(self._tensors)
         for name, tensor in tensors.items():
             if name not in self._matrices:
@@ -327,7 +329,7 @@ class Gemm:
         return a, b, *self._activated(given | numbers)
 
     def _activated(self, given: dict[str, Any]) -> tuple[Parsed, dict[str, Any]]:
-        """The epilogue of the activation, and its operands and outputs by name."""
+        """The parsed epilogue with the plan's activation, and its operands and outputs by name."""
         for name, value in _UNLESS_GIVEN.items():
             if given[name] is None:
                 given[name] = value
@@ -338,9 +340,9 @@ class Gemm:
     def _visited(
         self, known: Mapping[str, Any], written: Mapping[str, Any], visitor_args: Mapping[str, Any]
     ) -> tuple[Parsed, dict[str, Any]]:
-        """The visitor, and its operands and outputs by name: of what the plan knows, those that it has.
+        """The parsed `epilogue_visitor`, and its operands and outputs by name, those in `known` and in `visitor_args`.
 
-        What is `written` at the run must be one of them, C apart, which stands before D and may not be read.
+        A name that is `written` at the run must be among them, or be C, which precedes D and may be passed unread.
         """
         parsed = parse_cached(self._visitor)
         names = {*parsed.parameters, *parsed.output_names}

@@ -1,4 +1,4 @@
-"""Visitor trees: an epilogue as CUTLASS's people say it. A tree is read into the graph a Python function gives."""
+"""Visitor trees: an epilogue as CUTLASS users write it. A tree is read into the same graph as a Python function."""
 
 from typing import TYPE_CHECKING
 
@@ -32,5 +32,5 @@ __all__ = [
     "to_tree",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = absent(globals(), {"Sm90TreeVisitor": "write epifuse.evt.EVT"})

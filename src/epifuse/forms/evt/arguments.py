@@ -1,4 +1,4 @@
-"""Arguments of a tree: nested as CUTLASS nests them, or flat by name with pointers and strides. Both end as names."""
+"""Arguments of a tree: nested as in CUTLASS, or flat by name with pointers and strides. Both become values by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from epifuse.runtime.arguments import GemmArguments, Load, Store
 
 
 def from_nested(tree: Part, nested: Any) -> dict[str, Any]:
-    """Operands and outputs by name. Raises `ArgumentError` naming the node whose part does not fit."""
+    """Operands and outputs by name, from nested arguments. Raises `ArgumentError` that names the node whose part does
+    not fit. A part is what the nested arguments hold for one node."""
     lines = outline(tree)
     found: dict[str, Any] = {}
     for line, part in _parts(tree, lines, nested):
@@ -30,7 +31,7 @@ def from_nested(tree: Part, nested: Any) -> dict[str, Any]:
 
 
 def _parts(tree: Part, lines: Sequence[Line], nested: Any) -> Iterator[tuple[Line, Any]]:
-    """Each line with the part that is for its own node; of a tree visitor the last part."""
+    """Yield each line with the part for its own node. The part of a tree visitor's operator is its last one."""
     rest = iter(lines)
     stack = [(tree, nested)]
     while stack:
@@ -55,14 +56,14 @@ def _fields(part: Any) -> tuple[Any, ...]:
 
 
 def padded(line: Line, fields: tuple[Any, ...], names: tuple[str, ...], part: Any) -> tuple[Any, ...]:
-    """The fields, None for those left out at the end."""
+    """The fields, with None for those that are left out at the end. Raises if there are more fields than `names`."""
     if len(fields) > len(names):
         raise misfit(line, f"({', '.join(names)})", part)
     return (*fields, *(None,) * (len(names) - len(fields)))
 
 
 def misfit(line: Line, want: str, part: Any) -> EpifuseError:
-    """The refusal of a part that is not as the node at `line` wants it."""
+    """The error for a part that does not have the form `want` of the node at `line`."""
     return fail("tree_arguments", line.place, node=line.label, want=want, value=_shown(part))
 
 
@@ -80,9 +81,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`given` with `x_ptr` and `dX` read as the pointer and strides of x, and None as a null pointer.
+    """`given` by the names of operands and outputs: `x_ptr` and `dX` are read as the pointer and strides of x.
 
-    `names` are those of operands and outputs: where no other is given, there is nothing to read.
+    None is a null pointer. `names` are the operands and outputs. If only these are given, and none as None, `given` is
+    returned as it is.
     """
     if names.issuperset(given) and not any(value is None for value in given.values()):
         return given
@@ -105,7 +107,7 @@ def prepared(lines: Sequence[Line], names: frozenset[str], given: Mapping[str, A
 
 
 def _stride_name(name: str) -> str:
-    """scale_a -> dScaleA."""
+    """The name of an operand's strides: scale_a -> dScaleA."""
     return "d" + "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
@@ -114,11 +116,11 @@ def _stride_name(name: str) -> str:
 
 _POINTERS = (torch.Tensor, Load, Store)
 _STRIDES = {"row": ("(0, dN, dL)", (0,)), "column": ("(dM, 0, dL)", (1,)), "scalar": ("(0, 0, dL)", (0, 1))}
-"""The strides of what varies over fewer axes, and which of them are 0."""
+"""By access class: how the strides are written, and the positions of those that have to be 0."""
 
 
 def pointed(line: Line, pointer: Any, stride: Any, default: float | None) -> Any:
-    """The operand behind a pointer and its strides; `default` where the pointer is null."""
+    """The operand at a pointer, with strides if these are not None; `default` if the pointer is null."""
     if pointer is None:
         if default is None:
             raise fail("tree_null", line.place, node=line.label)
@@ -134,7 +136,9 @@ def pointed(line: Line, pointer: Any, stride: Any, default: float | None) -> Any
 
 
 def _strided(line: Line, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
-    """`tensor` with a dim for each of (L,) M, N, extent one along those whose stride is 0. No data moves."""
+    """`tensor` as a view with dims ((L,) M, N), where a dim has extent 1 if its stride is 0. `stride` is (dM, dN, dL).
+
+    Raises if it is not a view of the tensor, or if the node at `line` wants a 0 elsewhere."""
     whole = isinstance(stride, (tuple, list)) and len(stride) == 3 and all(type(d) is int for d in stride)
     if whole:
         want, zeros = _STRIDES.get(getattr(line.node, "access", ""), ("", ()))
@@ -143,7 +147,7 @@ def _strided(line: Line, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
         d_m, d_n, d_l = stride
         wanted = [(0, d_l), (1, d_m), (2, d_n)]
         varying = [axis for axis, d in wanted if d]
-        # The stride of the batch may be named where there is none.
+        # A stride of the batch may be given although the tensor has no batch.
         for axes in (varying, [axis for axis in varying if axis]):
             if tensor.dim() == len(axes) or (tensor.numel() == 1 and not axes):
                 shape, strides = [1, 1, 1], [0, 0, 0]
@@ -158,7 +162,7 @@ def _strided(line: Line, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
 
 
 def _fits(tensor: torch.Tensor, wanted: Sequence[int]) -> bool:
-    """A tensor that has the dims already."""
+    """Whether a tensor already has dims with these strides. The stride of a dim of extent 1 does not matter."""
     return all(e == 1 or s == d for e, s, d in zip(tensor.shape, tensor.stride(), wanted, strict=True))
 
 
@@ -166,7 +170,7 @@ def _fits(tensor: torch.Tensor, wanted: Sequence[int]) -> bool:
 
 
 def workspace_size(args: GemmArguments) -> int:
-    """Bytes of workspace the best kernel for `args` needs."""
+    """The bytes of workspace that the best kernel for `args` needs. Raises `UnsupportedError` if there is no kernel."""
     explanation = api.explain(args)
     if explanation.plan is None:
         reasons = "\n".join(f"  {reason}" for reason in explanation.selection.reasons)

@@ -1,4 +1,4 @@
-"""A tree as text and as a picture, in the colours of the article's figures."""
+"""A tree as text and as a picture, in the colours of Colfax's article on epilogue visitor trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLOURS = {
     "scalar": ("#dbeafe", "#2563eb"),
     "store": ("#fef3c7", "#d97706"),
 }
-"""Fill and border: tree visitors black, operations red, matrices and vectors green, scalars blue, stores yellow."""
+"""Fill and border colours: visitors black, operations red, matrices and vectors green, scalars blue, stores yellow."""
 
 _DASHED = 'style=dashed, constraint=false, color="#dc2626"'
 
@@ -29,12 +29,14 @@ _DEFAULTS = (
 
 
 def text(tree: Part) -> str:
-    """One line a node; a tree visitor is shown by its operation, what a node takes from others after an arrow."""
+    """The tree as text, with one line for each node. A tree visitor is shown as its operation; the numbers of the nodes
+    whose values a node takes follow an arrow."""
     return "\n".join(line.text for line in outline(tree))
 
 
 def to_dot(tree: Part) -> str:
-    """DOT: each visitor above its children, the operation of a tree visitor leftmost; edges of a DAG dashed."""
+    """The tree in DOT. Each visitor is above its children, and a tree visitor's operation is its leftmost child. Edges
+    of a topological visitor are dashed."""
     lines = outline(tree)
     rows = list(_DEFAULTS)
     for at, (node, below) in enumerate(_positions(tree)):
@@ -52,7 +54,7 @@ def to_dot(tree: Part) -> str:
 
 
 def to_svg(tree: Part, path: str | os.PathLike[str]) -> Path:
-    """Write `to_dot(tree)`, laid out. Raises `UnsupportedError` without the package pygraphviz."""
+    """Lay out `to_dot(tree)`, and write it as a picture. Raises `UnsupportedError` without the package pygraphviz."""
     return debug.draw(to_dot(tree), path)
 
 
@@ -64,12 +66,13 @@ def _box(name: str, title: str, node: Part) -> str:
 
 
 def _mark(before: str) -> str:
-    """What a child is to its parent: `2` of a topological visitor, `input` of a split tree."""
+    """The role of a child, from the start of its line (`before`): such as `2` in a topological visitor, or `input` in a
+    split tree."""
     return before.rpartition("─ ")[2].strip(": ")
 
 
 def _positions(tree: Part) -> list[tuple[Part, list[int]]]:
-    """Each node of the outline with the positions of its children."""
+    """Each node, in the order of the outline, with the positions of its children in this list."""
     found: list[tuple[Part, list[int]]] = []
     stack: list[tuple[Part, list[int]]] = [(tree, [])]
     while stack:

@@ -1,7 +1,7 @@
-"""Any graph as a tree: topological visitors stand exactly between a branch and its merge, tree visitors elsewhere.
+"""Convert any graph to a tree: with topological visitors between a branch and its merge, and tree visitors elsewhere.
 
-A value used more than once branches; it merges in its immediate dominator, the first node that every way from it to
-the results passes. The visitor holds what lies between; what hangs off it is trees again.
+A value that is used more than once is a branch. Its merge is its immediate dominator: the first node on every path from
+the value to the results. A topological visitor holds all nodes between the two. Their other arguments are trees again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from epifuse.passes.accesses import access_class
 
 
 def to_tree(epilogue: Any) -> Visitor:
-    """The tree of a graph, a function, or source text; read again it gives the graph's digest.
+    """The tree of a graph, a function, or source text. Reading the tree gives a graph with the same digest.
 
-    The graph is best one as written, `Parsed.graph`: in a typed one layout and host arithmetic are gone into the loads,
-    and its tree is for reading. A captured number becomes an operand. A tree stays what it is. Raises what parsing
-    raises.
+    A graph should be one as written, `Parsed.graph`. In a typed graph, layout and host arithmetic are part of loads, so
+    its tree is only for people to read. A captured number becomes an operand. A tree is returned as it is. Raises what
+    parsing raises.
     """
     if isinstance(epilogue, Visitor):
         return epilogue
@@ -44,7 +44,8 @@ def to_tree(epilogue: Any) -> Visitor:
 
 @dataclass(eq=False)
 class _Item:
-    """A leaf or operator, and the items whose values it takes."""
+    """A leaf or operator (`visitor`), the items whose values it takes (`args`), and the items that take its value
+    (`users`). `visitor` is None for the item in which several results meet."""
 
     visitor: Visitor | None
     args: tuple[_Item, ...] = ()
@@ -52,7 +53,7 @@ class _Item:
 
 
 def _items(graph: Graph, defaults: Mapping[str, float]) -> _Item:
-    """The item all results meet in: D's, or an item without a visitor where there are several."""
+    """The item in which all results meet: that of D, or an item without a visitor if there are several results."""
     made: dict[Node, _Item] = {}
     used = {arg for node in graph.nodes for arg in node.args}
     ends: list[_Item] = []
@@ -73,7 +74,7 @@ def _items(graph: Graph, defaults: Mapping[str, float]) -> _Item:
 
 
 def _literal(node: Node) -> _Item | None:
-    """A constant: one beside each use, so that it never makes a branch."""
+    """A new item for a constant, else None. Each use has an item of its own, so that a constant is never a branch."""
     return _Item(ScalarBroadcast(value=node.attr)) if node.op == "const" else None
 
 
@@ -82,7 +83,7 @@ def _visitor(node: Node, graph: Graph, defaults: Mapping[str, float]) -> Visitor
         return AccFetch()
     if node.op == "load":
         return _load(node, graph, defaults)
-    if node.op == "access":  # the claim of a visitor tree's own load
+    if node.op == "access":  # a visitor tree's load, with the axes that it claims
         made: Visitor = _LOADS[node.attr[0]](str(node.args[0].attr.name))
         return made
     if node.op == "const":
@@ -102,7 +103,7 @@ _LOADS: dict[str, Any] = {
 
 
 def _load(node: Node, graph: Graph, defaults: Mapping[str, float]) -> Visitor:
-    """How it varies is known once types are."""
+    """The leaf for a load. Its class follows from the node's type; without types it is an `Operand`."""
     name = str(node.attr.name)
     name = expression(graph.hosts[name]) if name in graph.hosts else name
     access = access_class(graph.types[node]).removeprefix("batch ") if node in graph.types else "any"
@@ -117,7 +118,7 @@ _EACH_BATCH = {ScalarReduction: (0, 0, 1), RowReduction: (0, 1, 1), ColReduction
 
 
 def _reduction(node: Node, name: str, graph: Graph) -> Visitor | None:
-    """An output that is a reduction of a whole tile over whole axes, as the node that stores it."""
+    """The node of a tree for output `name`, if it reduces a full-size value over whole axes; else None."""
     axes = _axes_reduced(node, graph)
     kind = _REDUCTIONS.get(tuple(axis for axis in axes if axis != "l")) if axes else None
     if axes is None or kind is None:
@@ -127,7 +128,7 @@ def _reduction(node: Node, name: str, graph: Graph) -> Visitor | None:
 
 
 def _axes_reduced(node: Node, graph: Graph) -> tuple[str, ...] | None:
-    """The axes that a node reduces a tile over, if it does and they are whole."""
+    """The axes over which a node reduces a full-size value, or None if it does not, or if an axis is not whole."""
     if node.op == "reduce":
         held = graph.types[node.args[0]].factors
         whole = {"m", "n"} <= {f.axis for f in held} and all(f.extent is None and f.stride == 1 for f in held)
@@ -139,7 +140,8 @@ def _axes_reduced(node: Node, graph: Graph) -> tuple[str, ...] | None:
 
 
 def _above_accum(node: Node) -> bool:
-    """Whether a value varies as accum does, for all that can be known before types: it is arithmetic on accum."""
+    """Whether a node's argument varies as accum does, as far as this is known without types: it is arithmetic on
+    accum."""
     for below in reversed(topological(node.args)):
         if below.op == "accum":
             return True
@@ -152,7 +154,12 @@ def _above_accum(node: Node) -> bool:
 
 
 class _Trees:
-    """Trees for what an item dominates."""
+    """Builds the trees of what each item dominates.
+
+    - `order`: all items, arguments first.
+    - `above`, `depth`: the immediate dominator of each item, and the item's depth in the tree of dominators.
+    - `branches`: for each item, the branches that merge in it.
+    """
 
     def __init__(self, root: _Item) -> None:
         self.root = root
@@ -172,7 +179,7 @@ class _Trees:
                 self.branches[merge].append(item)
 
     def meeting(self, one: _Item, other: _Item) -> _Item:
-        """The first item that every way from either to the root passes."""
+        """The first item on all paths from `one` and from `other` to the root."""
         while one is not other:
             if self.depth[one] >= self.depth[other]:
                 one = self.above[one]
@@ -181,11 +188,11 @@ class _Trees:
         return one
 
     def tree(self) -> Visit:
-        """The tree of the root."""
+        """The tree of the whole graph."""
         return (yield self.whole(self.root))
 
     def whole(self, item: _Item) -> Visit:
-        """The tree of an item that takes nothing from outside what it dominates."""
+        """The tree of an item that depends only on items that it dominates."""
         if self.branches[item] or item.visitor is None:
             return (yield self.between(item))
         if not item.args:
@@ -196,7 +203,7 @@ class _Trees:
         return EVT(item.visitor, *children)
 
     def between(self, merge: _Item) -> Visit:
-        """A topological visitor: from the branches to their merge."""
+        """The topological visitor that holds the branches of `merge` and all items between."""
         inside = self.region(merge)
         nodes: list[Visitor] = []
         edges: list[tuple[int, ...]] = []
@@ -219,7 +226,8 @@ class _Trees:
         return _with_last(nodes, edges, places[merge.args[-1]] if merge.visitor is None else len(nodes) - 1)
 
     def region(self, merge: _Item) -> set[_Item]:
-        """The branches that merge here, and all on the way; then the same for what is on the way."""
+        """The items that one visitor holds: `merge`, the branches that merge there, and all items between. If an item
+        between them takes a value from inside, its own branches and the items between are included too."""
         inside = {merge}
         pending = [merge]
         while pending:
@@ -232,7 +240,7 @@ class _Trees:
                         stack.extend(item.users)
                         if any(arg in inside for arg in item.args):
                             pending.append(item)
-            # An item that came in whole is opened when something below it came in later.
+            # An item may have come in before items below it. Then its own branches have to come in now.
             pending += [i for i in inside if self.branches[i] and self._opened(i, inside)]
         return inside
 
@@ -241,7 +249,8 @@ class _Trees:
 
 
 def _with_last(nodes: list[Visitor], edges: list[tuple[int, ...]], last: int) -> TopologicalVisitor:
-    """The node whose value is the visitor's moved to the end; nothing takes its value."""
+    """A topological visitor with node `last`, which gives the visitor's value, moved to the end. No node takes its
+    value."""
     order = [position for position in range(len(nodes)) if position != last] + [last]
     place = {old: new for new, old in enumerate(order)}
     moved = [tuple(place[source] for source in edges[old]) for old in order]

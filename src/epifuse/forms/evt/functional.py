@@ -1,6 +1,6 @@
-"""CUTLASS's names for functions of the epilogue language, and the few it has that the language lacks.
+"""Functions of the epilogue language under CUTLASS's names, and the few functions that only CUTLASS has.
 
-Each is a function for `Compute`, or for a reduction's register and global reduce function.
+Each is a function for `Compute`, or the register or global reduce function of a reduction.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ dReLU = drelu  # noqa: N816 - CUTLASS's name
 
 
 def homogeneous_multiply_add(x: Value, y: Value, z: Value) -> Value:
-    """x * y + z: written out, so that it is the graph of the same formula in a function."""
+    """x * y + z. It is written out, so that its graph is that of the same formula in a Python function."""
     return x * y + z
 
 
@@ -74,12 +74,12 @@ def square_difference(x: Value, y: Value) -> Value:
 
 
 def magnitude_squared(x: Value) -> Value:
-    """x^2: values here are real."""
+    """x^2, because all values are real."""
     return x * x
 
 
 def first(x: Value, y: Value) -> Value:
-    """x."""
+    """The first argument, x."""
     return x
 
 
@@ -89,7 +89,7 @@ def lower_bound(x: Value, lower: Value) -> Value:
 
 
 def threshold_relu(x: Value, threshold: Value, upper_bound: Value) -> Value:
-    """min(0 up to the threshold and x above it, upper_bound); CUTLASS's ThresholdReLU."""
+    """min(y, upper_bound), where y is 0 if x is at most the threshold, and else x; CUTLASS's ThresholdReLU."""
     return minimum(where(x <= threshold, 0.0, x), upper_bound)
 
 
@@ -99,11 +99,11 @@ def elementwise_filter(x: Value, value_to_filter: Value, filtered_value: Value) 
 
 
 def drelu_bit(dy: Value, bit: Value) -> Value:
-    """dy where the bit is set, 0 elsewhere: CUTLASS's dReLU, with one byte a bit."""
+    """dy where the bit is set, 0 elsewhere: CUTLASS's dReLU, but each bit takes one byte."""
     return where(bit != 0, dy, 0.0)
 
 
-# With their arguments as operands, under CUTLASS's names.
+# CUTLASS's activations that have arguments. Each argument is an operand, with CUTLASS's name for it.
 LeakyReLU = partial(leaky_relu, negative_slope=("leaky_alpha", 0.01))
 Clamp = partial(clip, min="lower_bound", max="upper_bound")
 LowerBound = partial(lower_bound, lower="lower_bound")
@@ -111,5 +111,5 @@ ThresholdReLU = partial(threshold_relu, threshold=("threshold", 0.0), upper_boun
 ElementwiseFilter = partial(elementwise_filter, value_to_filter="value_to_filter", filtered_value="filtered_value")
 Snake = partial(snake, a=("snake_a", 1.0))
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = absent(globals(), {})

@@ -1,10 +1,10 @@
 """CUTLASS's built-in fusions under their names: functions that return a tree of the nodes of `epifuse.evt`.
 
-Formulas are those of cutlass/epilogue/fusion/operations.hpp. Arguments are flat, by name: `alpha`, `beta`, `bias`,
-`aux`, `scale_a` ..., or pointers and strides, `alpha_ptr`, `dAlpha` ...; an activation's under CUTLASS's names, as
-`lower_bound` of `functional.Clamp`. "Per row" is one value for each row: a column vector, (M,). Defaults are CUTLASS's:
-alpha 1, beta 0, scales 1, a null bias 0. The source C is always read; `ScaledAcc` has none. An `activation` is what
-`Compute` takes, or a `Compute`.
+Formulas are those of cutlass/epilogue/fusion/operations.hpp. Arguments are passed by name: `alpha`, `beta`, `bias`,
+`aux`, `scale_a` and so on, or as pointers and strides, such as `alpha_ptr` and `dAlpha`. Arguments of an activation
+have CUTLASS's names, such as `lower_bound` of `functional.Clamp`. "Per row" means one value for each row: a column
+vector, (M,). Defaults are CUTLASS's: alpha 1, beta 0, scales 1, and 0 for a null bias. The source C is always read,
+except by `ScaledAcc`, which has none. An `activation` is what `Compute` takes, or a `Compute`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def _beta(*scales: str) -> Visitor:
 
 
 def _row_bias() -> Visitor:
-    """One for each row."""
+    """A bias with one value for each row."""
     return ColBroadcast("bias", 0.0)
 
 
 def _col_bias() -> Visitor:
-    """One for each column."""
+    """A bias with one value for each column."""
     return RowBroadcast("bias", 0.0)
 
 
@@ -77,7 +77,8 @@ def _activated(activation: Any, tree: Visitor) -> EVT:
 
 
 def _activated_with_aux(activation: Any, tree: Visitor, *, mask: bool) -> Visitor:
-    """The activation, and its argument stored; or where it changed nothing, which is all the derivative needs."""
+    """The activation of `tree`, whose value is also stored as aux. With `mask` aux says instead where the activation
+    left the value unchanged, which is all that the derivative needs."""
     _check("mask", "True or False", mask, holds=isinstance(mask, bool))
     if not mask:
         return _activated(activation, EVT(AuxStore("aux"), tree))
@@ -136,7 +137,8 @@ def LinCombPerColBiasEltAct(activation: Any) -> EVT:
 def LinCombPerRowBiasEltActAux(activation: Any, *, mask: bool = False) -> Visitor:
     """D = activation(aux), aux = alpha * acc + beta * C + bias, a bias for each row.
 
-    With `mask` aux holds where D is its argument, a byte for CUTLASS's bit.
+    With `mask` aux is a mask instead: whether D equals the activation's argument. An element takes a byte, and a bit in
+    CUTLASS.
     """
     return _activated_with_aux(activation, LinCombPerRowBias(), mask=mask)
 
@@ -172,12 +174,13 @@ def _scaled(bias: Visitor) -> EVT:
 
 
 def _quantised(tree: Visitor, scale: str, element: torch.dtype) -> Visitor:
-    """Scaled where it is stored as fp8."""
+    """`tree` times the operand `scale` if `element`, as which it is stored, is fp8; else `tree`."""
     return EVT(Compute(multiplies), ScalarBroadcast(scale, 1.0), tree) if _is_fp8(element) else tree
 
 
 def _with_amax(tree: Visitor, name: str, element: torch.dtype) -> Visitor:
-    """Its largest absolute value stored where it is quantised: the next call's scale comes from it."""
+    """`tree`, with its largest absolute value stored as output `name` if `element` is fp8. The scale of the next call
+    is computed from that."""
     return EVT(ScalarReduction(name, maximum_absolute_value_reduction), tree) if _is_fp8(element) else tree
 
 
@@ -205,7 +208,7 @@ def ScaledLinCombPerRowBiasEltActAmaxAux(
 ) -> Visitor:
     """As `ScaledLinCombPerRowBiasEltAct`, with aux = scale_aux * Z, amax_D = max abs D unscaled, amax_aux = max abs Z.
 
-    scale_d and amax_D are there only where D's `element` is fp8, scale_aux and amax_aux where aux's is.
+    scale_d and amax_D exist only if D's `element` is fp8, and scale_aux and amax_aux only if aux's `element_aux` is.
     """
     return _with_amax_and_aux(activation, _row_bias(), element, element_aux)
 
@@ -238,36 +241,36 @@ def LinCombDeEltActDePerRowBias(derivative: Any) -> EVT:
 
 
 def _below(x: Value, limit: Value) -> Value:
-    """The largest element of each row under the limit."""
+    """The largest element of each row that is below the limit."""
     return amax(where(x < limit, x, -math.inf), dim=-1, keepdim=True)
 
 
 def _count(x: Value, limit: Value) -> Value:
-    """How many elements of each row reach the limit."""
+    """The number of elements of each row that are at least the limit."""
     return sum(where(x >= limit, 1.0, 0.0), dim=-1, keepdim=True)
 
 
 def _softmax_from(x: Value, limit: Value, top: Value) -> Value:
-    """The softmax of the elements that reach the limit."""
+    """The softmax of those elements of each row that are at least the limit; 0 for the others. `top` is the largest."""
     kept = where(x >= limit, exp(x - top), 0.0)
     return kept / sum(kept, dim=-1, keepdim=True)
 
 
 def top_1_softmax(x: Value) -> Value:
-    """Equal shares for the largest of each row."""
+    """The softmax of the largest element of each row. Elements that equal it have equal shares."""
     top = amax(x, dim=-1, keepdim=True)
     return _softmax_from(x, top, top)
 
 
 def top_2_softmax(x: Value) -> Value:
-    """The softmax of the two largest of each row."""
+    """The softmax of the two largest elements of each row."""
     top = amax(x, dim=-1, keepdim=True)
     limit = where(_count(x, top) >= 2.0, top, _below(x, top))
     return _softmax_from(x, limit, top)
 
 
 def top_3_softmax(x: Value) -> Value:
-    """The softmax of the three largest of each row."""
+    """The softmax of the three largest elements of each row."""
     top = amax(x, dim=-1, keepdim=True)
     second = _below(x, top)
     limit = where(_count(x, second) >= 3.0, where(_count(x, top) >= 3.0, top, second), _below(x, second))
@@ -275,7 +278,7 @@ def top_3_softmax(x: Value) -> Value:
 
 
 def top_4_softmax(x: Value) -> Value:
-    """The softmax of the four largest of each row."""
+    """The softmax of the four largest elements of each row."""
     top = amax(x, dim=-1, keepdim=True)
     second = _below(x, top)
     third = _below(x, second)
@@ -286,5 +289,5 @@ def top_4_softmax(x: Value) -> Value:
 
 _TOP_K = {1: top_1_softmax, 2: top_2_softmax, 3: top_3_softmax, 4: top_4_softmax}
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
     __getattr__ = absent(globals(), {"LinearCombinationGroupedWgrad": "there is none yet"})

@@ -1,7 +1,7 @@
-"""The leaves of a visitor tree, which fetch: values, compared by what they hold. Each says what it is and means.
+"""The leaves of a visitor tree, which fetch operands or the accumulator. Nodes are compared by their fields.
 
-Operators, which take the values of other nodes, are in `operators.py`; how nodes are joined is in `tree.py`. A name is
-the operand's or output's; without one a node is named after its kind when the tree is read.
+Operators, which take the values of other nodes, are in `operators.py`; how nodes are joined is in `tree.py`. The `name`
+of a node is that of its operand or output. A node without one is named after its kind when the tree is read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Function = Callable[..., Any] | str
 
 
 def function_of(function: Function) -> Any:
-    """A function by itself or by its name in the vocabulary."""
+    """The function, which may be given by its name in the vocabulary. An unknown name is returned as it is."""
     return VOCABULARY[function].function if isinstance(function, str) and function in VOCABULARY else function
 
 
 def spelled(function: Any) -> str:
-    """Its name."""
+    """The function's name."""
     return str(getattr(function, "__name__", function))
 
 
@@ -39,25 +39,25 @@ def _number(value: Any) -> str:
 
 
 def check_field(node: Visitor, name: str, want: str, *, holds: bool) -> None:
-    """Raise unless what was written into a node's field is what it must be."""
+    """Raise unless `holds`: the field `name` of a node does not have the value it must have, which `want` describes."""
     if not holds:
         shown = repr(getattr(node, name)).split("\n")[0]
         raise fail("tree_field", None, node=type(node).__name__, field=name, want=want, value=shown)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one of Python's."""
+    """Whether a value is a Python int or float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_named(node: Visitor) -> None:
-    """Raise unless its name is a string, or None."""
+    """Raise unless the node's name is a string or None."""
     check_field(node, "name", "a string", holds=node.name is None or isinstance(node.name, str))
 
 
 @dataclass(frozen=True, repr=False)
 class AccFetch(Visitor):
-    """The accumulator, A @ B; in the output trees of a `SplitTreeVisitor` the value of its input tree."""
+    """The accumulator, A @ B. In the output trees of a `SplitTreeVisitor` it is the value of the input tree."""
 
     drawn = "matrix"
 
@@ -83,7 +83,7 @@ class SrcFetch(Visitor):
 
 @dataclass(frozen=True, repr=False)
 class _Broadcast(Visitor):
-    """An operand by name, and the number that stands for it where its pointer is null."""
+    """An operand by name, and the number that replaces it if its pointer is null."""
 
     name: str | None = None
     default: float | None = None
@@ -110,29 +110,29 @@ class AuxLoad(_Broadcast):
 
 
 class Operand(_Broadcast):
-    """Anything that broadcasts to accum by NumPy's rule, as an operand of a function may be."""
+    """Any operand that broadcasts to accum by NumPy's rule, like an operand of a Python epilogue."""
 
     access, kind = "any", "operand"
 
 
 class RowBroadcast(_Broadcast):
-    """A row vector, (N,), (1, N) or (L, 1, N), or a number."""
+    """A row vector, (N,), (1, N) or (L, 1, N), or a number: one value for each column."""
 
     access, kind = "row", "row"
 
 
 class ColBroadcast(_Broadcast):
-    """A column vector, (M,), (M, 1) or (L, M, 1), or a number."""
+    """A column vector, (M,), (M, 1) or (L, M, 1), or a number: one value for each row."""
 
     access, kind = "column", "col"
 
 
 @dataclass(frozen=True, repr=False)
 class ScalarBroadcast(Visitor):
-    """A number, or one a batch, (L, 1, 1), on the host or on the device; with several names their combination.
+    """A number, or one for each batch, (L, 1, 1), on the host or on the device; with several names their combination.
 
-    `value` is the default, one for all names or one for each. Without a name it is a literal of the epilogue, as a
-    number written in a function is. `reduction` joins several: `functional.multiplies` unless given.
+    `value` is the default, one for all names or one for each. Without a name it is a literal, like a number that is
+    written in a Python epilogue. `reduction` combines several operands: `functional.multiplies` unless given.
     """
 
     name: str | tuple[str, ...] | None = None
@@ -177,7 +177,8 @@ class ScalarBroadcast(Visitor):
         return reduce(lambda x, y: reader.calls.apply(self.reduction, (x, y), {}, line.place), loads)
 
     def handed(self, line: Line, fields: tuple[Any, ...], part: Any) -> Iterator[tuple[str, Any]]:
-        """((value, ...), (pointer, ...), (stride, ...)); a pointer that is not null comes before the value."""
+        """See `Visitor.handed`. The fields are ((value, ...), (pointer, ...), (stride, ...)), with an entry for each
+        name. A value is used only if its pointer is null."""
         if not self.slots and fields:
             raise misfit(line, "(): its number is written in the tree", fields)
         groups = [tuple(f) if isinstance(f, (tuple, list)) else (f,) for f in fields]

@@ -1,6 +1,7 @@
 """The operators of a visitor tree, which take the values of other nodes: Compute, AuxStore, and the reductions.
 
-The last two store and hand their input on. Values, as leaves are (`nodes.py`).
+AuxStore and the reductions store an output, and their value is their input. Like leaves (`nodes.py`), operators are
+compared by their fields.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from epifuse.ir import Node
 from epifuse.ir.graph import show_attr
 
 Strides = tuple[int, int, int]
-"""(dM, dN, dL) in elements: a zero says that the value does not vary over that axis."""
+"""(dM, dN, dL) in elements. 0 means that the value does not vary over that axis."""
 
 
 @dataclass(frozen=True, repr=False, init=False)
 class Compute(Visitor):
     """A function of its children: a primitive, an activation, or any function in the epilogue language.
 
-    Its further parameters are given by name: a number is a literal; a string is the name of a scalar operand, or
-    (name, default). A `functools.partial` holds some already, as `functional.Clamp` does. Raises `ArgumentTypeError`
-    where `function` is outside the language.
+    Further parameters of the function are given by name. A number is a literal; a string, or (name, default), is a
+    scalar operand. A `functools.partial` has some of them already, such as `functional.Clamp`. Raises
+    `ArgumentTypeError` if `function` is not in the language.
     """
 
     function: Any
@@ -59,13 +60,13 @@ class Compute(Visitor):
 
     @property
     def inputs(self) -> tuple[int, int]:
-        """The least and the most children it takes."""
+        """The least and the largest number of children it takes."""
         free = [p for p in parameters_of(self.function) if p.name not in dict(self.further)]
         return len([p for p in free if not p.optional]), len(free)
 
     @property
     def slots(self) -> Slots:
-        """Its operands: those of `arguments` that are names."""
+        """Its operands: the further arguments that are names."""
         return tuple((item, None) if isinstance(item, str) else item for _, item in self.further if is_operand(item))
 
     @property
@@ -95,7 +96,7 @@ def is_operand(item: Any) -> bool:
 
 
 def _is_literal(item: Any) -> bool:
-    """What an argument of a function may be in the language, written out."""
+    """Whether an argument of a function is a literal of the epilogue language."""
     if isinstance(item, tuple):
         return all(_is_literal(each) for each in item)
     return item is None or isinstance(item, (bool, int, float, torch.dtype))
@@ -109,7 +110,7 @@ def _argument(item: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Operation(Visitor):
-    """One operation as the front end writes it into the graph; what `to_tree` makes where no function says the same."""
+    """One operation, as the front end writes it into the graph. `to_tree` uses it if no function means the same."""
 
     op: str
     attr: Any
@@ -132,7 +133,7 @@ class Operation(Visitor):
 
 @dataclass(frozen=True, repr=False)
 class AuxStore(Visitor):
-    """Stores its input as an output, and hands it on."""
+    """Stores its input as an output. Its own value is the input."""
 
     name: str | None = None
     kind: ClassVar[str] = "Aux"
@@ -160,19 +161,20 @@ _COMBINED: tuple[tuple[Any, Any], ...] = (
     (logical_and, reduction.all),
     (logical_or, reduction.any),
 )
-"""What a function of two values makes of many."""
+"""Functions of two values, and the reduction that each gives when it is applied to many values."""
 
 _COMBINE_AGAIN: dict[str, Any] = {"largest": maximum, "smallest": minimum}
 
 
 @dataclass(frozen=True, repr=False)
 class Reduction(Visitor):
-    """Reduces its input to an output, and hands the input on.
+    """Reduces its input to an output. Its own value is the input.
 
-    `function` combines in registers, `global_function` in memory; both say the same reduction: `functional.plus` and
-    `functional.atomic_add`, say, or a reduction of the vocabulary. `identity` takes part in a maximum or minimum; in
-    other reductions it must be neutral. A `stride` with dL other than 0 reduces each batch by itself. Raises
-    `ArgumentError` for functions that are not one reduction, identities that are not neutral, strides of another shape.
+    `function` combines in registers, `global_function` in memory. Both must mean the same reduction, such as
+    `functional.plus` and `functional.atomic_add`, or a reduction of the vocabulary. `identity` takes part in a maximum
+    or minimum; in other reductions it must be neutral. With a `stride` whose dL is not 0, each batch is reduced by
+    itself. Raises `ArgumentError` for functions of different reductions, an identity that is not neutral but must be,
+    and strides that do not fit the reduced axes.
     """
 
     name: str | None = None
@@ -216,12 +218,12 @@ class Reduction(Visitor):
 
     @property
     def again(self) -> Any:
-        """What joins the result with an identity that is not neutral; None where nothing does."""
+        """The function that combines the result with an identity that is not neutral; None if there is none."""
         return _COMBINE_AGAIN.get(reduction.REDUCTIONS[self.reduction].merge.how)
 
     @property
     def neutral(self) -> float:
-        """The identity that changes nothing."""
+        """The neutral identity, which changes no result."""
         return reduction.REDUCTIONS[self.reduction].merge.neutral
 
     def is_neutral(self, identity: float) -> bool:
@@ -233,7 +235,7 @@ class Reduction(Visitor):
         return identity == self.neutral
 
     def depends_on_tiles(self, place: Loc | None, identity: float) -> EpifuseError:
-        """The refusal of an identity that is not neutral."""
+        """The error for an identity that is not neutral: the result would depend on the tiles."""
         hint = f"{self.neutral} changes nothing" + (", or write it into the tree as identity=" if self.again else "")
         return fail("tree_identity", place, node=self.label, identity=identity, hint=hint)
 
@@ -243,7 +245,7 @@ class Reduction(Visitor):
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """The axes it reduces over."""
+        """The axes that the node reduces over."""
         return tuple(a for a in "lmn" if a not in self.kept and not (a == "l" and self.per_batch))
 
     @property
@@ -273,9 +275,9 @@ class Reduction(Visitor):
         yield str(self.name), handed
 
     def _check_fit(self, line: Line, pointer: Any, stride: tuple[int, ...]) -> None:
-        """Raise unless the strides ask for what the node reduces, and are those of the tensor."""
+        """Raise unless the strides reduce the batches as the node does, and are those of the tensor."""
         tensor = getattr(pointer, "tensor", pointer)
-        # CUTLASS's packed strides have no dL where there is one batch.
+        # CUTLASS's packed strides have dL = 0 if there is one batch.
         if bool(stride[2]) != self.per_batch and (stride[2] or tensor.numel() > 1):
             how = ("all batches together", "each batch by itself")
             raise fail("tree_batches", line.place, node=line.label, how=how[self.per_batch], stride=stride)
@@ -298,19 +300,19 @@ def _reduction(node: Visitor, function: Function, field: str = "function") -> An
 
 
 class ScalarReduction(Reduction):
-    """All of its input to one number, or one a batch."""
+    """Reduces all of its input to one number, or to one number for each batch."""
 
     kind, kept = "scalar_reduction", ""
 
 
 class RowReduction(Reduction):
-    """Its input over M to a row vector, (N,), or (L, N) with one a batch."""
+    """Reduces its input over M to a row vector, (N,), or to one for each batch, (L, N)."""
 
     kind, kept = "row_reduction", "n"
 
 
 class ColReduction(Reduction):
-    """Its input over N to a column vector, (M,), or (L, M) with one a batch."""
+    """Reduces its input over N to a column vector, (M,), or to one for each batch, (L, M)."""
 
     kind, kept = "col_reduction", "m"
 

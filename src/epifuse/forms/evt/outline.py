@@ -1,4 +1,4 @@
-"""A tree as lines, one a node, top down: what is printed, what errors point at, what gives nameless nodes a name."""
+"""A tree as lines, one for each node, top down. They are printed, and errors point at them. Missing names are added."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from epifuse.base.errors import Loc
 from epifuse.forms.evt.part import Part
 
 FILE = "<visitor tree>"
-"""Where an error says it happened: the lines are those of the printed tree."""
+"""The file name in the place of an error. Its lines are those of the printed tree."""
 
 
 class Line(NamedTuple):
-    """One node. `node` has a name; of a tree visitor it is the operator."""
+    """One line of the outline: its node in the tree (`tree`), and the text before, of, and after its label.
+
+    `node` is the same node with a name if it needs one, or the operator if `tree` is a tree visitor."""
 
     tree: Part
     node: Any
@@ -31,12 +33,12 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> Loc:
-        """The line as the place of an error."""
+        """The line as the place to which an error points."""
         return Loc(FILE, self.number, len(self.before), len(self.label), self.text)
 
 
 def outline(tree: Part) -> tuple[Line, ...]:
-    """The lines of `tree`. Iterative: a tree may be as deep as an epilogue is long."""
+    """The lines of `tree`. It is iterative, because a tree may be as deep as an epilogue is long."""
     names = _taken(tree)
     lines: list[Line] = []
     stack: list[tuple[Part, str, str, str]] = [(tree, "", "", "")]
@@ -57,7 +59,7 @@ _DEEPEST = 90
 
 
 def _shortened(prefix: str) -> str:
-    """What is deeper than a line is wide stands at its right end: a tree may be a thousand levels deep."""
+    """The indentation, cut at its left end to `_DEEPEST` characters: a tree may be a thousand levels deep."""
     return prefix if len(prefix) <= _DEEPEST else "…" + prefix[1 - _DEEPEST :]
 
 
@@ -75,7 +77,7 @@ def _candidates(kind: str) -> Iterator[str]:
 
 
 def _taken(tree: Part) -> set[str]:
-    """Every name that stands in the tree, and D: the result's."""
+    """All names that occur in the tree, and the reserved ones: `accum`, and D for the result."""
     names, stack = {"D", "accum"}, [tree]
     while stack:
         node = stack.pop()

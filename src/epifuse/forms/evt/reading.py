@@ -1,4 +1,4 @@
-"""From a visitor tree to the graph: the same graph, with the same digest, that a Python function is parsed to."""
+"""Read a visitor tree into a graph: the same one, with the same digest, to which a Python function is parsed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[^\W\d]\w*\Z")
 
 
 def parsed(tree: Part) -> Parsed:
-    """`tree` as an epilogue. Raises `ArgumentError`, `EpilogueSyntaxError` for a function in it."""
+    """`tree` as an epilogue. Raises `ArgumentError`, or `EpilogueSyntaxError` for a function in the tree."""
     lines = outline(tree)
     least, _ = tree.inputs
     if least:
@@ -54,7 +54,7 @@ def parsed(tree: Part) -> Parsed:
 
 @dataclass
 class Reading:
-    """Visits nodes in the order of the lines."""
+    """Reads one tree: visits its nodes in the order of the lines, and collects operands and outputs by name."""
 
     lines: Iterator[Line]
     builder: Builder = field(default_factory=Builder)
@@ -65,12 +65,13 @@ class Reading:
         self.calls = Calls(self.builder)
 
     def visit(self, tree: Any, acc: Node) -> Visit:
-        """The value of a whole tree; AccFetch means `acc`."""
+        """The value of a whole tree, in which `acc` is the value of AccFetch."""
         line = next(self.lines)
         return (yield tree.visit(self, line, acc)) if tree.below else line.node.read(self, line, [], acc)
 
     def operand(self, name: str, default: float | None, line: Line, access: str = "") -> Node:
-        """A load, and the claim that what is handed varies as the node says."""
+        """A load of operand `name`, with the claim that the operand has the class `access`, by default that of the node
+        at `line`: "scalar", "row", "column", "tile", or "any" for no claim."""
         self.check_name(name, line.place, taken=name in self.outputs, reserved=("accum",))
         known = self.operands.setdefault(name, default)
         if known is None:
@@ -83,7 +84,7 @@ class Reading:
         return load if access == "any" else self.builder.node("access", load, attr=claim, locs=(line.place,))
 
     def store(self, name: str, value: Node, place: Loc, *, first: bool = False) -> Node:
-        """Makes `value` an output, and hands it on."""
+        """Make `value` the output `name`, and return it. With `first` it precedes all other outputs."""
         self.check_name(name, place, taken=name in self.outputs or name in self.operands)
         stored = {name: Output(name, value)}
         self.outputs = stored | self.outputs if first else self.outputs | stored

@@ -1,4 +1,4 @@
-"""How nodes are joined: a tree visitor, a topological visitor, a split tree visitor. Checked when they are made."""
+"""Nodes that join others: tree visitors, topological visitors, split tree visitors. They check what they are given."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from epifuse.ir import Node
 
 @dataclass(frozen=True, repr=False, init=False)
 class EVT(Visitor):
-    """A tree visitor: the operator `node_op` on the values of its children.
+    """A tree visitor: the operator `node_op` applied to the values of its children.
 
-    Raises `ArgumentTypeError` for what is no node, `ArgumentError` where the operator takes another number of children.
+    Raises `ArgumentTypeError` for what is no node, `ArgumentError` if the operator takes another number of children.
     """
 
     node_op: Visitor
@@ -51,7 +51,7 @@ class EVT(Visitor):
     giver = operator
 
     def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
-        """The operator's value of its children's."""
+        """The operator's value, given the values of its children."""
         values = []
         for child in self.children:
             values.append((yield reader.visit(child, acc)))
@@ -60,9 +60,9 @@ class EVT(Visitor):
 
 @dataclass(frozen=True, repr=False, init=False)
 class TopologicalVisitor(Visitor):
-    """Nodes visited one after the other; `edges[i]` are the positions of those whose values node i takes.
+    """Nodes that are visited one after the other. `edges[i]` are the positions of the nodes whose values node i takes.
 
-    Its value is the last node's. A node is an operator, or a whole tree, which takes nothing: `()`. Raises
+    Its value is that of the last node. A node is an operator, or a whole tree, whose edges are `()`. Raises
     `ArgumentError` for cycles, edges to nodes visited later, and operators with another number of inputs.
     """
 
@@ -101,7 +101,7 @@ class TopologicalVisitor(Visitor):
         return f"{position}: ", f" <- {sources}" if sources else ""
 
     def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
-        """The last node's value, each taking those that its edges name."""
+        """The last node's value. Each node takes the values of the nodes that its edges name."""
         found: list[Node] = []
         for sources, child in zip(self.edges, self.nodes, strict=True):
             if sources:
@@ -114,9 +114,9 @@ class TopologicalVisitor(Visitor):
 
 @dataclass(frozen=True, repr=False, init=False)
 class SplitTreeVisitor(Visitor):
-    """The value of `input_tree` is what AccFetch means in the others; the value of `output_tree` is the result.
+    """A tree whose other trees share the value of `input_tree`: in them, AccFetch means that value.
 
-    The further trees are visited for what they store.
+    The value of `output_tree` is the result. The further trees are visited only for the outputs that they store.
     """
 
     input_tree: Visitor
@@ -148,7 +148,7 @@ class SplitTreeVisitor(Visitor):
         return ("input: ", "output: ", "aux: ")[min(position, 2)], ""
 
     def visit(self, reader: Reading, line: Line, acc: Node) -> Visit:
-        """The output tree's value, whose accumulator is the input tree's."""
+        """The value of the output tree. Its accumulator is the value of the input tree."""
         value = yield reader.visit(self.input_tree, acc)
         result = yield reader.visit(self.output_tree, value)
         for other in self.aux_out_trees:
@@ -197,7 +197,7 @@ def _check_order(edges: Edges, nodes: tuple[Visitor, ...]) -> None:
 
 
 def _cycle(edges: Edges) -> tuple[int, ...]:
-    """The first cycle of the edges, its first node again at its end; empty if there is none."""
+    """The nodes of the first cycle, with its first node repeated at the end. Empty if there is no cycle."""
     done: set[int] = set()
     for start in range(len(edges)):
         path: list[int] = [start]

@@ -1,4 +1,4 @@
-"""The CuTe DSL provider: kernels for Hopper, for every GPU, and for those with tensor memory.
+"""The CuTe DSL provider: kernels for Hopper, for GPUs with tensor memory, and one by mma.sync for all other GPUs.
 
 Planning imports no cutlass; compiling does.
 """
@@ -77,21 +77,20 @@ class CuteDslProvider:
     scales_blocks = True
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """The kernels in the designs that they can be built in."""
+        """The kernels, one for each design that can be built."""
         return SPECS
 
     def lacks(self, spec: KernelSpec) -> str | None:
-        """The packages of the extra `cuda`."""
+        """Which packages of the extra `cuda` are not installed, or None."""
         return load.lacking()
 
     def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
-        """The graph as the kernel walks it, beside the one that several launches would split; or of regions each
-        one's."""
+        """The graph as the kernel walks it, together with the typed graph, which several launches would split. If
+        regions of N are uneven, the regions, each lowered for itself."""
         return _of_ranges(graph, problem) if is_uneven(graph) else lower(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
-        """Epilogues over 16-bit, 8-bit and tf32 inputs that TMA can address, and over float32; in several launches
-        where that is allowed."""
+        """The answers of one launch; else those of several sweeps or of several regions, where these are allowed."""
         rules = Rules(may_overlap=problem.constraints.allow_recompute, may_cut_blocks=False)
         if isinstance(work, Regions):
             return work.supports(specs, problem, self.supports, together, rules)
@@ -102,7 +101,7 @@ class CuteDslProvider:
         return work.regions.supports(specs, problem, self.supports, together, rules)
 
     def build(self, plan: Plan) -> Runner:
-        """Load the kernel, compiled where it is not stored yet."""
+        """Load the plan's kernels. A kernel that is not stored yet is compiled."""
         if plan.allocation.columns:
             return one_after_another(list(map(self.build, plan.allocation.launches)), plan)
         if launches := plan.allocation.launches:
@@ -111,30 +110,30 @@ class CuteDslProvider:
         return GpuKernel(plan, plan.allocation.program)
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
-        """One, or one a launch; none where the result has no elements."""
+        """The texts of the plan's kernels, one for each launch; none if the result has no elements."""
         if launches := plan.allocation.launches:
             return tuple(text for launch in launches for text in self.kernels(launch))
         return () if plan.problem.is_empty else (plan.allocation.program.text,)
 
     def is_loaded(self, text: str) -> bool:
-        """See `load.function`."""
+        """Whether the kernel of this text is loaded; see `load.function`."""
         return load.is_loaded(text)
 
     def is_stored(self, text: str) -> bool:
-        """Raises `UnsupportedError` where CuTe DSL's runtime library is not installed."""
+        """Whether the kernel of this text is stored. Raises `UnsupportedError` without CuTe DSL's runtime library."""
         return load.find(text) is not None
 
     def prepare(self) -> None:
-        """CuTe DSL, and all that it loads for a first kernel."""
+        """Import CuTe DSL, and load all that it needs for a first kernel."""
         _prepared()
 
     def compile(self, text: str) -> None:
-        """For the GPU that the text names; needs none."""
+        """Compile and store a kernel for the GPU that its text names. No GPU is needed."""
         load.stored(text)
 
 
 def _of_ranges(graph: Graph, problem: Problem) -> Regions:
-    """The regions of a graph, of which each may have regions of its own."""
+    """The regions of a graph. Each of them may be divided into regions again."""
 
     def lowered(graph: Graph, problem: Problem) -> Lowered | Regions:
         return _of_ranges(graph, problem) if is_uneven(graph) else lower_region(graph, problem)
@@ -150,14 +149,14 @@ def _prepared() -> None:
 def _workspace_bytes(
     design: Design, reductions: Sequence[Reduction], extents: Mapping[str, int], rewritten: int
 ) -> int:
-    """A and B rewritten first, then partial results of reductions, whose places follow from the shape, and sums of
-    parts of K at the end."""
+    """Bytes of workspace: first A and B if they are rewritten (`rewritten` bytes), then partial results of reductions,
+    whose places follow from the shape, and at the end sums of parts of K."""
     first = rewritten + partials.workspace_bytes(reductions, design, extents)
     return round_up(first, 16) + budget.sums_bytes(design, extents) if design.split > 1 else first
 
 
 def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
-    """What a plan tells people."""
+    """What a plan tells people of its kernel."""
     told = found.details(work, inputs.multiplied(problem, found.design.rewritten))
     given = swap.problem_of(problem) if work.is_swapped else problem
     apart = ["rows are wider than tiles hold: sum(q * (x - c)) is computed as sum(q * x) - c * sum(q)"] * work.is_wide
@@ -165,7 +164,7 @@ def _details(found: Arranged, work: Lowered, problem: Problem) -> Details:
 
 
 def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) -> Answers:
-    """What each design takes for one product and its epilogue, or why it cannot."""
+    """The answer of each design for one launch: its allocation, or why it cannot run the product and its epilogue."""
     plain, few, many, simple = _by_kind(specs)
     if (uncounted := inputs.uncounted(problem)) is not None:
         return _none(specs, uncounted)
@@ -186,7 +185,7 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
 
 
 def _of_rows(work: Lowered, problem: Problem, most: int) -> Lowered:
-    """What rows take of which a kernel holds so many columns at most."""
+    """`work`, or its variant for wide rows if a row has more than `most` columns, the most that a kernel holds."""
     return work.wide if work.wide is not None and problem.extents["n"] > most else work
 
 
@@ -197,12 +196,12 @@ def _none(specs: Sequence[KernelSpec], reason: str | Callable[[], str]) -> Answe
 Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec], Mapping[str, Sequence[KernelSpec]]]
 _OF_HOPPER: Kinds = PLAIN_SPECS, SWAPPED_SPECS, WIDE_SWAPPED_SPECS, {MMA_SYNC: MULTISTAGE_SPECS}
 _RULES = {MMA_SYNC: multistage, TCGEN05: tensor_memory}
-"""Where the kernels of each instruction but Hopper's are taken."""
+"""By instruction, the module that says when its kernel is used. Hopper's wgmma is not listed."""
 
 
 def _by_kind(specs: Sequence[KernelSpec]) -> Kinds:
-    """Hopper's that multiply A and B as they are, those that exchange them, for few rows and for more, and others by
-    what multiplies."""
+    """The kernels by kind: Hopper's that multiply A and B as they are, Hopper's that exchange A and B for few rows,
+    those for more rows, and all others by instruction."""
     if tuple(specs) == HOPPER_SPECS:
         return _OF_HOPPER
     own = [s for s in specs if not s.design.is_simple]
@@ -215,7 +214,7 @@ def _by_kind(specs: Sequence[KernelSpec]) -> Kinds:
 
 
 def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> Answers:
-    """What each design takes that multiplies by an instruction other than Hopper's."""
+    """The answers of the kernels of one instruction other than Hopper's."""
     rules = _RULES[instruction]
     if not rules.is_considered(problem):
         other = partial(refusals.not_asked_for, specs[0].design, problem, ["schedule"])
@@ -234,7 +233,7 @@ def _considered(specs: Sequence[KernelSpec], instruction: str, work: Lowered, pr
 
 
 def _untaken(answers: Answers, problem: Problem) -> str:
-    """Why no kernel that would give these answers may be taken: what all refuse anyway, else that none ever ran."""
+    """Why no kernel with these answers is used: the first refusal if all refuse, else that none has ever run here."""
     return (untested.refused(problem.target) or "") if answers.specs else answers.refusals()[0].reason
 
 
@@ -246,14 +245,14 @@ def _swapped(
     *,
     few: bool,
 ) -> Answers:
-    """What each design takes that exchanges A and B, for `few` rows or for more."""
+    """The answers of the designs that exchange A and B, for `few` rows or for more."""
     other = swap.unfit(problem, few=few) or work.swapped
     if isinstance(other, str):
         answers, too_few = _none(specs, other), not few and problem.extents["m"] < swap.LEAST_ROWS
         return answers._replace(of_rows=swap.still_unfit) if too_few else answers
     transposed = swap.problem_of(problem)
     found = sized(other, transposed)
-    if (refused := found.family.key.refused) is not None:  # registers are to convert, where a first kernel might do it
+    if (refused := found.family.key.refused) is not None:  # registers would have to convert, and no first kernel
         return _none(specs, refused)
     return _answers(specs, found, transposed, others)
 
@@ -261,7 +260,9 @@ def _swapped(
 def _answers(
     specs: Sequence[KernelSpec], size: Sized, problem: Problem, others: Callable[[Hashable], tuple[str, ...]]
 ) -> Answers:
-    """What each design takes of a problem of this family; of the transposed one where A and B are exchanged."""
+    """The answers of these kernels for a problem of the family. `problem` is transposed if they exchange A and B.
+
+    `others` gives the texts of kernels for other numbers of rows (`other_rows.kernels`)."""
     work, rewritten = size.family.work, inputs.rewritten_bytes(problem, size.family.key.rewritten)
     problem = weave.problem_of(work.order, problem)
     carried = size.family.answers(specs)
@@ -281,7 +282,7 @@ def _answers(
             program=found,
             bits=bits,
             estimate=None if problem.is_empty else partial(estimate, rates[index], problem),
-            # A kernel that exchanges A and B serves few rows alone, or many.
+            # A kernel that exchanges A and B serves only few rows, or only many rows.
             with_other_rows=tuple if bits is None else partial(others, None if found.design.swapped else bits),
         )
 

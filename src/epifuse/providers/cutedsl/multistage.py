@@ -1,6 +1,6 @@
-"""The kernel for mma.sync, as planning knows it: where it is taken, how A and B are copied, and what it has no way for.
+"""The kernel for mma.sync, as planning knows it: when it is used, how it copies A and B, and what it does not support.
 
-It is for GPUs that have no kernel of their own. On Hopper it runs where it is asked for. Imports no cutlass.
+It is for GPUs without a kernel of their own. On Hopper it is used only if it is asked for. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ _RATES: Mapping[tuple[int, int], float] = {
     (128, 128): 0.40,
     (128, 32): 0.36,
 }
-"""Rates beside the best of Hopper's tiles, by tile: on an H100, for 4096^3 (mma_sync_h100.json). Those of
-tiles abreast of 64 columns are by what they took beside 256 x 128 on an H200 (mma_sync_h200.json)."""
+"""By tile: its rate, as a fraction of that of Hopper's best tile. Measured on an H100 for 4096^3 (mma_sync_h100.json).
+Tiles of 64 columns that lie abreast: from their times beside that of 256 x 128 on an H200 (mma_sync_h200.json)."""
 _COPIES: Mapping[int, float] = {16: 1.0, 8: 1.0, 4: 0.9, 2: 0.8, 1: 0.27, 0: 0.14}
-"""The same by elements of a copy. That of one is of an H200 (unaligned_h200.json), and the others are assumed."""
+"""Factors of that rate, by elements of a copy. The one for 1 was measured on an H200 (unaligned_h200.json), the others
+are assumed."""
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, *_NARROW)
 _PAIR = 2  # numbers of 8 bits are copied and read in pairs
 _PAIRS = "it copies numbers of 8 bits in pairs"
 _PACKED = {"A": "A.contiguous()", "B": "B.mT.contiguous().mT"}
-_LONGEST = (1 << 31) - (1 << 12)  # of K, counted in 32 bits: copies look some stages ahead
-_LARGEST = (256, 128), (128, 256)  # tiles
+_LONGEST = (1 << 31) - (1 << 12)  # the largest K: it is counted in 32 bits, and copies run some stages ahead
+_LARGEST = (256, 128), (128, 256)  # the largest tiles
 _WHOLE_STAGES = 3
-_WIDEST = 16  # bytes of a copy
-_LEAST = 4  # bytes of a copy that does not go through registers
+_WIDEST = 16  # bytes of the widest copy
+_LEAST = 4  # bytes of the narrowest copy that does not go through registers
 
 
 # --- where it is taken -----------------------------------------------------------------------------------------------
 
 
 def is_considered(problem: Problem) -> bool:
-    """Whether it may be taken at all: where it is not, `refused` says why, which takes longer to find."""
+    """Whether this kernel may be used at all. If not, `refused` says why, which takes longer to find."""
     return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else untested.are_taken()
 
 
 def refused(problem: Problem) -> str | None:
-    """Why A and B, filled, are not multiplied by mma.sync, or None."""
+    """Why mma.sync does not multiply A and B, or None. `problem` is `inputs.filled`."""
     a, target = problem.a, problem.target
     if a.dtype not in _DTYPES:
         return f"it multiplies float16, bfloat16, float32 as tf32, and 8 bits, and A is {a.dtype}: convert it"
@@ -100,7 +101,7 @@ def _not_in_pairs(problem: Problem) -> str | None:
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:
-    """Why it does not carry an epilogue that Hopper's kernel may carry, or None."""
+    """Why this kernel does not support an epilogue that Hopper's kernel may support, or None."""
     graph = work.walked
     if problem.target.has_narrow_floats:
         return None
@@ -125,13 +126,14 @@ def _no_narrow(dtype: torch.dtype, problem: Problem) -> str:
 
 
 def copied(problem: Problem) -> tuple[int, int]:
-    """Elements of A and of B that one copy takes: as many as divide the lines, and all distances between them. 0 where
-    no mode is contiguous: they are copied one by one, of strides that are not known."""
+    """The elements that one copy moves of A and of B: a divisor of the contiguous extent and of all other strides.
+
+    0 if no mode is contiguous. Elements are then copied one by one, with strides that are run-time values."""
     return _elements(problem.a, -1), _elements(problem.b, -2)
 
 
 def _inner(info: TensorInfo) -> int | None:
-    """The mode that is contiguous, if one is."""
+    """The contiguous mode, -1 or -2; None if neither is contiguous."""
     return next((i for i in (-1, -2) if info.strides[i] == 1), None)
 
 
@@ -139,7 +141,7 @@ def _elements(info: TensorInfo, along_k: int) -> int:
     inner = _inner(info)
     if inner is None:
         return 0
-    # ldmatrix transposes 16 bits alone: tf32 lies along K in shared memory, whatever it does in memory.
+    # ldmatrix transposes only elements of 16 bits. Others, such as tf32, always lie along K in shared memory.
     if not info.aligned or (inner != along_k and info.dtype.itemsize != 2):
         return 1
     places = zip(range(-len(info.shape), 0), info.strides, info.shape, strict=True)
@@ -152,8 +154,10 @@ def _is_asynchronous(elements: int, size: int) -> bool:
 
 
 def given(design: Design, elements: tuple[int, int], problem: Problem) -> Design:
-    """The design with how A and B are copied. A stage has half a span of K where shared memory does not hold three of a
-    whole one, and where elements or pairs are copied one by one, as each takes registers."""
+    """The design, completed by how A and B are copied; `elements` is what `copied` returns.
+
+    A stage has half a span of K if shared memory does not hold three stages of a whole span. It also does if single
+    elements or pairs are copied, because each copy takes registers."""
     made = replace(design, copied=elements, span=K_SPAN, promoted=inputs.promoted(problem))
     several = min(elements) > (_PAIR if problem.a.dtype.itemsize == 1 else 1)
     is_whole = several and _WHOLE_STAGES * sum(stage_bytes(made)) <= problem.target.shared_memory
@@ -161,13 +165,13 @@ def given(design: Design, elements: tuple[int, int], problem: Problem) -> Design
 
 
 def _least_bytes(design: Design, problem: Problem) -> int:
-    """Of a copy."""
+    """The bytes of the narrower copy of the two for A and B."""
     return max(min(design.copied), 1) * problem.a.dtype.itemsize
 
 
 def unfit(design: Design, problem: Problem) -> str | None:
-    """Why a tile does not fit the problem, or None. The addresses of many copies take registers: up to 60 bytes
-    spill."""
+    """Why a tile does not fit the problem, or None. The addresses of many copies take registers, of which up to 60
+    bytes spill."""
     if design.columns < SUBTILE[1]:
         return f"its tile has {design.columns} columns of the result, and {SUBTILE[1]} leave at once"
     gated = design.parts > 1
@@ -179,9 +183,11 @@ def unfit(design: Design, problem: Problem) -> str | None:
 
 
 def spills(design: Design, work: Lowered, problem: Problem) -> bool:
-    """Whether registers spill, by the compiler's reports: in the tile of the widest rows, which has no smaller one in
-    its place; where the two largest tiles compute integers of 64 bits; and where sums are promoted beside pairs that go
-    through registers, or on Hopper, whose mma.sync has no floats of 8 bits: the compiler converts them to float16.
+    """Whether registers spill, by the compiler's reports.
+
+    They do in three cases. 128 x 256, which no smaller tile replaces: for shared rows or narrow copies. The two largest
+    tiles: for integers of 64 bits. Promoted sums: beside copies through registers, or on Hopper, whose mma.sync has no
+    floats of 8 bits, so that the compiler converts them to float16.
     """
     least = _least_bytes(design, problem)
     if design.promoted and (problem.target.has_wgmma or least < _LEAST):
@@ -192,12 +198,12 @@ def spills(design: Design, work: Lowered, problem: Problem) -> bool:
 
 
 def rate(design: Design) -> float:
-    """Beside the best of Hopper's tiles."""
+    """The design's rate, as a fraction of that of Hopper's best tile."""
     return _RATES[design.tile] * _COPIES[min(design.copied)]
 
 
 def notes(design: Design, problem: Problem) -> list[str]:
-    """For people."""
+    """What a plan tells people of this kernel."""
     size = problem.a.dtype.itemsize
     each = [
         f"{name} is copied {max(count, 1) * size} bytes at a time"
@@ -212,7 +218,7 @@ def notes(design: Design, problem: Problem) -> list[str]:
 
 
 def _cure(name: str, info: TensorInfo, along_k: int) -> str:
-    """What makes its copies as wide as they can be; see `_elements`."""
+    """What a user can change so that copies of A or B (`name`) have 16 bytes; see `_elements`."""
     inner, least = _inner(info), _WIDEST // info.dtype.itemsize
     if inner is None or (inner != along_k and info.dtype.itemsize != 2):
         return "pass A.contiguous()" if name == "A" else "pass B.mT.contiguous().mT, or store the weight as (N, K)"

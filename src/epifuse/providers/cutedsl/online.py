@@ -1,8 +1,8 @@
-"""Reductions of a row that wait for its largest value: found in one pass with it, where no value of a tile reads them.
+"""Reductions of a row that need its largest value: both are found in one pass, if no full-size value reads them.
 
-As they are written they take the whole row in one cluster. A pair is merged online instead, so that a row may be of any
-length: the largest value with the sum of exp(x - largest), which `softmax` divides by, as for `logsumexp`; or with its
-place, as `argmax` gives it. Imports no cutlass.
+As written, such reductions need the whole row in one cluster. Here they become one reduction, whose partial results are
+pairs that are merged online, so that a row may have any length. A pair holds the largest value, and either the sum of
+exp(x - largest), as for `logsumexp`, or the place of the largest value, as for `argmax`. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from epifuse.request.problem import Problem
 
 EXPONENTIALS, PLACE = "sum_of_exponentials", "place_of_largest"
 MOST_PLACES = 2**24
-"""Beyond these a place is no exact float32, as which it crosses to the second kernel."""
+"""The most elements of a row. A place crosses to the second kernel as float32, which is exact up to this number."""
 _LAST = 2**31 - 1
 
 
 def online(graph: Graph, problem: Problem) -> Graph:
-    """The graph in which these are one reduction each, or as it is where some value needs its whole row nevertheless.
+    """The graph with each such pair of reductions as one; `graph` itself if some value still needs its whole row.
 
-    `graph` has its stages, and so has the result.
+    `graph` has stages, and the result has them too.
     """
     if not _may_lose_rows(graph):
         return graph
@@ -36,8 +36,10 @@ def online(graph: Graph, problem: Problem) -> Graph:
 
 
 def of_wide_rows(graph: Graph, problem: Problem) -> Graph | None:
-    """The same where no tile holds a row: what leaves its sums there is rounded as their largest terms are. None where
-    some value needs its whole row nevertheless, or none does anyway."""
+    """`online` for rows that no cluster holds, after `row_constants.apart` took values of a row out of its sums.
+
+    The result is rounded as the largest terms of those sums are. None if some value still needs its whole row, or if no
+    value did before."""
     if not _may_lose_rows(graph):
         return None
     found = online(assign_stages(apart(graph), problem), problem)
@@ -45,7 +47,7 @@ def of_wide_rows(graph: Graph, problem: Problem) -> Graph | None:
 
 
 def _may_lose_rows(graph: Graph) -> bool:
-    """Whether values need whole rows, and none of them is stored: that one would need its row in any form."""
+    """Whether some values need whole rows, but no output does: an output would need its whole row in any form."""
     return shares_rows(graph) and all(graph.stages[root].kind != "row" for root in graph.roots)
 
 
@@ -55,8 +57,8 @@ def _one_reduction(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
             "amax", largest, x, gone
         ):
             return builder.node("reduce", x, attr=(EXPONENTIALS, gone))
-        # Of log_softmax: one reduction in place of two takes 0.95 of the time (vocabulary_h200.json). Both are rounded
-        # as x is itself.
+        # From log_softmax: one reduction instead of two takes 0.95 of the time (vocabulary_h200.json). Both forms are
+        # rounded as x itself is.
         case Node("sub"), (Node("sub", (y, largest)), Node("log", (total,))) if _is_total(total, largest):
             return builder.node("sub", y, _logsumexp(total, builder))
         case Node("add"), (largest, Node("log", (total,))) if _is_total(total, largest):
@@ -69,13 +71,13 @@ def _one_reduction(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
 
 
 def _is_total(node: Node, largest: Node) -> bool:
-    """Whether it is the sum of exponentials beside this largest value."""
+    """Whether the node is the sum of exponentials over `largest`, the largest value of the same row."""
     name, gone = node.attr if node.op == "reduce" else ("", None)
     return name == EXPONENTIALS and _is_extreme("amax", largest, node.args[0], gone)
 
 
 def _logsumexp(total: Node, builder: Builder) -> Node:
-    """Of what the sum of exponentials is of; NaN where it is infinite, as x - x is there."""
+    """The logsumexp of the argument of `total`, a sum of exponentials. NaN if it is infinite, as x - x would be."""
     found = builder.node("reduce", *total.args, attr=("logsumexp", total.attr[1]))
     builder.types.setdefault(found, builder.types[total])
     is_finite = typed(builder, "lt", (typed(builder, "abs", (found,)), constant(math.inf, builder)))
@@ -87,13 +89,15 @@ def _is_extreme(name: str, node: Node, x: Node, gone: object) -> bool:
 
 
 def _place(there: Node, old: Node, builder: Builder) -> Node | None:
-    """The first place where x is its largest or least value, or NaN; of the least value it is the largest of -x."""
+    """The place of x's first largest or least value, or of its first NaN; None if `there` is no such condition.
+
+    `old` is the reduction of the places. The least value of x is found as the largest value of -x."""
     gone = old.attr[1]
     match there:
         case Node("logical_or", (Node("eq", (x, extreme)), Node("ne", (one, other)))) if one == other == x:
-            if extreme.op == x.op == "cast" and extreme.attr == x.attr:  # the largest of rounded values is one of them
+            if extreme.op == x.op == "cast" and extreme.attr == x.attr:  # the second cast changes nothing
                 (extreme,) = extreme.args
-            if builder.types[x].kind != "float":  # an integer of 32 bits is no float32
+            if builder.types[x].kind != "float":  # float32 does not hold every int32
                 return None
             if _is_extreme("amin", extreme, x, gone):
                 x = typed(builder, "neg", (x,))

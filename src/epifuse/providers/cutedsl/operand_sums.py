@@ -1,7 +1,7 @@
-"""Reductions of operands alone, as the number of rows that count: after all tiles, beside what was reduced of the rows.
+"""Reductions of operands alone, such as the number of rows that a mask selects: they are computed after all tiles.
 
-A tile reduces what it computes, and what varies over rows alone is in many tiles. Where the epilogue reduces its rows
-as well, the operand is read with their results, one value a row, and reduced with them. Imports no cutlass.
+A tile cannot reduce an operand with one value a row, because many tiles hold the same row. If the epilogue also reduces
+the product along each row, the operand is read together with these results, and reduced with them. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from epifuse.request.problem import Problem
 
 
 def beside_rows(graph: Graph, problem: Problem) -> Graph:
-    """The graph in which reductions of operands alone wait for a reduction of the product with a value for each."""
+    """The graph in which a reduction of operands alone waits for one of the product, if that has as many results as the
+    former has arguments."""
     of_product = _above(graph, {node for node in graph.nodes if node.op == "accum"})
     alone = [node for node in graph.nodes if node.op == "reduce" and node.args[0] not in of_product]
     later = _above(graph, {*alone})
@@ -26,7 +27,7 @@ def beside_rows(graph: Graph, problem: Problem) -> Graph:
     for old in topological([*beside.values(), *graph.roots, *graph.hosts.values()]):
         args = tuple(made[arg] for arg in old.args)
         if old in beside:
-            further = {*graph.types[beside[old]].factors} - {*graph.types[old.args[0]].factors}  # of one element
+            further = {*graph.types[beside[old]].factors} - {*graph.types[old.args[0]].factors}  # of size 1
             attr = old.attr[0], canonical((*old.attr[1], *further))
             made[old] = builder.node("reduce", _waiting(args[0], made[beside[old]], builder), attr=attr)
         else:
@@ -38,7 +39,7 @@ def beside_rows(graph: Graph, problem: Problem) -> Graph:
 
 
 def _above(graph: Graph, below: set[Node]) -> set[Node]:
-    """These nodes, and what needs one of them."""
+    """The nodes `below`, and all nodes that depend on one of them."""
     found = {*below}
     for node in graph.nodes:
         if not found.isdisjoint(node.args):
@@ -47,7 +48,7 @@ def _above(graph: Graph, below: set[Node]) -> set[Node]:
 
 
 def _beside(node: Node, able: list[Node], graph: Graph, problem: Problem) -> Node | None:
-    """The first of these reductions that has a value for each that `node` reduces."""
+    """The first reduction among `able` that has one result for each value that `node` reduces; None if none has."""
 
     def several(node: Node) -> list[Factor]:
         return [factor for factor in graph.types[node].factors if factor.size(problem.extents) != 1]
@@ -58,7 +59,7 @@ def _beside(node: Node, able: list[Node], graph: Graph, problem: Problem) -> Nod
 
 
 def _waiting(value: Node, other: Node, builder: Builder) -> Node:
-    """The same value, which is not there before the other: whatever that is, one of these holds."""
+    """`value`, made to depend on `other`: other == other or other != other always holds, so the value is unchanged."""
     either = typed(builder, "logical_or", (typed(builder, "eq", (other, other)), typed(builder, "ne", (other, other))))
     if builder.types[value].kind == "mask":
         return typed(builder, "logical_and", (value, either))

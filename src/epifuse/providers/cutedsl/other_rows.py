@@ -1,8 +1,8 @@
 """Kernels that a product takes with another M, and that add up K in another order. Imports no cutlass.
 
-Whether a split of K pays follows from M. No kernel stands in for one with other bits, so a server that meets such an M
-would wait for the compiler long after its first call: the first call has one kernel of each order compiled beside its
-own.
+Whether split-K pays depends on M. A kernel may stand in for another only if both give the same bits. Without one of the
+right order, a server would have to wait for the compiler at a new M, long after its first call. The first call
+therefore also compiles one kernel of each other order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from epifuse.providers.cutedsl.sizes import sized
 from epifuse.request.problem import Problem
 
 Kinds = tuple[Sequence[KernelSpec], Sequence[KernelSpec], Sequence[KernelSpec]]
-"""Kernels that multiply A and B as they are, and that exchange them: for few rows, and for more."""
+"""Kernels that multiply A and B as they are, kernels that exchange A and B for few rows, and those for more rows."""
 
 _ROWS = (*range(16, 1024, 32), *range(1024, 8193, 256))
-"""Where the model is asked: it changes its mind where a row of tiles begins."""
+"""Values of M for which the model is asked. Its choice can change only where a further row of tiles begins."""
 
 
 def kernels(kinds: Kinds, work: Lowered, problem: Problem, own: Hashable) -> tuple[str, ...]:
-    """One text for each order but `own`, of kernels that multiply A and B as they are: those serve any M."""
+    """The texts of kernels to compile, one for each order of adding up K but `own` (`invariance.bits`). They multiply A
+    and B as they are, because such kernels serve any M."""
     plain, *exchanging = kinds
     carried = sized(work, problem).family.answers(plain)
     found: dict[Hashable, str] = {}
@@ -41,7 +42,7 @@ def kernels(kinds: Kinds, work: Lowered, problem: Problem, own: Hashable) -> tup
 def _wanted(
     carried: Carried, exchanging: Sequence[Sequence[KernelSpec]], work: Lowered, problem: Problem
 ) -> Iterator[tuple[Hashable, list[float]]]:
-    """The order of the best kernel with so many rows, and what each plain one costs then."""
+    """Yield, for each M in `_ROWS`, the order of the best kernel, and the costs of the kernels in `carried`."""
     of_parts = weave.problem_of(work.order, problem)
     transposed = swap.problem_of(problem)
     few = work.swapped if any(exchanging) else ""

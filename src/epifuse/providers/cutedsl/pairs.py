@@ -1,8 +1,10 @@
-"""Columns of a row that are computed together, where one thread has them all: halves of a head, neighbours.
+"""Columns of a row that are combined, if one thread holds them all: halves of a head, or neighbouring columns.
 
-A thread has the columns of a row that lie a multiple of eight apart, and two neighbours. So what is picked of a factor
-of N is in its own registers, of another subtile perhaps, where the tile holds the factor. What is not (halves of a row,
-parts of which only some are stored) is woven instead (`weave.py`). Imports no cutlass.
+A factor is a piece of an axis, which a reshape cut out (`ir.Factor`); to pick is to take one place along it. A thread
+holds two neighbouring columns of a row, and those that lie multiples of eight columns from them. If a tile holds the
+whole factor, a picked column is in the thread's own registers, perhaps of another subtile. Other picks, such as halves
+of a row, are woven instead (`weave.py`). So are all picks if some output has only a part of the columns. Imports no
+cutlass.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from epifuse.request.problem import Problem
 
 
 def place(factor: Factor, column: int) -> int:
-    """Where a column of a tile lies along a factor, the same for all lanes whose first column this is of."""
+    """The place along a factor of a `column` of a tile. It is that of lane 0's register, and equal for all lanes."""
     return column // factor.stride % (factor.extent or 1)
 
 
 def sources(picked: Picked, right: int, registers: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each register of a subtile so far on the `right` the subtile and the register that has what is picked."""
+    """For each register of subtile number `right` of a row: the subtile and the register that hold the picked value."""
     found = []
     for row, own in registers:
         column = right * SUBTILE[1] + own
@@ -34,7 +36,7 @@ def sources(picked: Picked, right: int, registers: Sequence[tuple[int, int]]) ->
 
 
 def are_held(graph: Graph, problem: Problem) -> bool:
-    """Whether threads have all that is picked, and every output is of all columns."""
+    """Whether threads hold all picked columns, some tile holds whole factors, and every output has all columns."""
     if not all(_is_held(factor) for factor in segments.picked(graph)):
         return False
     own, types = segments.values(graph), graph.types

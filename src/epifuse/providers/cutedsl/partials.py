@@ -1,8 +1,9 @@
-"""Reductions across tiles: what each warp leaves in the workspace, and where. Imports no cutlass.
+"""Reductions across tiles: what each warp writes to the workspace, and where. Imports no cutlass.
 
-Every warp reduces its rows of a tile in registers and leaves one partial result for each row, each column, or the
-whole; a second small kernel merges them in a fixed order, so that results are the same bits each run and the workspace
-needs no clearing. Partial results of one reduction are an array (words, batches, parts, length) of 32-bit words.
+Every warp reduces its rows of a tile in registers, and writes one partial result for each row, each column, or the
+whole. A second small kernel merges these in a fixed order. So results have the same bits in each run, and the workspace
+needs no clearing. Partial results of one reduction are an array (words, batches, parts, length) of 32-bit words: each
+of `length` results is merged from `parts` partial results.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
 from epifuse.request.problem import Problem
 
-MATH_WARPS = 8  # of a CTA
-MOST_CTAS = 256  # at once; a launch on a GPU with more multiprocessors uses no more
+MATH_WARPS = 8  # consumer warps of a CTA
+MOST_CTAS = 256  # CTAs at once: a launch uses no more, even on a GPU with more multiprocessors
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction of a value that exists tile by tile. `axis` is the one its result runs along, "" for a number, and
-    both where a segment of each row has a result.
+    """One reduction, in a kernel or after all tiles.
 
-    `kind` is what a partial result is held as: sums of integers and masks are exact in 64 bits. `of` are the axes of
-    what is reduced where that is known after all tiles only; None where it exists tile by tile.
+    `axis` is the axis that its result runs along: "m", "n", "" for a number, or "mn" if each segment of a row has a
+    result. `batched` says whether each batch has a result. A partial result is held as `kind`, in 64 bits for sums of
+    integers and masks, which are then exact. `of` are the axes of the reduced value if it is known only after all
+    tiles, and None if that value exists tile by tile.
     """
 
     node: Node
@@ -46,46 +48,46 @@ class Reduction:
 
     @property
     def source(self) -> Node:
-        """What is reduced."""
+        """The value that is reduced."""
         return self.node.args[0]
 
     @property
     def numbers(self) -> int:
-        """Numbers that a partial result consists of."""
+        """How many numbers a partial result consists of."""
         return REDUCTIONS[self.name].numbers
 
     @property
     def words(self) -> int:
-        """32-bit words of one partial result."""
+        """How many 32-bit words a partial result takes."""
         return self.numbers * (2 if self.kind == "int64" else 1)
 
 
 def reductions_of(graph: Graph) -> tuple[Reduction, ...]:
-    """Every reduction that is merged after all tiles: those of tiles, then those of finished values; of either
-    arguments before users."""
+    """All reductions that are merged after all tiles: first those of values of tiles, then those of finished values. In
+    both groups arguments come before their users."""
     found = [reduction(node, graph) for node in merged_reductions(graph)]
     return tuple(sorted(found, key=lambda one: one.of is not None))
 
 
 def reductions_of_tiles(graph: Graph) -> tuple[Reduction, ...]:
-    """The first of these: partial results come from the tiles."""
+    """The reductions of values of tiles, which are the first ones of `reductions_of`."""
     return tuple(one for one in reductions_of(graph) if one.of is None)
 
 
 def reduction(node: Node, graph: Graph) -> Reduction:
-    """A node that reduces."""
+    """The `Reduction` of a node "reduce"."""
     axes, kind = graph.types[node].axes, graph.types[node].kind
-    # A mask is merged as the largest or smallest of ones and zeros.
+    # `any` and `all` of a mask are merged as the largest or smallest of ones and zeros.
     held: Kind = "float" if kind == "mask" else kind
     of = graph.types[node.args[0]].axes if is_again(node, graph) else None
     return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held, of)
 
 
 def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, Any]:
-    """(parts, length) of a batch's partial results; for ints or run-time integers.
+    """(parts, length) of the partial results of one batch. `m` and `n` are ints or run-time integers.
 
-    Tiles beyond the result, which only fill up a cluster, leave neutral parts. A finished value that is reduced is
-    itself the parts.
+    Tiles beyond the result, which only fill up a cluster, write neutral values. If a finished value is reduced, its
+    elements are the parts.
     """
     if reduction.of is not None:
         extents = {"m": m, "n": n, "": m // m}
@@ -97,17 +99,17 @@ def parts(reduction: Reduction, design: Design, m: Any, n: Any) -> tuple[Any, An
         return across, m
     if reduction.axis == "n":
         return warps, n
-    # A number of the whole result is carried from tile to tile: a warp leaves it once, at its end.
+    # A reduction of all batches to one number is carried from tile to tile: a warp writes its part once, at its end.
     return (warps * across, m // m) if reduction.batched else (MOST_CTAS * MATH_WARPS, m // m)
 
 
 def tiles_across(design: Design, n: Any) -> Any:
-    """Tiles along N, those that fill up a cluster or stand abreast included; for ints or run-time integers."""
+    """The number of tiles along N, including those that only fill up a cluster. `n` is an int or a run-time integer."""
     return _up(n, design.step[1]) * (design.step[1] // design.columns)
 
 
 def edges(design: Design, m: int, n: int) -> tuple[Edge, Edge]:
-    """What of the tiles lies beyond M and beyond N, where reductions must leave it out."""
+    """What of the last tiles lies beyond M and beyond N (see `Edge`). Reductions must leave it out."""
     (of_m, of_n), (height, width) = design.step, design.subtile
     return _edge(m, of_m, height), _edge(n, of_n, width)
 
@@ -123,13 +125,13 @@ def _up(value: Any, step: int) -> Any:
 
 
 def elements(reduction: Reduction, design: Design, m: Any, n: Any, l: Any) -> Any:
-    """32-bit words of workspace of one reduction."""
+    """The 32-bit words of workspace that one reduction takes."""
     kept, length = parts(reduction, design, m, n)
     return kept * length * batches(reduction, l) * reduction.words
 
 
 def batches(reduction: Reduction, l: Any) -> Any:
-    """How many batches have parts of their own."""
+    """The number of batches that have partial results of their own."""
     return 1 if is_carried(reduction) else l
 
 
@@ -145,7 +147,7 @@ def workspace_bytes(reductions: Iterable[Reduction], design: Design, extents: Ma
 
 
 def refused(graph: Graph, problem: Problem) -> str | None:
-    """Why the kernel cannot carry the reductions of this graph."""
+    """Why the kernel cannot compute the reductions of this graph, or None."""
     for node in graph.nodes:
         stage = graph.stages[node]
         if stage.sweep > 0:
@@ -163,7 +165,8 @@ def refused(graph: Graph, problem: Problem) -> str | None:
 
 
 MERGED_BYTES = 4 * 32 * (tuned.MERGING_WARPS.value + 1)
-"""Shared memory of the merging kernel for a word of a partial result: of 32 results by its warps, banks apart."""
+"""Bytes of shared memory in the merging kernel for one word of a partial result: for 32 results, a word of each warp
+and one of padding, so that the words lie in different banks."""
 
 
 def _too_many(graph: Graph, problem: Problem) -> str | None:
@@ -182,7 +185,7 @@ _WAY_OUT = "store its argument, and reduce that in PyTorch"
 
 _WRITTEN = {made: name for name, made in APART.items()}
 _TOLD = {PLACE: "argmax or argmin", EXPONENTIALS: "softmax"}
-"""How people write what is found online."""
+"""Reductions that are found online (`online.py`), by the name under which a message mentions them."""
 
 
 def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None:
@@ -190,7 +193,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
     source = graph.types[node.args[0]]
     if name not in REDUCTIONS:
         return f"it has no {name} yet"
-    # Along an axis of one element every value is full-size: a (1, N) operand beside M = 1.
+    # A value need not vary along an axis of one element to be full-size, such as a (1, N) operand if M = 1.
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
     if is_again(node, graph):
         return _of_parts(node, graph)
@@ -216,7 +219,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
 
 
 def _made_of_others(graph: Graph) -> Node | None:
-    """A finished value, stored or reduced again, whose axes differ from those of every reduction that it depends on."""
+    """The first finished value, stored or reduced again, whose axes differ from those of all reductions below it."""
     stored = [output.node for output in graph.outputs if graph.stages[output.node].kind == "finish"]
     again = [node.args[0] for node in graph.nodes if node.op == "reduce" and is_again(node, graph)]
     axes = {node: graph.types[node].axes for node in graph.nodes}

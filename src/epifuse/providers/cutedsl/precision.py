@@ -1,8 +1,8 @@
 """How exactly each value of an epilogue must be computed, so that every output is as exact as documented.
 
-*full*: a few units in the last place of float32. *narrow*: an error of at most `NARROW_ERROR`, where all that becomes
-of the value is at most 16 bits wide. *fast*: the caller asked for `fast_math`. Imports no cutlass: planning asks as
-well.
+*full*: a few units in the last place of float32. *narrow*: a relative error of at most `NARROW_ERROR`, for values that
+only reach outputs of at most 16 bits. *fast*: the caller asked for `fast_math`, or the fast form of a division is as
+exact. Imports no cutlass, because planning uses this module as well.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Accuracy = Literal["full", "narrow", "fast"]
 NARROW_ERROR = 2.0**-16
 """Largest relative error of a narrow form wherever its result is a normal number of the output's dtype."""
 _BUDGET = 16
-"""How many such errors may meet in one output: 16 of them are half of a float16's last place."""
+"""How many errors of `NARROW_ERROR` one output may collect: 16 of them are half a unit in float16's last place."""
 _BOUNDED = ("sigmoid",)
-"""Functions up to 1 whose narrow form has an absolute error of 2^-21 at most: in a sum with 1 and more, at most eight
-times that of the full form."""
+"""Functions of at most 1 whose narrow form has an absolute error of 2^-21 at most. In a sum with a constant of at least
+1 that is at most eight times the error of the full form."""
 
 
 def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bool = False) -> Mapping[Node, Accuracy]:
-    """How exactly to compute each node of a lowered graph whose outputs are stored as `dtypes`, by output name."""
+    """How exactly to compute each node of a lowered graph. `dtypes` are those that outputs are stored as, by name."""
     if fast_math:
         return dict.fromkeys(graph.nodes, "fast")
     errors = _reach(graph, dtypes)
@@ -41,13 +41,15 @@ def accuracies(graph: Graph, dtypes: Mapping[str, torch.dtype], *, fast_math: bo
 
 
 _TAME = 2.0**-126, 2.0**126
-"""Floats that are normal numbers, as their reciprocals are."""
+"""The range of floats that are normal numbers and whose reciprocals are normal numbers too."""
 _LARGEST = 2.0**128
 
 
 def _tame_quotients(graph: Graph) -> set[Node]:
-    """Divisions by what is far from zero and from the largest float. They need no scaling of both, and are as exact in
-    their fast form: of quotients by the scale of a block a thread has as many as values."""
+    """Divisions whose divisor is far from zero and from the largest float.
+
+    They need no scaling of both operands, so their fast form is as exact. If values are divided by the scale of a
+    block, a thread has one such division for each of its values."""
     sizes: dict[Node, tuple[float, float]] = {}
     for node in graph.nodes:
         sizes[node] = _size(node, [sizes[arg] for arg in node.args])
@@ -56,7 +58,7 @@ def _tame_quotients(graph: Graph) -> set[Node]:
 
 
 def _size(node: Node, args: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Its magnitude at least and at most, where it is finite, from those of its arguments."""
+    """The least and the largest magnitude of the node if it is finite. `args` are those of its arguments."""
     if node.op == "const" and isinstance(node.attr, float | int):
         return abs(node.attr), abs(node.attr)
     if node.op == "where":
@@ -72,7 +74,8 @@ def _size(node: Node, args: Sequence[tuple[float, float]]) -> tuple[float, float
 
 
 def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int | None]:
-    """How many times an error of each node reaches an output; None where an output or a use is not to be trusted."""
+    """How many times an error of each node reaches an output. None if an output is wide, or if some use of the node
+    amplifies its error."""
     reach: dict[Node, int | None] = dict.fromkeys(graph.nodes, 0)
     added_up = _added_up(graph, dtypes)
     for effect in graph.effects:
@@ -89,7 +92,7 @@ def _reach(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> Mapping[Node, int
 
 
 def _added_up(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> set[Node]:
-    """Nodes of which sums and products make outputs of at most 16 bits, and nothing else is made."""
+    """Nodes whose only uses, down to outputs of at most 16 bits, are sums and operations that carry an error on."""
     found = set(graph.nodes) - {*graph.effects}
     found -= {output.node for output in graph.outputs if not is_narrow_float(dtypes[output.name])}
     for node in reversed(graph.nodes):
@@ -100,7 +103,7 @@ def _added_up(graph: Graph, dtypes: Mapping[str, torch.dtype]) -> set[Node]:
 
 
 def _carries(node: Node, position: int) -> bool:
-    """Whether the error of this argument, relative to it, is that of the node."""
+    """Whether a relative error of this argument is at most carried on to the node's value, and not amplified."""
     return _error(node) != "amplified" and not (node.op == "where" and position == 0)
 
 
@@ -108,22 +111,23 @@ _SUMS = ("add", "sub")
 
 
 def _is_beside_one(node: Node, arg: Node) -> bool:
-    """Whether a sum such as 1 - sigmoid(x) takes it: in the slope of silu, s (1 + x (1 - s)), s takes 5 instructions in
-    place of 12 then."""
+    """Whether `node` is a sum of `arg` and a constant of at least 1, such as 1 - sigmoid(x).
+
+    So s takes 5 instructions instead of 12 in the slope of silu, s (1 + x (1 - s))."""
     others = [other.attr for other in node.args if other is not arg and other.op == "const"]
     is_bounded = arg.op == "call" and arg.attr in _BOUNDED
     return node.op in _SUMS and is_bounded and any(isinstance(x, int | float) and abs(x) >= 1 for x in others)
 
 
 def _error(node: Node) -> Error:
-    """What becomes of an error of its arguments: what amplifies it reads what is computed in full."""
+    """What the node does with an error of its arguments. If it amplifies the error, they are computed in full."""
     if node.op == "pick":
         return "carried"
     return PRIMITIVES[node.op].error if node.op in PRIMITIVES else "amplified"
 
 
 def _adds_positive(node: Node) -> bool:
-    """A sum that cannot cancel, as softmax has one."""
+    """Whether the node is a sum or mean of exponentials, as in softmax. Its terms cannot cancel."""
     return node.op == "reduce" and node.attr[0] in ("sum", "mean") and node.args[0].op in ("exp", "exp2")
 
 

@@ -1,7 +1,7 @@
-"""The device tables: one row a primitive or activation, on TensorSSA fragments.
+"""The device tables: one row for each primitive or activation, a function of TensorSSA fragments.
 
-A row is exact to a few units in the last place; `NARROW` and `FAST_MATH` hold cheaper ones for values that need less
-(`precision.py`), `INTEGER` those that integers compute differently. docs/accuracy.md has the error of each. No mask is
+Rows are exact to a few units in the last place. `NARROW` and `FAST_MATH` hold cheaper rows for values that need less
+(`precision.py`), and `INTEGER` those that differ for integers. docs/accuracy.md gives the error of each. No mask is
 made by `.to(Boolean)`, which is inverted for floats in CuTe DSL 4.8.1, and `~mask` does not compile.
 """
 
@@ -88,7 +88,7 @@ FAST: Mapping[str, Row] = {
     "mish": am.mish_row(lambda x: cute.math.exp(x)),
     "floor_power_of_two": dm.floor_power_of_two,
 }
-"""Activations with a form of their own; the others are computed as they are written."""
+"""Activations with a device form of their own. The others are computed by the primitives of their definition."""
 
 NARROW: Mapping[str, Row] = {
     "div": dm.divide_narrow,
@@ -138,7 +138,9 @@ _TABLES: Mapping[Accuracy, tuple[Mapping[str, Row], ...]] = {
 
 
 def row(name: str, accuracy: Accuracy, kind: str, literals: Literals) -> Row:
-    """The row that computes `name` for a result of this kind. `literals` are the arguments known while compiling."""
+    """The row that computes `name` for a result of this kind.
+
+    `literals` has the value of each argument that is known while compiling, and None for the others."""
     if kind in ("int32", "int64") and name == "pow":
         return im.power(int(literals[1] or 0))
     if kind in ("int32", "int64") and name in INTEGER:
@@ -159,11 +161,11 @@ def _division(accuracy: Accuracy, literals: Literals) -> Row | None:
 
 
 _LARGEST_PRODUCT: Mapping[Accuracy, int] = {"full": 5, "narrow": 8, "fast": 32}
-"""The highest power computed by multiplication: each squaring doubles the error."""
+"""The highest power that is computed by multiplication. Each squaring doubles the error."""
 
 
 def _power(accuracy: Accuracy, literals: Literals) -> Row | None:
-    """The exponents that torch treats apart, and small integers."""
+    """The row for an exponent that torch treats specially, or for a small positive integer; else None."""
     exponent = literals[1]
     if exponent is None:
         return None

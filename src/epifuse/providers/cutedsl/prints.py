@@ -1,4 +1,4 @@
-"""`debug_print` on a GPU: what is printed is stored like an output, and the host prints it after the launch."""
+"""`debug_print` on a GPU: its value is stored like an output, and the host prints it after the launch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DTYPES = {"float": torch.float32, "int64": torch.int64, "int32": torch.int32, "
 
 
 class Print(NamedTuple):
-    """One `debug_print`: the output that carries its value, which has a name no user can write, and its format."""
+    """One `debug_print`: the name of the output that holds its value, which no user can write, and its format."""
 
     output: str
     format: str
 
 
 def with_prints(graph: Graph) -> tuple[Graph, tuple[Print, ...], Mapping[str, torch.dtype]]:
-    """Effects as outputs, what is to be printed, and the dtypes of those outputs."""
+    """The graph with its effects as outputs, the `Print`s, and the dtypes of these outputs by name."""
     prints = tuple(Print(f"@{number}", str(node.attr)) for number, node in enumerate(graph.effects))
     sources = [node.args[0] for node in graph.effects]
     factors = Space.of(graph, {}).factors
@@ -33,7 +33,9 @@ def with_prints(graph: Graph) -> tuple[Graph, tuple[Print, ...], Mapping[str, to
 
 
 def _dims(node: Node, graph: Graph, factors: tuple[Factor, ...]) -> Dims:
-    """As the CPU kernel prints it: a dim for each factor, those of the batch only where it varies over batches."""
+    """The dims of a printed value, as the CPU kernel prints it: one for each factor.
+
+    A factor of the batch axis has a dim only if the value varies over batches."""
     present = graph.types[node].factors
     batched = "l" in graph.types[node].axes
     return tuple((f,) if f in present else () for f in factors if f.axis != "l" or batched)

@@ -1,4 +1,4 @@
-"""What a kernel is generated from: its design, and the graph with its accesses in order. Imports no cutlass."""
+"""The epilogue that a kernel is generated from: its graph, with all accesses in order. Imports no cutlass."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from epifuse.providers.cutedsl.ways import Access
 from epifuse.providers.cutedsl.weave import Order
 
 Edge = Literal["nothing", "subtiles", "values"]
-"""What of the last tiles lies outside the result. Whole subtiles are left out at the cost of one choice for each."""
+"""What of the last tiles lies outside the result: nothing, whole subtiles, or also single values. A whole subtile is
+left out by one branch."""
 NO_EDGES: tuple[Edge, Edge] = ("nothing", "nothing")
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The epilogue as a kernel sees it: its graph, how each load arrives, how each output leaves, and how exactly each
-    value is computed. `edges`: what reductions leave out along M and N. `prints` are printed after the launch. `order`
-    is that of the rows of two parts in B, where the graph takes parts of a row. `columns` are those of a region of N,
-    where a launch has several: its graph, operands and outputs count from the first of them."""
+    """The epilogue as a kernel sees it: its graph, how each load arrives (`loads`), how each output leaves (`stores`),
+    and how exactly each value is computed (`accuracies`).
+
+    - `edges`: what reductions leave out along M and along N.
+    - `prints`: what is printed after the launch.
+    - `order`: the order of the rows of two parts in B, if the graph takes parts of a row.
+    - `columns`: the (start, stop) of a region of N, if a launch has several regions. Columns in the graph, operands and
+      outputs of a region then count from `start`.
+    """
 
     graph: Graph
     loads: tuple[tuple[Node, Access], ...]
@@ -53,26 +59,26 @@ class Program:
 
     @cached_property
     def number_names(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of these numbers, in the same order."""
         return tuple(node.attr.name for node in self.numbers)
 
     @cached_property
     def reads(self) -> tuple[tuple[Load, Access, Along], ...]:
-        """The loads of `tensors`, with their dims."""
+        """For each of `tensors`: its load, how it arrives, and its dims."""
         return tuple((node.attr, access, Along.of(node.attr.dims, self.factors)) for node, access in self.tensors)
 
     @cached_property
     def writes(self) -> tuple[tuple[Output, Access, Along], ...]:
-        """What is stored, with its dims."""
+        """For each output: the output, how it leaves, and its dims."""
         stores = zip(self.graph.outputs, self.stores, strict=True)
         return tuple((output, access, Along.of(output.dims, self.factors)) for output, access in stores)
 
     @cached_property
     def staged(self) -> tuple[Access, ...]:
-        """The loads that come in tiles."""
+        """The accesses of loads that come by TMA, in tiles."""
         return tuple(access for _, access in self.loads if access.travels.staged)
 
     @cached_property
     def coming(self) -> tuple[Access, ...]:
-        """The loads of which every subtile reads values."""
+        """The accesses of loads from which each subtile reads values of its own."""
         return tuple(access for _, access in self.loads if access.travels.by_value)

@@ -1,6 +1,7 @@
-"""Epilogues that need the product more than once: planned as one launch a sweep, where the caller allows it.
+"""Epilogues that need the product more than once: planned as one launch for each sweep, if the caller allows it.
 
-Imports no cutlass.
+A sweep is one pass over the product (`passes.assign_stages`). A part is what one sweep computes, as an epilogue of its
+own (`passes.split_sweeps`). A way is one split of an epilogue into several launches. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ OneLaunch = Callable[[Sequence[KernelSpec], Lowered, Problem], Answers]
 
 
 def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> Answers:
-    """What one launch can do, else what several can where they are allowed; else why not and what else there is."""
+    """What one launch can do; else what several launches can do, if they are allowed; else why neither can, and what
+    the user can write instead. `one_launch` answers for a single launch."""
     answers = one_launch(specs, work, problem)
     ways = _Ways(specs, work, problem, one_launch)
-    # Which of both is taken would follow from M, and they merge rows differently.
+    # Whether one launch or several run would depend on M, and they merge rows differently.
     invariant = problem.constraints.batch_invariant and len(answers.specs) > 0
     if invariant or not (problem.constraints.allow_recompute and ways.found):
         return answers._replace(refusals=lambda: [ways.refused(one) for one in answers.refusals()])
@@ -35,42 +37,42 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
 
 
 class _Ways:
-    """The ways to split one problem into several launches, found where somebody asks."""
+    """The ways to split one problem into several launches, found when they are first asked for."""
 
     def __init__(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> None:
         self.specs, self.work, self.problem, self.one_launch = specs, work, problem, one_launch
 
     @cached_property
     def found(self) -> tuple[_Way, ...]:
-        """Whole rows first: what a tile can hold needs no launch of its own."""
+        """The ways, first the one whose clusters hold whole rows: a value of a held row needs no further launch."""
         return tuple(self._found())
 
     def _found(self) -> Iterator[_Way]:
         for whole_rows in (True, False) if self.work.typed_shares_rows else (True,):
             launches = self.work.launches(self.problem, whole_rows=whole_rows)
-            if len(launches) > 1:  # one where no value varies over rows and columns
+            if len(launches) > 1:  # there is one launch if no value varies over rows and columns
                 yield _Way(self, launches)
 
     def settled(self, answer: Allocation | Refusal) -> Allocation | Refusal:
-        """What one launch can do, else several."""
+        """`answer` if one launch can do it, else the allocation of several launches or a refusal."""
         if isinstance(answer, Allocation):
             return answer
         several = (way.answers[answer.kernel] for way in self.found)
         return next((one for one in several if isinstance(one, Allocation)), None) or self.refused(answer)
 
     def refused(self, refusal: Refusal) -> Refusal:
-        """The refusal of one launch, which also says what several could."""
+        """`refusal`, of one launch, with a reason that also says what several launches could do."""
         return Refusal(refusal.kernel, partial(self.reason, refusal))
 
     def reason(self, refusal: Refusal) -> Reason:
-        """Why one launch cannot, and what several could, or why they cannot either."""
+        """Why one launch cannot compute the epilogue, and how many launches can, or why several cannot either."""
         text = refusal.reason
         for way in self.found:
             several = way.answers[refusal.kernel]
             if isinstance(several, Allocation):
                 text = f"{text}; {_ways_out(way.parts, self.problem)}"
                 break
-            # Where it is not asked for, what matters is that some design can: that one's line says so.
+            # If several launches are not asked for, it is enough that some design can: its own line says so.
             some = any(isinstance(one, Allocation) for one in way.answers.values())
             if several.reason != refusal.reason and (self.problem.constraints.allow_recompute or not some):
                 text = f"{text}; with {len(way.parts)} launches: {several.reason}"
@@ -78,7 +80,7 @@ class _Ways:
 
 
 class _Way:
-    """One way to split a problem, and what each kernel makes of it."""
+    """One way to split a problem, and the answer of each kernel."""
 
     def __init__(self, of: _Ways, launches: Sequence[Launch]) -> None:
         self.of, self.launches = of, launches
@@ -86,7 +88,7 @@ class _Way:
 
     @cached_property
     def answers(self) -> dict[str, Allocation | Refusal]:
-        """By name of the kernel."""
+        """The answer for all launches together, by the name of the kernel."""
         of = self.of
         each = [
             of.one_launch(of.specs, launch.work, part.problem).by_name()
@@ -135,7 +137,7 @@ def parts_of(plan: Plan) -> tuple[Part, ...]:
 
 
 def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
-    """What to write instead, and what computing the product again would cost."""
+    """Text on what the user can write instead, and on the cost of computing the product again."""
     count = len(parts)
     further = "a second launch recomputes" if count == 2 else f"{count - 1} further launches recompute"
     return (
@@ -146,7 +148,7 @@ def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
 def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
     if dependent := _reductions_of_crossing(parts):
         reductions = ((part.graph, node) for part in parts for node in part.graph.nodes if node.op == "reduce")
-        if len({graph.loc(node) for graph, node in reductions}) == 1:  # written as one, as var and argmax are
+        if len({graph.loc(node) for graph, node in reductions}) == 1:  # one function, such as var or argmax
             return "store the product and reduce it in PyTorch"
         squares = any(node.attr[0] == "mean" and _is_square(node.args[0]) for node in dependent)
         example = " (mean(x * x) - mean(x) ** 2 for a variance, less exact where the mean is large)" if squares else ""
@@ -166,7 +168,7 @@ _WHERE = "in the next GEMM's epilogue"
 
 
 def _reductions_of_crossing(parts: tuple[Part, ...]) -> list[Node]:
-    """Reductions for which an earlier launch must have finished another: one launch cannot store both."""
+    """Reductions that need the result of another one, from an earlier launch: one launch cannot store both."""
     known: set[str] = set()
     found = []
     for part in parts:
@@ -183,13 +185,15 @@ def _is_square(node: Node) -> bool:
 
 
 def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> Counter[str]:
-    """What the parts hand over, as the user would write it; x is not the same in all of them."""
+    """The reductions that parts hand over, as the user would write them, with how often each text occurs.
+
+    Equal texts can be different reductions: x stands for different values."""
     found: dict[Node, tuple[str, str]] = {}
     for part in parts:
         names = crossing_names(part, problem)
         for output in part.graph.outputs:
             if output.name in names:
                 found |= {node: spelled(node, problem) for node in reductions_under(output.node)}
-    # Their logsumexp serves exponentials alone: exp(x - amax(x)) / sum(exp(x - amax(x))) is exp(x - logsumexp(x)).
+    # Beside a logsumexp, amax is not needed: exp(x - amax(x)) / sum(exp(x - amax(x))) is exp(x - logsumexp(x)).
     exponentials = {dims for name, dims in found.values() if name == "logsumexp"}
     return Counter(f"{name}(x{dims})" for name, dims in found.values() if name != "amax" or dims not in exponentials)

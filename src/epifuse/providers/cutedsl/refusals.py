@@ -1,4 +1,4 @@
-"""Why the kernel cannot carry an epilogue, and what a plan tells of one that it can. Imports no cutlass."""
+"""Why a kernel does not support an epilogue, and what a plan tells of one that it supports. Imports no cutlass."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from epifuse.request.scaled import BLOCK
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NARROW_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 LOADS = (torch.float32, *_NARROW_FLOATS, *_INTEGERS, torch.bool)
-CASTS = (torch.float32, *_NARROW_FLOATS, torch.float8_e8m0fnu, *_INTEGERS)  # one to a mask is a comparison by now
+CASTS = (torch.float32, *_NARROW_FLOATS, torch.float8_e8m0fnu, *_INTEGERS)  # a cast to a mask is a comparison by now
 OUTPUTS = (torch.float64, torch.float8_e8m0fnu, *LOADS)
-"""What a value of any kind is stored as."""
+"""The dtypes as which a value of any kind can be stored."""
 
 
 def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
-    """Why no design carries the epilogue of a problem whose operands and outputs lie so."""
+    """Why no design supports the epilogue, or None. `own` is how operands and outputs travel, as they lie in memory."""
     graph = work.walked
     if work.refused is not None:
         return work.refused
@@ -57,14 +57,16 @@ def of_graph(work: Lowered, problem: Problem, own: Sides) -> str | None:
                 return Reason(why, graph.loc(node))
     if (reason := partials.refused(graph, problem)) is not None:
         return reason
-    for output, access in zip(graph.outputs, own.stores, strict=False):  # what is printed comes behind
+    for output, access in zip(graph.outputs, own.stores, strict=False):  # stores of prints follow
         if access.dtype not in OUTPUTS:
             return Reason(f"it cannot store '{output.name}' as {access.dtype} yet", graph.loc(output.node))
     return None
 
 
 def _of_fewer_columns(work: Lowered, problem: Problem) -> str | None:
-    """What is computed of reductions alone may be of a part of the columns; and a reduction has no parts."""
+    """Why values that have only a part of the rows or columns, or that take a part of a reduction, are not supported.
+
+    Only values that are computed from reductions alone can have fewer columns than the result."""
     graph, extents = work.walked, problem.extents
     for axis in "mn":
         own = {factor for node in graph.nodes for factor in graph.types[node].factors if factor.axis == axis}
@@ -84,7 +86,7 @@ _ASKED = ("tile", "cluster", "schedule", "split")
 
 
 def not_asked_for(design: Design, problem: Problem, fields: Sequence[str] = _ASKED) -> str | None:
-    """Why a design is not the one that was asked for."""
+    """Why a design is not the one that was asked for, or None. `fields` are the constraints that are compared."""
     for field in fields:
         own, asked = getattr(design, field), getattr(problem.constraints, field)
         if asked not in (None, own):
@@ -96,7 +98,7 @@ def not_asked_for(design: Design, problem: Problem, fields: Sequence[str] = _ASK
 
 
 def unsplit(design: Design, problem: Problem) -> str | None:
-    """Why K is not multiplied in the parts of a design. None of them may be empty: K has blocks for all."""
+    """Why a design cannot split K, or None. K has to be long enough that no part is empty."""
     if design.split == 1:
         return None
     if problem.accumulator.itemsize != 4:
@@ -106,10 +108,9 @@ def unsplit(design: Design, problem: Problem) -> str | None:
 
 
 def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
-    """Why a design does not apply block scales of B, or None. A tile begins where a block of B does, or is within one.
+    """Why a design does not apply block scales of B, or None. A tile must hold whole blocks of B or lie in one.
 
-    A tile of two halves of N, which `order` calls stacked, has `design.columns` columns of each. `problem` is that of
-    one half.
+    If `order` is "stacked", a tile has `design.columns` columns of each half of N, and `problem` is that of one half.
     """
     if not design.scaled[1]:
         return None
@@ -125,7 +126,9 @@ def unscaled(design: Design, order: Order, problem: Problem) -> str | None:
 
 
 def few(design: Design, work: Lowered, problem: Problem) -> str | None:
-    """Why a design for few rows with more or fewer than 64 columns is not taken; `problem` is the exchanged one."""
+    """Why a design for few rows whose tile does not have 64 columns is not used, or None.
+
+    `problem` has A and B exchanged, so the first extent of the tile is its columns of the result."""
     if not design.is_low:
         is_wide = design.for_few_rows and design.tile[0] > SUBTILE[0]
         return "its tile is for B of 8 bits beside A of 16" if is_wide and not inputs.converts(problem) else None
@@ -138,11 +141,11 @@ def few(design: Design, work: Lowered, problem: Problem) -> str | None:
 
 
 def untried(design: Design, program: Program, problem: Problem) -> str | None:
-    """Why a design of many rows with A and B exchanged, or of narrow subtiles, does not carry an epilogue: what no GPU
-    has measured so is left to other designs. `problem` is the one whose product the design multiplies.
+    """Why a design for many rows with A and B exchanged, or one with narrow subtiles, is not used for an epilogue.
 
-    Where K is short the epilogue decides, of which the model knows little. Narrow subtiles then lose: stored, they
-    have rows of 32 bytes, and 200704 x 288 x 96 took 1.21 of the time (widths_h200.json).
+    Combinations that were measured on no GPU are left to other designs. `problem` is the one that the design
+    multiplies. If K is short, the time depends on the epilogue, of which the model knows little. Narrow subtiles are
+    slower then: they are stored in rows of 32 bytes, and 200704 x 288 x 96 took 1.21 of the time (widths_h200.json).
     """
     if design.for_few_rows or not (design.swapped or design.has_narrow_subtiles) or design.is_simple:
         return None
@@ -164,7 +167,7 @@ def untried(design: Design, program: Program, problem: Problem) -> str | None:
 
 
 def not_by_tma(program: Program, problem: Problem) -> str | None:
-    """Why something does not travel by TMA that was asked to."""
+    """Why an operand or output does not travel by TMA although that was asked for, or None."""
     told = transports((access for _, access in program.tensors), program.stores)
     travelling = (*(access for _, access in program.tensors), *program.stores)
     for access, (name, how) in zip(travelling, told, strict=True):
@@ -174,7 +177,7 @@ def not_by_tma(program: Program, problem: Problem) -> str | None:
 
 
 def transports(loads: Iterable[Access], stores: Iterable[Access]) -> tuple[tuple[str, str], ...]:
-    """How each operand and each output travels, by name."""
+    """For each operand, and then for each output: its name, and how it travels (`ways.py`)."""
     read = [(access.name, _way(access, access.travels.arriving)) for access in loads]
     return (*read, *((access.name, _way(access, access.travels.leaving)) for access in stores))
 
@@ -188,7 +191,7 @@ def _bytes(count: int) -> str:
 
 
 def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
-    """What else is worth knowing of a design with its stages."""
+    """The notes of a plan on a design whose stages are known. `spills`: registers spill."""
     shown = design.exchanged_sides if design.swapped else design
     along = "N" if design.swapped != design.turned else "M"
     return (
@@ -219,7 +222,9 @@ _SPILLS = {
 
 
 def rewritten(design: Design, given: Problem) -> tuple[str, ...]:
-    """What a first kernel of the launch writes, but parts of float32, and why; `given` has A and B as they lie."""
+    """Notes on what the first kernel of a launch copies or converts, and why. In `given` A and B lie as in memory.
+
+    Empty if there is no first kernel, or if it writes the parts of float32."""
     how = design.rewritten_as_given
     if how is None or how.parts > 1:
         return ()
@@ -237,12 +242,12 @@ def rewritten(design: Design, given: Problem) -> tuple[str, ...]:
 
 
 def _is_full(design: Design) -> bool:
-    """Whether float32 is multiplied in full."""
+    """Whether the design multiplies float32 in full, as products of tf32 parts."""
     return design.rewritten is not None and design.rewritten.parts == inputs.PARTS
 
 
 def _summed(design: Design, problem: Problem) -> list[str]:
-    """How products of 8-bit numbers, and of parts of float32, are added up."""
+    """Notes on how products of 8-bit numbers, or of parts of float32, are added up."""
     if _is_full(design):
         return [f"{_sums(design)}, and float32 adds up these sums"]
     if inputs.itemsize(problem) != 1:
@@ -254,7 +259,7 @@ def _summed(design: Design, problem: Problem) -> list[str]:
     if any(design.scaled):
         which = " and ".join(name for name, own in zip("AB", design.scaled, strict=True) if own)
         return [f"{_sums(design)} with 14 bits, and float32 adds up these sums times the block scales of {which}"]
-    told = not design.by_warps  # how many bits was measured of wgmma alone
+    told = not design.by_warps  # the number of bits was measured only for wgmma
     if design.promoted:
         return [f"{_sums(design)}{' with 14 bits' if told else ''}, and float32 adds up these sums"]
     return [f"fast_accum: the tensor cores add up all products{', with 14 bits' if told else ''}"]
@@ -265,7 +270,7 @@ def _sums(design: Design) -> str:
 
 
 def _reached(problem: Problem) -> str:
-    """The bound of a sum of integers, beside the largest number of 32 bits."""
+    """A note that compares the largest possible sum of integers with the largest int32."""
     factors = problem.extents["k"], largest(problem.a.dtype), largest(problem.b.dtype)
     reached, most = inputs.largest_sum(problem), torch.iinfo(torch.int32).max
     told = f"a sum is at most {' * '.join(map(str, factors))} = {reached} in size"
@@ -275,7 +280,7 @@ def _reached(problem: Problem) -> str:
 
 
 def _looser(design: Design, problem: Problem) -> list[str]:
-    """What was allowed that makes results less exact, and how float32 is multiplied in full."""
+    """Notes on how float32 is multiplied, and on `fast_math`, which makes results less exact."""
     found = []
     if problem.a.dtype == torch.float32:
         found = [_FULL if _is_full(design) else _TF32]

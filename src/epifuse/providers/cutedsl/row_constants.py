@@ -1,8 +1,8 @@
-"""Sums of a row in which one value a row is a term or a factor: that value leaves the sum.
+"""Move values with one element a row out of the sums along that row, where they are terms or factors.
 
-The sum of q (x - c) is the sum of q x, less c times the sum of q. So a loss of probabilities, as the sum of -q
-log_softmax(x), or label smoothing by the mean of log_softmax(x), has no value of a tile that waits for its row. Imports
-no cutlass.
+The sum of q (x - c) along a row is the sum of q x, less c times the sum of q, if c is one value a row. After that no
+full-size value waits for its row in a loss of probabilities, such as the sum of -q log_softmax(x), or in label
+smoothing by the mean of log_softmax(x). Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from epifuse.passes.canonicalise import constant, typed
 
 
 class _Term(NamedTuple):
-    """A product of a value that waits for nothing and of one value a row; None stands for 1."""
+    """A product of `bulk`, which waits for no reduction of its row, and `once`, one value a row. None stands for 1."""
 
     bulk: Node | None
     once: Node | None
 
 
 def apart(graph: Graph) -> Graph:
-    """The graph with such values outside of its sums and means of whole rows."""
+    """The graph with values of one element a row taken out of its sums and means of whole rows."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op == "reduce" and old.attr[0] in ("sum", "mean") and graph.types[old].kind == "float":
@@ -36,13 +36,13 @@ def apart(graph: Graph) -> Graph:
 
 
 class _Sum:
-    """A sum or a mean along one axis, in a graph that is being made."""
+    """A sum or a mean (`name`) over the axis `along`, in a graph that is being built."""
 
     def __init__(self, name: str, along: Factor, builder: Builder) -> None:
         self.name, self.along, self.builder = name, along, builder
 
     def of(self, root: Node) -> Node | None:
-        """What stands for it; None where nothing would be gained, or the value is no such sum of products."""
+        """What replaces the reduction of `root`. None if `root` does not wait for its row, or is no sum of `_Term`s."""
         below = topological((root,))
         self.waiting: dict[Node, bool] = {}
         for node in below:
@@ -64,11 +64,11 @@ class _Sum:
         return self.along in self.builder.types[node].factors
 
     def waits(self, node: Node) -> bool:
-        """Whether a value of a tile is computed of one of its row."""
+        """Whether a full-size value depends on a reduction of its row."""
         return self.varies(node) and self.waiting.get(node, False)
 
     def terms(self, node: Node) -> list[_Term] | None:
-        """What adds up to the node; None where it is no such sum."""
+        """The terms whose sum is the node, or None if it is no sum of such terms."""
         if not self.waits(node):
             return [_Term(node, None) if self.varies(node) else _Term(None, node)]
         match node.op, node.args:
@@ -77,7 +77,7 @@ class _Sum:
             case "add", (x, y):
                 return self.joined(self.terms(x), self.terms(y))
             case "sub", (Node("sub", (x, y)), z) if not (self.varies(y) or self.varies(z)):
-                both = [_Term(None, self.made("add", y, z))]  # of log_softmax they are one reduction
+                both = [_Term(None, self.made("add", y, z))]  # one reduction in log_softmax
                 return self.joined(self.terms(x), self.scaled(both, constant(-1.0, self.builder)))
             case "sub", (x, y):
                 return self.joined(self.terms(x), self.scaled(self.terms(y), constant(-1.0, self.builder)))
@@ -121,9 +121,9 @@ class _Sum:
         return found if term.once is None else self.made("mul", found, term.once)
 
     def ones(self) -> Node:
-        """1 for each element, in a form that varies as the value that is reduced."""
+        """A value that is 1 everywhere, and that varies over the same factors as the value that is reduced."""
         found: Node | None = None
-        for factor in self.everywhere:  # a place among all of them may be beyond an int32
+        for factor in self.everywhere:  # one index over all factors may exceed int32
             place = self.builder.node("index", attr=(factor,))
             self.builder.types.setdefault(place, Type("int32", (factor,)))
             there = self.made("ge", place, constant(0, self.builder))

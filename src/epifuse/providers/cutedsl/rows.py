@@ -1,7 +1,9 @@
-"""The row stage: how often a tile's values are walked, and what is known of each row between. Imports no cutlass.
+"""The row stage: how often a tile is walked, and what is known of each row between two walks. Imports no cutlass.
 
-A walk computes values from the accumulator, subtile by subtile, and reduces some of them along rows; a cluster holds
-whole rows, and a tile whole segments, so that what they reduce to is known before the next walk. The last walk stores.
+A walk is one pass over a tile: it computes values from the accumulator, subtile by subtile, and reduces some of them
+along rows. A cluster holds whole rows, and a tile whole segments (`segments.py`), so the results of these reductions
+are known before the next walk. The last walk stores. A line is a value with one element for each row or segment, which
+is computed between walks. A value is full-size if it has one element for each element of the product.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ from epifuse.providers.cutedsl.designs import DESIGNS, MULTISTAGE_DESIGNS, TENSO
 from epifuse.request.problem import Problem
 
 MOST_COLUMNS = 2048
-"""Of 8 CTAs, the largest cluster that every GPU launches, of 256 columns each."""
+"""Columns of the widest rows: of 8 CTAs, the largest cluster that every GPU launches, each with 256 columns."""
 
 
 @dataclass(frozen=True)
 class Walk:
     """One walk over a tile.
 
-    `held` is the value in the accumulator's registers: what all later walks need instead of the product is kept there.
-    `nodes` are computed subtile by subtile, arguments first; `reductions` are along rows or segments, and complete
-    after the walk; `lines` are then computed of them, once a row or segment.
+    - `held`: the value in the accumulator's registers, the product or a value that all later walks need instead of it.
+    - `nodes`: what is computed subtile by subtile, arguments first.
+    - `reductions`: reductions along rows or segments, which are complete after this walk.
+    - `lines`: values that are then computed from these reductions, once for each row or segment.
     """
 
     held: Node | None
@@ -39,12 +42,12 @@ class Walk:
 
 
 def walks(graph: Graph) -> tuple[Walk, ...]:
-    """The walks in order; one, without reductions, where no value needs its row."""
+    """The walks in order. If no value needs its row, there is one walk, without reductions."""
     depth = _depths(graph)
     read = read_lines(graph)
     lines = finish_nodes(graph, [*read, *(output.node for output in graph.outputs if is_line(output, graph))])
     reductions = [node for node in lines if node.op == "reduce"]
-    # The last walk completes segments that are only stored.
+    # Reductions of segments that are stored, and that no walk reads, are complete after the last walk.
     last = 1 + max((depth[node] for node in read), default=0)
     roots = [[node.args[0] for node in reductions if depth[node] == level] for level in range(1, last + 1)]
     roots[-1] = [*_last_roots(graph), *roots[-1]]
@@ -66,9 +69,10 @@ def walks(graph: Graph) -> tuple[Walk, ...]:
 def _combined(
     graph: Graph, held: Node | None, tops: list[Node], later: list[Node], read: tuple[Node, ...]
 ) -> Node | None:
-    """A value that a walk of its own is to leave in the registers: the one of which `tops` combine columns.
+    """The value whose columns are combined on the way to `tops`, if a walk of its own is to leave it in the registers.
 
-    Else it is computed for each column that it is combined with. All that is needed `later` must be made of it.
+    Without such a walk it would be computed again for each column that it is combined with. None if there is not one
+    such value, if it is not simple, or if some value that is needed `later` is not computed from it.
     """
     nodes = topological(tops, known=(held, *read))
     combined = {node.args[0] for node in nodes if node.op == "pick"} - {held}
@@ -85,20 +89,20 @@ def _picks(walk: Walk) -> list[Node]:
 
 
 def beside(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
-    """What a walk computes for other columns than those that it stores with it."""
+    """The nodes that a walk computes for other columns than the ones that it stores: arguments of a pick."""
     read = read_lines(graph)
     each = (topological(node.args, known=(walk.held, *read)) for walk in made for node in _picks(walk))
     return frozenset(node for nodes in each for node in nodes)
 
 
 def block(graph: Graph) -> int:
-    """Columns of a block: a warp group finishes all walks over one block before it begins the next block. 0 where its
-    whole part of a tile is one block."""
+    """Columns of a block: a warp group finishes all walks over one block before it begins the next block. 0 if all of
+    its part of a tile is one block."""
     return 0 if shares_rows(graph) else segments.span(graph)
 
 
 def read_lines(graph: Graph) -> tuple[Node, ...]:
-    """What full-size values read of reductions along their own row, or segment of it."""
+    """The lines that full-size values read: computed from reductions of their own row, or of a segment of it."""
     own = segments.values(graph)
     bulk = [node for node in graph.nodes if graph.stages[node].kind == "row" and node not in own]
     args = (arg for node in bulk for arg in node.args)
@@ -106,35 +110,36 @@ def read_lines(graph: Graph) -> tuple[Node, ...]:
 
 
 def is_line(output: Output, graph: Graph) -> bool:
-    """Whether the walks that full-size values need also give this output, of one value for each row or segment."""
+    """Whether this output is a line, and the walks that full-size values need also complete it."""
     if output.node in segments.values(graph):
         return True
     if graph.stages[output.node].kind != "finish" or not shares_rows(graph):
         return False
     reductions = [node for node in finish_nodes(graph, [output.node]) if node.op == "reduce"]
     depth = _depths(graph)
-    known = max((depth[node] for node in read_lines(graph)), default=0)  # segments may read whole rows as well
+    known = max((depth[node] for node in read_lines(graph)), default=0)  # segments may read lines of whole rows
     return all(_along_rows(node) and depth[node] <= known for node in reductions)
 
 
 def merged_reductions(graph: Graph) -> tuple[Node, ...]:
-    """Reductions that are finished after all tiles, arguments before users."""
+    """Reductions that are finished after all tiles, by the merging kernel. Arguments come before their users."""
     found = finish_nodes(graph, [o.node for o in graph.outputs if _is_merged(o, graph)])
     return tuple(node for node in found if node.op == "reduce")
 
 
 def finish_nodes(graph: Graph, outputs: Iterable[Node]) -> tuple[Node, ...]:
-    """What is computed of complete reductions to get `outputs`, those reductions first."""
+    """The nodes that are computed from reductions of tiles to get `outputs`, including these reductions, arguments
+    first."""
     return topological(outputs, known=Sources(graph))
 
 
 def is_again(reduction: Node, graph: Graph) -> bool:
-    """Whether what is reduced is finished itself."""
+    """Whether a reduction reduces a finished value again, and no value of tiles."""
     return bool(graph.stages[reduction.args[0]].kind == "finish")
 
 
 class Sources:
-    """Nodes that only reductions of tiles need, as a container: a walk of the graph stops at those."""
+    """The arguments of all reductions of tiles, as a container at which `topological` stops."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = {node.args[0] for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)}
@@ -158,7 +163,7 @@ def _along_rows(node: Node) -> bool:
 
 
 def _depths(graph: Graph) -> Mapping[Node, int]:
-    """How many reductions along rows lie one below the other under each node."""
+    """For each node, the largest number of reductions along rows on a path from it down to a leaf, itself included."""
     depth: dict[Node, int] = {}
     for node in graph.nodes:
         below = max((depth[arg] for arg in node.args), default=0)
@@ -167,10 +172,10 @@ def _depths(graph: Graph) -> Mapping[Node, int]:
 
 
 def _kept(graph: Graph, walk: Walk, later: list[Node], read: tuple[Node, ...]) -> Node | None:
-    """Which value the registers are to hold for the later walks: the one that leaves them the least to compute."""
+    """The value that the registers hold for the later walks: the one that leaves these the fewest nodes to compute."""
     held, computed = walk.held, walk.nodes
     if _picks(walk):
-        return held  # of other subtiles, which may be walked behind this one
+        return held  # picks read it in other subtiles, which may be walked after this one
 
     def rest(node: Node | None) -> int:
         nodes = topological(later, known=(node, *read))
@@ -184,12 +189,12 @@ def _kept(graph: Graph, walk: Walk, later: list[Node], read: tuple[Node, ...]) -
 
 
 def columns(design: Design) -> int:
-    """Columns that one cluster holds of its rows."""
+    """The columns of each of its rows that one cluster holds."""
     return design.columns * design.cluster[1]
 
 
 def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
-    """Why a design cannot carry the row stage of this graph."""
+    """Why a design cannot compute the row stage of this graph, or None."""
     n, is_shared, span = problem.extents["n"], shares_rows(graph), segments.span(graph)
     if span and design.columns % span:
         return _not_divided(design, graph)
@@ -209,13 +214,13 @@ def refused(design: Design, graph: Graph, problem: Problem) -> str | None:
     needing = next(node for node in finish_nodes(graph, read_lines(graph)) if node.op == "reduce")
     name = written(needing, graph)
     why = f"{name} over N = {n} does not fit one cluster's {MOST_COLUMNS} columns"
-    if n <= MOST_COLUMNS or design.is_simple:  # another design does, or there are no clusters
+    if n <= MOST_COLUMNS or design.is_simple:  # another design holds the row, or there are no clusters
         why = f"N = {n} does not fit the {columns(design)} columns of its rows, and {name} needs them whole"
     return Reason(why, graph.loc(needing))
 
 
 def is_held_by_one_width(span: int, design: Design) -> bool:
-    """Whether tiles of one width alone hold whole blocks of so many columns, so that no other can be better."""
+    """Whether only one width of tiles holds whole blocks of `span` columns, so that no other width can be better."""
     return span > 0 and sum(columns % span == 0 for columns in _widths(design)) == 1
 
 
@@ -223,13 +228,13 @@ _OF_KERNEL = {WGMMA: DESIGNS, MMA_SYNC: MULTISTAGE_DESIGNS, TCGEN05: TENSOR_MEMO
 
 
 def _widths(design: Design) -> list[int]:
-    """Columns of the result that tiles of the same kernel have: whole subtiles."""
+    """The widths, in columns of the result, of all tiles of the same kernel that are whole subtiles wide."""
     widths = (one.tile[1] // design.parts for one in _OF_KERNEL[design.instruction])
     return sorted({width for width in widths if width % SUBTILE[1] == 0})
 
 
 def _not_divided(design: Design, graph: Graph) -> Reason:
-    """Why no whole number of blocks makes a design's tile."""
+    """Why a design is refused whose tile is no whole number of blocks wide."""
     reductions = [node for node in graph.nodes if node.op == "reduce" and segments.width(node)]
     span, known = segments.span(graph), _widths(design)
     if reductions:
@@ -247,7 +252,7 @@ def _not_divided(design: Design, graph: Graph) -> Reason:
 
 
 def written(reduction: Node, graph: Graph) -> str:
-    """The function that makes a reduction, as the user wrote it: the last one of a chain of methods."""
+    """The name of the function that makes a reduction, as the user wrote it; of a chain of methods the last one."""
     loc, depth, found = graph.loc(reduction), 0, str(reduction.attr[0])
     for match in re.finditer(r"(\w*)\s*\(|\)", loc.text[loc.column : loc.column + loc.width] if loc else ""):
         if match[0] == ")":

@@ -1,6 +1,6 @@
-"""What is known of a problem whatever its number of rows: its family, and what the family's kernels cost.
+"""What is known of a problem without its number of rows: its family (`family.py`), and what the family's kernels cost.
 
-A new problem mostly differs from an earlier one in the number of rows alone, and finds both here. Imports no cutlass.
+A new problem often differs from an earlier one only in the number of rows, and finds both here. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from epifuse.request.problem import Problem, TensorInfo
 class Placed(NamedTuple):
     """The key under which `FAMILIES` keeps a `Sized`: a problem as it lies in memory, mostly without its row count.
 
-    `rows` is M if a layout may depend on M. Otherwise it is 0, 1, or 2 for two rows and more. All else on which a
-    layout depends is equal in one layout class, and `work` is of one class already. To make this key is faster than to
-    call `layouts`, which a family's own key needs.
+    `rows` is M if a layout may depend on M. Otherwise it is 0, 1, or 2 for two rows and more. All else that decides a
+    layout is the same within a layout class, and `work` belongs to one class. Making this key is faster than calling
+    `layouts`, which a family's own key needs.
     """
 
     work: Lowered
@@ -39,16 +39,16 @@ class Placed(NamedTuple):
 
 
 _COUNTED = 1 << 20
-"""So many rows, and as many columns, have tiles that are counted in 32 bits; see `inputs.uncounted`."""
+"""The tiles of this many rows and this many columns can be counted in 32 bits; see `inputs.uncounted`."""
 
 
 class Sized:
-    """A family where all of a problem is known but its rows, from which alone follows what its kernels cost."""
+    """A family, and a problem of which all is known but the number of rows. The kernels' costs depend only on that."""
 
     def __init__(self, family: Family, problem: Problem, placed: Placed) -> None:
         self.family, work, columns = family, placed.work, placed.others[0]
         is_open = placed.rows == 2 and not problem.batched and columns <= _COUNTED
-        # For fewer rows there are other tiles that exchange A and B.
+        # With fewer rows there are further tiles to choose from, which exchange A and B.
         least = swap.LEAST_ROWS if work.is_swapped else swap.most_rows(problem) + 1
         self._rows = range(least, _COUNTED if is_open else 0)
         self._cuts = placed.cuts if work.reduces_axes else None
@@ -56,13 +56,13 @@ class Sized:
         self._priced: tuple[Carried, list[Priced]] | None = None
 
     def costs(self, carried: Carried, rows: int) -> list[float]:
-        """What each of these kernels costs with so many rows."""
+        """What each of the `carried` kernels costs with this many rows."""
         if (known := self._priced) is None or known[0] is not carried:
             self._priced = known = carried, priced(carried.rates, self._problem)
         return costs(known[1], rows)
 
     def of_rows(self, carried: Carried, rows: int) -> list[float] | None:
-        """The same where so many rows change nothing else: which kernels there are, and what they compute."""
+        """`costs`, or None if this many rows may change more: which kernels there are, or what they compute."""
         if rows not in self._rows or (carried.rates and carried.rates[0].for_few_rows):
             return None
         swapped = self.family.work.is_swapped
@@ -73,7 +73,7 @@ class Sized:
 
 
 def sized(work: Lowered, problem: Problem, *, instruction: str = WGMMA) -> Sized:
-    """The problem's family, of the kernels that multiply by this instruction, at its size."""
+    """The `Sized` of a problem: its family, for kernels of this instruction, and all extents but the rows. Cached."""
     placed = _placed(work, problem, instruction)
     found: Sized | None = FAMILIES.get(placed)
     return found or FAMILIES.put(placed, Sized(family_of(work, problem, instruction), problem, placed))

@@ -1,8 +1,8 @@
-"""Conversions: what an output writes, by the rule of `epifuse.store_rule`, and what a cast inside an epilogue makes.
+"""Conversions: what an output stores, by the rule of `epifuse.store_rule`, and what a cast inside an epilogue gives.
 
-A store to an integer rounds to nearest even and saturates, NaN is 0; one to fp8 saturates, infinities too, and keeps
-NaN. A cast is torch's own: towards zero, then wrapping; fp8 as the installed PyTorch does beyond the largest number. To
-e8m0 both are torch's conversion.
+A store to an integer rounds to nearest even and saturates; NaN becomes 0. A store to fp8 saturates, also infinities,
+and keeps NaN. A cast converts as torch does: to an integer towards zero, then wrapping; to fp8, beyond the largest
+number, as the installed PyTorch does. To e8m0 stores and casts both convert as torch does.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ Fragment = Any  # cute.TensorSSA
 
 
 def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
-    """A fragment of one kind as another: a mask becomes 0 and 1."""
+    """A fragment of `kind` converted to the kind `wanted`. A mask becomes 0 and 1."""
     if kind == wanted or kind == "float" or wanted == "mask":
         return value
     if kind == "mask":
@@ -29,17 +29,17 @@ def as_kind(value: Fragment, kind: str, wanted: str) -> Fragment:
 
 
 def _as_float(value: Fragment) -> Fragment:
-    """Integers as float32, by an instruction that LLVM does not see.
+    """Integers as float32, by inline PTX, which LLVM does not change.
 
-    Of its own and a narrower conversion behind it it makes one: to bfloat16 with one rounding where torch has two, and
-    to fp8 with an operation that it does not know.
+    LLVM would merge its own conversion with a narrower one that follows. To bfloat16 that rounds once where torch
+    rounds twice, and to fp8 it is an operation that LLVM does not know.
     """
     text = f"cvt.rn.f32.s{value.element_type.width} {{$w0}}, {{$r0}};"
     return each(lambda x: cute.arch.inline_ptx(text, write_only_types=[Float32], read_only_args=[x]), value)
 
 
 def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
-    """What storing a fragment of this kind as `dtype` writes, in the device's type of it."""
+    """What is written when a fragment of this kind is stored as `dtype`, in the device's type for `dtype`."""
     to = DTYPES[dtype]
     if dtype == torch.bool:
         mask = value if kind == "mask" else value != cute.full_like(value, 0)
@@ -47,7 +47,7 @@ def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
     if dtype == torch.float8_e8m0fnu:
         return _exponent(as_kind(value, kind, "float")).to(to)
     if dtype.is_floating_point:
-        # As torch does: an integer reaches a narrow float by way of float32.
+        # As torch does: an integer is converted to float32 first, and then to a narrower float.
         wide = value if dtype == torch.float64 and kind != "mask" else as_kind(value, kind, "float")
         return wide.to(to)
     if kind == "float":
@@ -56,7 +56,8 @@ def stored(value: Fragment, kind: str, dtype: torch.dtype) -> Fragment:
 
 
 def _nearest(x: Fragment, to: Any) -> Fragment:
-    """To the nearest integer, saturating: the instruction does both, and makes a 32-bit 0 of NaN, but no 64-bit one."""
+    """Round to the nearest integer of type `to`, saturating. One instruction does both. It converts NaN to 0 only for
+    32 bits, so for 64 bits NaN is replaced here."""
     text = f"cvt.rni.s{to.width}.f32 {{$w0}}, {{$r0}};"
 
     def nearest(value: Any) -> Any:
@@ -74,18 +75,18 @@ def _saturated(x: Fragment, dtype: torch.dtype) -> Fragment:
 
 
 def cast(value: Fragment, dtype: torch.dtype) -> Fragment:
-    """torch's conversion: floats to nearest even, integers towards zero, then wrapping."""
+    """Convert as torch does: to a float to nearest even, to an integer towards zero and then wrapping."""
     to = DTYPES[dtype]
     if dtype == torch.float8_e8m0fnu:
         return _power_of_two(_exponent(value))
-    if dtype.is_floating_point:  # the walk made a float of it
+    if dtype.is_floating_point:  # `emit.walk` has made it a float
         return _to_fp8(value, dtype) if dtype in _LARGEST else value.to(to).to(Float32)
     return value.to(Int64) if to is Int64 else value.to(Int32).to(to).to(Int32)
 
 
 def _exponent(x: Fragment) -> Fragment:
-    """The bits of the nearest power of two in e8m0, which are its biased exponent: 255 of what is not finite, or beyond
-    the largest. A tie goes up, but for the least, which is not normal as a float32."""
+    """The bits of the nearest power of two in e8m0, which are its biased exponent. 255 stands for what is not finite or
+    beyond the largest. A tie rounds up. 2^-127, the least power and a subnormal float32, stays as it is."""
     bits = reinterpreted(abs(x), Int32)
     bits = cute.math.min(bits, cute.full_like(bits, 0x7F80_0000))  # NaN is above infinity
     half = cute.where(bits == 0x40_0000, cute.full_like(bits, 0), cute.full_like(bits, 0x40_0000))
@@ -93,19 +94,19 @@ def _exponent(x: Fragment) -> Fragment:
 
 
 def _power_of_two(exponent: Fragment) -> Fragment:
-    """What e8m0 has these bits of."""
+    """The float32 value of e8m0 bits, which are a biased exponent."""
     shifted = each(lambda value: value << 23, exponent, dtype=Int32)
     bits = cute.where(exponent == 0, cute.full_like(exponent, 0x40_0000), shifted)
     return reinterpreted(cute.where(exponent == 255, cute.full_like(bits, 0x7FC0_0000), bits), Float32)
 
 
 _LARGEST = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
-"""Half a step beyond the largest number: what is larger overflows; e5m2 rounds this itself, a tie, to what does."""
+"""The largest number plus half a step. What is larger overflows. For e5m2 this number, a tie, overflows as well."""
 
 
 def _to_fp8(x: Fragment, dtype: torch.dtype) -> Fragment:
     near = x.to(DTYPES[dtype]).to(Float32)
-    # PyTorch's releases differ: NaN, infinity or the largest number. The one that is installed says what it does.
+    # Releases of PyTorch differ: they give NaN, infinity or the largest number. The installed one is asked.
     beyond = torch.tensor([1e30, torch.inf], device="cpu").to(dtype).to(torch.float32).tolist()
     size, limit = abs(x), _LARGEST[dtype]
     overflows = size >= limit if dtype == torch.float8_e5m2 else size > limit

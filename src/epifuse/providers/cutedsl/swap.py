@@ -1,9 +1,9 @@
 """The transposed product: D.T = B.T @ A.T, whose tiles may have any multiple of 8 rows of the result.
 
-One multiplication of a warp group has 64 rows at least, and any multiple of 8 columns: where A has few rows, or a few
-more than a multiple of 64, much of what a tile brings of it would be zeros. So A and B change places, and with them M
-and N, in the problem and in the graph; all that comes behind, from accesses to the kernel, sees one product as any
-other. Operands and outputs stay where they are: their dims say which axes they run along. Imports no cutlass.
+One multiplication of a warp group has at least 64 rows, and any multiple of 8 columns. If A has few rows, or a few more
+than a multiple of 64, much of its part of a tile would be zeros. So A and B are exchanged, and M and N with them, in
+the problem and in the graph. All later steps, from accesses to the kernel, see a product like any other. Operands and
+outputs stay in place in memory: their dims say which axes they run along. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from epifuse.plan import Reason
 from epifuse.request.problem import Problem, TensorInfo
 
 MOST_ROWS = 128
-"""Of A, for tiles of 64 columns of the result."""
+"""The most rows of A for which tiles of 64 columns of the result are used."""
 _MOST_BESIDE_8_BITS = 256
-"""Of an A of 16 bits beside a weight of 8. A first kernel would read the weight and write twice its bytes, which takes
-longer than to read it for each 64 rows."""
+"""The same for an A of 16 bits and a weight of 8 bits. Without an exchange a first kernel would read the weight and
+write twice its bytes, which takes longer than reading the weight once for each 64 rows."""
 
 LEAST_ROWS = 257
-"""Of A, for tiles of 128 columns: up to 256 rows have tiles of 64 or 128 rows that are mostly full, and with 129 rows
-a single row of tiles would leave three quarters of the multiprocessors without one."""
+"""The fewest rows of A for which tiles of 128 columns are used. Up to 256 rows, tiles of 64 or 128 rows are mostly
+full, and with 129 rows a single row of tiles would leave three quarters of the multiprocessors idle."""
 
 _OTHER = {"m": "n", "n": "m"}
 
 
 def problem_of(problem: Problem) -> Problem:
-    """The problem with A and B in each other's place. Constraints stay those of the result."""
+    """The problem with A and B exchanged. Constraints are not exchanged: they stay those of the result."""
     return problem._replace(a=_transposed(problem.b), b=_transposed(problem.a))
 
 
@@ -43,7 +43,7 @@ def _transposed(info: TensorInfo) -> TensorInfo:
 
 
 def graph_of(graph: Graph) -> Graph:
-    """A graph as the kernel walks it, with M and N exchanged wherever it names an axis."""
+    """A graph, as the kernel walks it, with M and N exchanged everywhere."""
     new: dict[Node, Node] = {}
     for node in graph.nodes:
         new[node] = Node(node.op, tuple(new[arg] for arg in node.args), _exchanged(node.attr))
@@ -65,7 +65,7 @@ def graph_of(graph: Graph) -> Graph:
 
 
 def _exchanged(attr: Any) -> Any:
-    """An attribute, or a part of one, in the other axes."""
+    """An attribute of a node, or a part of one, with M and N exchanged."""
     if isinstance(attr, Factor):
         return attr._replace(axis=_OTHER.get(attr.axis, attr.axis))
     if isinstance(attr, Load):
@@ -74,12 +74,12 @@ def _exchanged(attr: Any) -> Any:
 
 
 def most_rows(problem: Problem) -> int:
-    """Up to how many rows of A tiles of 64 columns are for."""
+    """The most rows of A for which tiles of 64 columns are used in this problem."""
     return MOST_ROWS if problem.a.dtype.itemsize == problem.b.dtype.itemsize else _MOST_BESIDE_8_BITS
 
 
 def unfit(problem: Problem, *, few: bool) -> str | None:
-    """Why designs for `few` rows, or those for more, do not take a problem."""
+    """Why designs for `few` rows, or those for more rows, are not used for a problem, or None."""
     rows, most = problem.extents["m"], most_rows(problem)
     if few:
         return f"it is for up to {most} rows, with A and B exchanged, and M is {rows}" if rows > most else None
@@ -89,7 +89,7 @@ def unfit(problem: Problem, *, few: bool) -> str | None:
 
 
 def rows_taken(problem: Problem, *, few: bool) -> range:
-    """Numbers of rows with which designs for `few` rows, or those for more, take a product."""
+    """The values of M for which designs for `few` rows, or those for more rows, are used."""
     if few:
         return range(1, most_rows(problem) + 1)
     return range(0) if _unfit_for_many(problem) else range(LEAST_ROWS, sys.maxsize)
@@ -104,12 +104,14 @@ def _unfit_for_many(problem: Problem) -> str | None:
 
 
 def still_unfit(rows: int) -> tuple[float, ...] | None:
-    """What designs for many rows cost with so many: nothing where there are none, and None where there are some."""
+    """`Answers.of_rows` of designs for many rows that are refused for too few: no costs while `rows` are still too few;
+    None with more, when the answer may change."""
     return () if rows < LEAST_ROWS else None
 
 
 def refused(graph: Graph, *, in_parts: bool) -> Reason | None:
-    """Why a graph, as the kernel walks it, is not computed so; `in_parts` where it is of the two parts of a row."""
+    """Why a graph is not computed with A and B exchanged, or None. `in_parts`: its columns are those of one of the two
+    parts of a row (`weave.py`)."""
     if graph.effects:
         return Reason(f"{_HERE} debug_print{_ELSEWHERE}", graph.loc(graph.effects[0]))
     for node in graph.nodes:

@@ -1,6 +1,6 @@
-"""The kernel for tcgen05.mma, as planning knows it: where it is taken, and what it has no way for. Imports no cutlass.
+"""The kernel for tcgen05.mma, as planning knows it: when it is used, and what it does not support. Imports no cutlass.
 
-It is for GPUs with tensor memory. None was there to run it: it is compiled, and taken where that is asked for.
+It is for GPUs with tensor memory. It has been compiled, but never run on one, so it is used only if that is asked for.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from epifuse.request.problem import Problem
 
 _RATES: Mapping[tuple[int, int], float] = {(128, 256): 1.0, (128, 128): 0.9, (128, 64): 0.6}
 _ALONE = 0.9
-"""Rates beside the best, by tile, and of a CTA that multiplies alone. Assumed: none of these has run."""
+"""Rates by tile, as fractions of the best one, and the factor for a CTA that multiplies alone. All of these are
+assumed, because no such kernel has run."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def is_considered(problem: Problem) -> bool:
-    """Whether it may be taken at all: where it is not, `refused` says why."""
+    """Whether this kernel may be used at all. If not, `refused` says why."""
     return untested.are_taken()
 
 
 def refused(problem: Problem) -> str | None:
-    """Why A and B, filled, are not multiplied by tcgen05.mma, or None."""
+    """Why tcgen05.mma does not multiply A and B, or None. `problem` is `inputs.filled`."""
     a, b = problem.a.dtype, problem.b.dtype
     for name, dtype in (("A", a), ("B", b)):
         if dtype not in _DTYPES:
@@ -43,7 +44,7 @@ def refused(problem: Problem) -> str | None:
 
 
 def of_graph(work: Lowered, problem: Problem) -> str | None:
-    """Why it does not carry an epilogue that Hopper's kernel may carry, or None."""
+    """Why this kernel does not support an epilogue that Hopper's kernel may support, or None."""
     if not work.order:
         return None
     graph = work.walked
@@ -54,16 +55,16 @@ def of_graph(work: Lowered, problem: Problem) -> str | None:
 
 
 def spills(design: Design, work: Lowered) -> bool:
-    """Whether registers spill in the widest tile where each subtile has code of its own: 4 to 440 bytes."""
+    """Whether registers spill: 4 to 440 bytes in the widest tile, if the code is unrolled for each subtile."""
     return design.tile == (128, 256) and bool(work.reduces or work.span or len(work.walks) > 1)
 
 
 def rate(design: Design) -> float:
-    """Beside the best of Hopper's tiles."""
+    """The design's rate, as a fraction of the best tile's."""
     return _RATES[design.tile] * (1.0 if design.in_pairs else _ALONE)
 
 
 def notes(design: Design, problem: Problem) -> list[str]:
-    """For people."""
+    """What a plan tells people of this kernel."""
     sharing = "two CTAs multiply together" if design.in_pairs else "each CTA multiplies alone"
     return [f"tcgen05.mma, sums in tensor memory; {sharing}", untested.note(problem.target)]

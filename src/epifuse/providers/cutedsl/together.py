@@ -1,7 +1,7 @@
-"""Regions of N in one launch: each tile is one region's, whose epilogue it runs. Imports no cutlass.
+"""Regions of N in one launch: each tile lies in one region, and runs the epilogue of that region. Imports no cutlass.
 
-What each region takes alone is planned as if it were a launch. Here a design gets the stages that all of them need, and
-room for the outputs of the one that needs most.
+A region is a range of columns with an epilogue of its own. Each region is first planned alone, as if it were a launch.
+Here a design gets stages and shared memory that suffice for the operands and outputs of all regions.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from epifuse.request.problem import Problem
 
 Columns = tuple[int, int]
 MOST = 8
-"""Regions of a launch: each has code of its own, and for an output 128 bytes of the 4096 that arguments may have."""
+"""The most regions of a launch. Each has code of its own, and each output takes 128 of the 4096 bytes that a kernel's
+arguments may have."""
 
 
 def together(
     spec: KernelSpec, columns: Sequence[Columns], allocations: Sequence[Allocation], problem: Problem
 ) -> Allocation | str:
-    """What one launch takes of a design, given what each region takes alone; or why it takes one for each."""
+    """The allocation of one launch of all regions, or the reason why each region needs a launch of its own.
+
+    `columns` are the (start, stop) of the regions, `allocations` those of each region alone, in the same order."""
     design: Design = spec.design
     order = sorted(range(len(columns)), key=columns.__getitem__)
     reason = _undivided([columns[i] for i in order], design, problem)
@@ -41,7 +44,7 @@ def together(
         return reason or "a region needs the product more than once"
     arranged = tuple([allocations[i].program for i in order])
     ranges = tuple([(columns[i][0], columns[i][1]) for i in order])
-    # What each region takes alone is the same for any number of rows.
+    # The key has no number of rows: what each region takes alone is the same for any.
     key = arranged, ranges, length_class(problem), problem.by_tma, problem.target
     made: Together | str = FAMILIES.get_or_make(key, lambda: _made(arranged, ranges, problem))
     if isinstance(made, str):
@@ -56,7 +59,7 @@ def together(
 
 
 class Together(NamedTuple):
-    """What one launch of all regions is, for any number of rows."""
+    """One launch of all regions, for any number of rows: the regions' programs, the kernel's source, and its rate."""
 
     programs: tuple[Program, ...]
     program: Arranged
@@ -64,7 +67,7 @@ class Together(NamedTuple):
 
 
 def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> str | None:
-    """Why tiles of a design are not each of one region."""
+    """Why one launch of this design cannot give each tile to one region, or None. `columns` are in ascending order."""
     ends = [0, *(stop for _, stop in columns)]
     if [start for start, _ in columns] != ends[:-1] or ends[-1] != problem.extents["n"]:
         return "the regions do not cover each column exactly once"
@@ -84,7 +87,7 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
 
 
 def _apart(program: Program, design: Design) -> str | None:
-    """Why the tiles of a region do not run beside those of others."""
+    """Why the tiles of a region cannot run in one launch with those of other regions, or None."""
     if program.order:
         return "a region combines two parts of a row, such as the halves of a gate"
     if reductions_of(program.graph):
@@ -103,7 +106,7 @@ def _made(arranged: Sequence[Arranged], ranges: Sequence[Columns], problem: Prob
     if reason is not None:
         return reason
     programs = tuple(
-        # Regions share the memory of what leaves by TMA alone.
+        # Only buffers of outputs that leave by TMA are shared by all regions.
         replace(each.program, columns=own, stores=tuple(access.without_memory for access in each.program.stores))
         for each, own in zip(arranged, ranges, strict=True)
     )
@@ -137,13 +140,15 @@ def _registers(program: Program, design: Design, *, short: bool) -> int:
 
 
 def _coming(programs: Sequence[Program]) -> tuple[Access, ...]:
-    """Operands that have shared memory: what comes in tiles as outputs leave, and vectors each for itself."""
+    """The operands that take shared memory: those that come in tiles share buffers, as outputs do; each vector has its
+    own memory."""
     own = (access for program in programs for _, access in program.tensors if not access.travels.staged)
     return *_buffers([program.staged for program in programs]), *own
 
 
 def _buffers(each: Sequence[Sequence[Access]]) -> tuple[Access, ...]:
-    """What has buffers of tiles: one for all that lie alike, of each region the first, the second and so on."""
+    """The accesses that need buffers of tiles. The first accesses of all regions share one if they have the same dtype
+    and layout; so do the second ones, and so on."""
     found: dict[object, Access] = {}
     for accesses in each:
         for place, access in enumerate(access for access in accesses if access.travels.staged):

@@ -1,7 +1,7 @@
-"""The tuned numbers of the Hopper kernel: a row each, with what it rests on. Imports no cutlass.
+"""The tuned numbers of the Hopper kernel, each with its unit, its evidence, and the reason for it. Imports no cutlass.
 
-`measured` are ids of experiments in benchmarks/results/kernel_variants.json, files beside it, or tests that read what
-the compiler spills. docs/tuning.md tells what was found, and what was tried and not kept.
+`measured` names experiments in benchmarks/results/kernel_variants.json, files beside that one, or tests that read how
+much the compiler spills. docs/tuning.md tells what was found, and what was tried and not kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Tuned(Generic[Value]):
-    """One number, or several of a kind."""
+    """One tuned number, or several of the same kind."""
 
     value: Value
     unit: str

@@ -1,4 +1,4 @@
-"""Sine, cosine and tangent on fragments: Cody and Waite's reduction, and an exact one where an argument is huge."""
+"""Sine, cosine and tangent on fragments: Cody and Waite's range reduction, and an exact one for huge arguments."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from epifuse.providers.cutedsl.device_math import Fragment, fma, like, polynomia
 _HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 """pi / 2 in three float32 parts."""
 _LIMIT = 100000.0
-"""Up to here three parts of pi / 2 leave an error below half an ulp, also next to its multiples."""
+"""Up to this argument three parts of pi / 2 leave an error below half an ulp, also next to multiples of pi / 2."""
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits
 _TURNS = tuple(
     map(
@@ -28,13 +28,13 @@ _TURNS = tuple(
 )
 """1 / (2 pi) in parts of 29 bits, whose products with a float32 are exact in float64."""
 _SIN = (-0.16666655242443085, 0.00833216030150652, -0.00019515218446031213)
-"""(sin(r) - r) / r^3 in r^2, for |r| <= pi / 4, to 2^-27.9 of the sine."""
+"""Coefficients of (sin(r) - r) / r^3 as a polynomial in r^2, for |r| <= pi / 4, to 2^-27.9 of the sine."""
 _COS = (0.04166664555668831, -0.0013887315290048718, 2.4433082217001356e-05)
-"""(cos(r) - 1 + r^2 / 2) / r^4 in r^2, to 2^-33 of the cosine."""
+"""Coefficients of (cos(r) - 1 + r^2 / 2) / r^4 as a polynomial in r^2, to 2^-33 of the cosine."""
 
 
 def _quadrant_and_rest(x: Fragment) -> tuple[Fragment, Fragment]:
-    """k and r of x = k pi / 2 + r, |r| <= pi / 4; k modulo 4."""
+    """k and r of x = k pi / 2 + r with |r| <= pi / 4. k is right modulo 4."""
     shifted = fma(x, 0.6366197723675814, _ROUND)
     k = shifted - _ROUND
     rest = x
@@ -52,10 +52,10 @@ def _quadrant_and_rest(x: Fragment) -> tuple[Fragment, Fragment]:
 
 @cute.jit
 def _reduce_huge(arguments: cute.Tensor, quadrants: cute.Tensor, rests: cute.Tensor):  # type: ignore[no-untyped-def]
-    """Replace what belongs to huge arguments, if this thread has any. Also NaN for an infinity."""
+    """Replace quadrants and rests of huge arguments, if this thread has any. The rest of an infinity becomes NaN."""
     x = arguments.load()
     huge = abs(x) > _LIMIT
-    # Of the flags, not of the values: a NaN among these would hide the others.
+    # The maximum is taken of flags, because a NaN among the values would hide the others.
     flags = cute.where(huge, cute.full_like(x, 1.0), cute.full_like(x, 0.0))
     if flags.reduce(cute.ReductionOp.MAX, Float32(0.0), 0) > 0.0:
         quadrant, rest = _exact(x)
@@ -64,7 +64,7 @@ def _reduce_huge(arguments: cute.Tensor, quadrants: cute.Tensor, rests: cute.Ten
 
 
 def _exact(x: Fragment) -> tuple[Fragment, Fragment]:
-    """As `_quadrant_and_rest`, for any x: whole turns drop out of each product before the products are added."""
+    """As `_quadrant_and_rest`, for any x. Whole turns are removed from each product before the products are added."""
     wide = x.to(Float64)
     turns = cute.full_like(wide, 0.0)
     for part in _TURNS:
@@ -105,7 +105,7 @@ cos = _wave(1)
 
 
 def tan(x: Fragment) -> Fragment:
-    """sin / cos, one step of Newton on the quotient."""
+    """sin / cos, with one Newton step on the quotient."""
     quadrant, rest = _quadrant_and_rest(x)
     sine, cosine = _sine_and_cosine(rest)
     above, below = cute.where(_odd(quadrant), -cosine, sine), cute.where(_odd(quadrant), sine, cosine)

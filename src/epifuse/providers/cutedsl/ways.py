@@ -1,7 +1,7 @@
-"""The ways in which operands and outputs travel, a row each: what planning knows of them. Imports no cutlass.
+"""The ways in which operands and outputs travel between memory and registers, as planning knows them: one row each.
 
-The first way takes a tensor that is for what the graph does with it, and does not refuse how it lies. In the kernel a
-way is a class of `kernels/accesses`.
+A tensor takes the first way in `WAYS` that is meant for its use in the graph, and that does not refuse its strides. In
+the kernel each way is a class of `kernels/accesses`. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from epifuse.providers.cutedsl.design import SUBTILE, WARP_GROUP, Design, round_
 
 ALIGNMENT = 16  # bytes: TMA's rule for strides and bases
 EIGHT = 8
-"""Neighbouring columns that a thread writes where it writes 16 bytes at a time: four lanes have two of them each."""
-_WIDEST_STAGED = 4  # bytes: the copies in the accumulator's order are for elements of 8, 16 and 32 bits
+"""Neighbouring columns that a thread writes if it writes 16 bytes at a time. In the accumulator four lanes have two of
+them each."""
+_WIDEST_STAGED = 4  # bytes: copies in the accumulator's order exist for elements of 8, 16 and 32 bits
 
 
 @dataclass(frozen=True)
 class Access:
-    """One operand or output. `axes` are those it varies over; `by_rows` says which mode of a tile is contiguous.
+    """How one operand or output travels.
 
-    `pairs`: going direct, it can go two neighbouring columns at a time; `why`: it goes direct and not by TMA. `inner`:
-    the extents of the pieces of M, N and L, fastest first and without the last, where a reshape cut an axis and no
-    single stride steps over the cut. `repeats`: the pieces of N are all the same columns, as of angles of every head.
+    - `way`: a name in `WAYS`.
+    - `axes`: the axes that it varies over.
+    - `by_rows`: whether the rows of a tile are contiguous, or its columns.
+    - `pairs`: if it goes direct, whether two neighbouring columns can move at a time.
+    - `why`: why it goes direct and not by TMA.
+    - `inner`: the extents of the pieces of M, N and L, fastest first and without the last, if a reshape cut an axis and
+      no single stride steps over the cut.
+    - `repeats`: whether all pieces of N are the same columns, such as angles that are the same for every head.
     """
 
     name: str
@@ -43,27 +49,27 @@ class Access:
 
     @property
     def period(self) -> int:
-        """Columns that TMA brings again and again; 0 where it brings all of N."""
+        """The number of columns that TMA brings repeatedly; 0 if it brings all of N."""
         return self.inner[1][0] if self.repeats and self.travels.staged else 0
 
     @property
     def pieces(self) -> Inner:
-        """What of `inner` the kernel's tensor has."""
+        """The part of `inner` that the kernel's tensor has: none if TMA brings the same columns repeatedly."""
         return UNCUT if self.period else self.inner
 
     @property
     def bytes_at_once(self) -> int:
-        """What one instruction moves, going direct."""
+        """The bytes that one instruction moves if the tensor goes direct."""
         return self.travels.at_once or self.dtype.itemsize * (2 if self.pairs else 1)
 
     @property
     def travels(self) -> Way:
-        """What planning knows of its way."""
+        """The row of its way in `WAYS`."""
         return WAYS[self.way]
 
     @property
     def without_memory(self) -> Access:
-        """The same, but read or written without shared memory what lies where no TMA takes it."""
+        """The same access, without the shared memory that an output takes if threads write it in place."""
         way = self.travels
         return replace(self, way=way.otherwise) if way.in_place and way.otherwise else self
 
@@ -71,9 +77,11 @@ class Access:
 class Use(NamedTuple):
     """What the graph does with an operand or output.
 
-    The axes it varies over but the batches; whether it `leaves`; whether only merged reductions need it, or make it;
-    whether a walk of the tile that is there for full-size values knows it, one value a row or segment of it; whether
-    it is read for columns `beside` those that are computed.
+    - `axes`: the axes that it varies over, without the batches.
+    - `leaves`: whether it is an output.
+    - `late`: whether only merged reductions need it, or make it.
+    - `by_line`: whether it has one value for each row or segment, which a walk over the tile completes (`rows.py`).
+    - `beside`: whether it is read for other columns than those that are computed from it.
     """
 
     axes: frozenset[str]
@@ -84,7 +92,8 @@ class Use(NamedTuple):
 
 
 class Lying(NamedTuple):
-    """How an operand or output lies: where its elements are, which axes it varies over, and bytes of an element."""
+    """How an operand or output lies in memory: where its elements are, the axes that it varies over, the bytes of an
+    element (`size`), whether it is aligned for TMA, and whether it `leaves`, as an output."""
 
     where: Modes
     axes: frozenset[str]
@@ -94,36 +103,36 @@ class Lying(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way to travel: what it is chosen by, what it needs, and what the rest of planning asks of it."""
+    """One way to travel: when it is chosen, what it needs, and what the rest of planning asks of it."""
 
     meant: Callable[[Use], bool]
-    """Whether it is for such a use."""
+    """Whether the way is meant for this use."""
     arriving: str = ""
-    """What a plan tells of an operand: `{size}` are the bytes at once, `{why}` why no other way took it."""
+    """What a plan tells of an operand. `{size}` stands for the bytes at a time, `{why}` for the refusal of TMA."""
     leaving: str = ""
-    """The same of an output."""
+    """What a plan tells of an output."""
     refuses: Callable[[Lying], str | None] | None = None
-    """Why a tensor cannot travel so as it lies, or None."""
+    """Why a tensor cannot travel this way as it lies, or None. Without this function the way takes any tensor."""
     otherwise: str | None = None
-    """Which way is left where shared memory has no room."""
+    """The way to take instead if shared memory has no room; None if there is no other."""
     slots: Callable[[Design], int] = lambda _: 0
-    """Elements of a vector that one warp group keeps, in whole rounds of its threads."""
+    """Elements of a vector that one warp group keeps in shared memory, filled up to whole rounds of its threads."""
     shared_bytes: Callable[[Design, Access, int], int] = lambda *_: 0
-    """Bytes of shared memory of one warp group, with so many stages."""
+    """Bytes of shared memory that one warp group needs. The last argument is the number of stages."""
     staged: bool = False
-    """Whether it goes in subtiles through shared memory, by TMA."""
+    """Whether it goes through shared memory by TMA, in subtiles."""
     in_place: bool = False
-    """Whether threads read or write it where it lies, value by value."""
+    """Whether threads read or write it in place, value by value."""
     merged: bool = False
-    """Whether it goes after all tiles, in the kernel that merges reductions."""
+    """Whether it is read or written after all tiles, by the kernel that merges reductions."""
     is_number: bool = False
-    """Whether it is an argument of the launch."""
+    """Whether it is a number, which is an argument of the launch."""
     at_once: int = 0
-    """Bytes that one instruction moves; 0 where that follows from the dtype."""
+    """Bytes that one instruction moves; 0 if they follow from the dtype."""
 
     @property
     def by_value(self) -> bool:
-        """Whether each subtile has values of its own that come or leave with it."""
+        """Whether each subtile reads or writes values of its own."""
         return self.staged or self.in_place
 
 
@@ -136,8 +145,8 @@ def _rows(design: Design) -> int:
 
 
 def _brought(extent: int) -> int:
-    """Values of a vector in shared memory: each thread of a warp group brings equally many, or each value is brought by
-    equally many threads."""
+    """The elements that a vector of `extent` values takes in shared memory. Each thread of a warp group brings the same
+    number of them, or each of them is brought by the same number of threads."""
     return extent if WARP_GROUP % extent == 0 else round_up(extent, WARP_GROUP)
 
 
@@ -150,7 +159,9 @@ def _subtiles(design: Design, access: Access, stages: int) -> int:
 
 
 def row_of_words(design: Design, size: int) -> int:
-    """Words of 32 bits of a row of a subtile in shared memory, so that four lanes of eight rows meet all banks."""
+    """32-bit words of a row of a subtile in shared memory, padded so that four lanes of eight rows use all banks.
+
+    `size` is the bytes of an element."""
     return design.subtile[1] * size // 4 + 4
 
 
@@ -174,7 +185,7 @@ def _not_staged(lying: Lying) -> str | None:
         return f"it does not start at a multiple of {ALIGNMENT} bytes"
     if 1 not in where.strides[:2]:
         return "neither its rows nor its columns are contiguous"
-    # TMA writes whole granules of 16 bytes: a result of one float32 was written with what lies behind it.
+    # TMA writes whole granules of 16 bytes: a result of one float32 also overwrote the bytes behind it.
     line = size * where.extents[1 if where.strides[1] == 1 else 0]
     if leaves and line % ALIGNMENT:
         return f"its contiguous lines of {line} bytes are no multiple of {ALIGNMENT}"
@@ -182,18 +193,18 @@ def _not_staged(lying: Lying) -> str | None:
 
 
 def _is_by_heads(where: Modes) -> bool:
-    """Whether N alone is cut, in contiguous pieces of whole subtiles: TMA then counts pieces by a dim of its own."""
+    """Whether only N is cut, into contiguous pieces of whole subtiles. TMA then has a further dim for the pieces."""
     (m, n, l), strides = where.inner, where.strides
     return not m and not l and len(n) == 1 and n[0] % SUBTILE[1] == 0 and strides[1] == 1
 
 
 def repeats(lying: Lying) -> bool:
-    """Whether an operand's pieces of N are all the same columns."""
+    """Whether all pieces of N of an operand are the same columns in memory."""
     return not lying.leaves and _is_by_heads(lying.where) and lying.where.strides[2] == 0
 
 
 def _period(where: Modes) -> Modes:
-    """The columns that repeat, alone."""
+    """The modes of only the columns that repeat."""
     return Modes(where.extents[:2] + where.extents[3:], where.strides[:2] + where.strides[3:])
 
 
@@ -231,7 +242,7 @@ WAYS: Mapping[str, Way] = {
     "row": Way(_varies_over("n"), "once a tile, through shared memory", slots=_columns, shared_bytes=_as_words),
     "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words),
     "tile": Way(
-        lambda use: not use.beside,  # of which only one subtile is there at a time
+        lambda use: not use.beside,  # only one subtile of it is in shared memory
         "TMA through shared memory",
         "TMA through shared memory",
         refuses=_not_staged,
@@ -254,7 +265,7 @@ WAYS: Mapping[str, Way] = {
 
 
 def candidates(use: Use) -> tuple[str, ...]:
-    """The ways that are meant for a use, the preferred one first, up to one that takes what lies anyhow."""
+    """The ways that are meant for a use, the preferred one first. The last one takes a tensor with any strides."""
     meant = [name for name, way in WAYS.items() if way.meant(use)]
     ends = next(i for i, name in enumerate(meant) if WAYS[name].refuses is None)
     return tuple(meant[: ends + 1])

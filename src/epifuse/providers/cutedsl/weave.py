@@ -1,10 +1,11 @@
-"""Two parts of a row at once: the graph over half the columns, for each of which the product has two values.
+"""Two parts of a row at once, such as the two halves of a gate: the graph is woven, that is, rewritten over half of the
+columns, and the product has two values for each of these.
 
-A part's value of a column and the other part's are made by one thread, because TMA weaves the rows of B: eight of the
-first part, eight of the second, and so on; or, where they are contiguous along N, brings each part to a half of the
-tile (`kernels/parts.py`). So the kernel works on a result of half as many columns as the product, and what the graph
-says of both parts is said here of each. Operands and outputs that are as wide as the product become two, each a part of
-the one tensor. Imports no cutlass.
+The parts are the two halves of a row, or its even and odd columns. One thread computes a column of both parts, because
+TMA weaves the rows of B: it brings eight of the first part, eight of the second, and so on. If B is contiguous along N,
+TMA brings each part to one half of the tile instead (`kernels/parts.py`). The kernel's result has half as many columns
+as the product, and a node that varies over both parts becomes two nodes, one for each part. An operand or output that
+is as wide as the product becomes two, each a part of the same tensor. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from epifuse.providers.cutedsl.segments import STEP
 from epifuse.request.problem import Problem
 
 Order = Literal["", "stacked", "interleaved"]
-"""How the rows of the two parts lie in B: one part behind the other, or in turn. Nothing where there are no parts."""
+"""How the rows of the two parts lie in B, seen as (N, K): one part behind the other, or alternating. "" if there are no
+parts."""
 PARTS = 2
 STRIP = 8
-"""Rows of B of one part that lie together in shared memory: the columns of which four lanes have two each."""
+"""Rows of B of one part that lie together in shared memory: of this many columns, four lanes have two each."""
 
 Step = tuple[str, Any]
 """A layout operation on an operand or an output; see `Load.views`."""
 
 
 class Woven(NamedTuple):
-    """A graph over the columns of one part, where there are parts. `refused` says why it is the graph as it was."""
+    """A graph over the columns of one part if there are parts. `refused` says why the graph was not rewritten."""
 
     graph: Graph
     order: Order = ""
@@ -43,7 +45,8 @@ class Woven(NamedTuple):
 
 
 def woven(graph: Graph, problem: Problem) -> Woven:
-    """The graph over the columns of one part: `accum` has the part's number, what is `pick`ed is one of two values."""
+    """The graph over the columns of one part: each `accum` has the number of its part, and a `pick` becomes the node of
+    the part that it takes. The graph itself if it picks nothing, or if threads hold all picked columns (`pairs.py`)."""
     picks = [node for node in graph.nodes if node.op == "pick"]
     if not picks or pairs.are_held(graph, problem):
         return Woven(graph)
@@ -56,7 +59,7 @@ def woven(graph: Graph, problem: Problem) -> Woven:
 
 
 def problem_of(order: Order, problem: Problem) -> Problem:
-    """The problem that the kernel works on: its N are the columns of one part, and B is the first one's."""
+    """The problem that the kernel works on: its N is the number of columns of one part, and its B is the first part."""
     if not order:
         return problem
     b = problem.b
@@ -66,16 +69,16 @@ def problem_of(order: Order, problem: Problem) -> Problem:
 
 
 def rows(order: Order, half: Any, step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Extents and strides of the rows of B in the order in which they are woven, of `half` rows in each part.
+    """Extents and strides of the rows of B in woven order, fastest first: rows of a strip, the parts, and the strips.
 
-    Fastest first: a strip, the parts, and strips. `step` is the stride of B's rows. For ints or run-time integers.
+    Each part has `half` rows, and `step` is the stride of B's rows. Both are ints or run-time integers.
     """
     own, apart = (step, half * step) if order == "stacked" else (PARTS * step, step)
     return (STRIP, PARTS, half // STRIP), (own, apart, STRIP * own)
 
 
 def refused(order: Order, problem: Problem) -> str | None:
-    """Why B cannot be woven. `problem` is the whole product's, with `filled` inputs."""
+    """Why B cannot be woven, or None. `problem` is that of the whole product, with `filled` inputs."""
     n, strides = problem.extents["n"], problem.b.strides
     if not order or problem.is_empty:
         return None
@@ -93,11 +96,11 @@ def refused(order: Order, problem: Problem) -> str | None:
 
 
 APART = 64
-"""Columns of B by rows that lie together in shared memory: both parts of a tile have a multiple of it."""
+"""Columns that lie together in shared memory if B is contiguous along N. A tile has a multiple of them of each part."""
 
 
 def unfit(design: Design, order: Order, problem: Problem) -> str | None:
-    """Why a design cannot be one of two parts."""
+    """Why a design cannot compute two parts of a row at once, or None."""
     columns = design.tile[1] // PARTS
     if not order:
         return None
@@ -114,7 +117,7 @@ _WAY_OUT = "store the product, and take its parts in PyTorch"
 
 
 def _between(picks: Sequence[Node], n: int) -> Factor:
-    """The factor along which the two parts are places."""
+    """The factor of N along which the two parts are the places 0 and 1. Raises `UnsplitError` if there is none."""
     first: Factor = picks[0].attr[0][0]
     for node in picks:
         for factor, _ in node.attr:
@@ -134,14 +137,14 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
 
 
 class _Weaving:
-    """The rewriting of one graph: of what varies over the factor `between` there are two nodes, else one."""
+    """The rewriting of one graph. A node that varies over the factor `between` becomes two nodes, any other one."""
 
     def __init__(self, graph: Graph, between: Factor, problem: Problem) -> None:
         self.old, self.between, self.extents = graph, between, problem.extents
         self.builder = Builder()
 
     def graph(self) -> Graph:
-        """The whole graph."""
+        """The rewritten graph. Raises `UnsplitError`."""
         made: dict[Node, tuple[Node, ...]] = {}
         for node in self.old.nodes:
             count = PARTS if self._varies(node) else 1
@@ -171,7 +174,7 @@ class _Weaving:
         return tuple(self._part(node, place, own) for place, own in enumerate(args))
 
     def _part(self, node: Node, place: int, args: list[Node]) -> Node:
-        """A node at one place along the factor between the parts."""
+        """The node of one part; `place` is the part's number, and `args` are the arguments of that part."""
         attr = node.attr
         match node.op:
             case "accum":
@@ -204,7 +207,8 @@ class _Weaving:
         return made
 
     def _index(self, node: Node, place: int) -> Node:
-        """A coordinate: the factor between the parts adds its place, so many times as there is behind it."""
+        """A coordinate of one part. The factor `between` is replaced by its constant `place`, times the size of the
+        factors behind it."""
         if self.between not in node.attr:
             return self._node(node, "index", (), self._factors(node.attr))
         at = node.attr.index(self.between)
@@ -242,7 +246,7 @@ class _Weaving:
         return replace(known, factors=self._factors(known.factors))
 
     def _cut(self, dims: Dims, place: int, node: Node) -> tuple[Step, Dims]:
-        """Which part of a tensor with these dims the place is, and the dims of the part."""
+        """The layout operation that takes part `place` of a tensor with these dims, and the dims of that part."""
         at = next(position for position, dim in enumerate(dims) if self.between in dim)
         dim = tuple(factor for factor in dims[at] if factor.size(self.extents) != 1)
         rest = tuple(factor for factor in dim if factor != self.between)
@@ -270,5 +274,5 @@ class _Weaving:
 
 
 def _of(nodes: Sequence[Node], place: int) -> Node:
-    """The node at a place; one that does not vary along it stands for both."""
+    """The node of part `place`. A single node stands for both parts, because it does not vary between them."""
     return nodes[place % len(nodes)]
