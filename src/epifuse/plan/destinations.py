@@ -19,7 +19,7 @@ from epifuse.request.problem import Problem, TensorInfo
 
 
 def check_output(output: Output, info: TensorInfo, graph: Graph, problem: Problem) -> None:
-    """A destination of the right shape, dtype and device whose elements have addresses of their own."""
+    """Raise unless a destination has the right shape, dtype and device, and no two elements share an address."""
     name = output.name
     check_device(f"output '{name}'", info, problem.a.device)
     if not is_storable(info.dtype):
@@ -43,19 +43,22 @@ def _misshapen(
 
 
 def _fits(shape: tuple[int, ...], want: tuple[int, ...], output: Output, graph: Graph, problem: Problem) -> bool:
-    """torch's shape; for a reduction also the keepdim shape, without leading ones, or (1,) for one number."""
+    """Whether a destination may have this shape.
+
+    It is the one that torch gives. For a reduction it may also be the keepdim shape, with or without its leading ones.
+    """
     if shape == want:
         return True
     axes = [factor.axis for dim in output.dims or () for factor in dim]
     if axes != sorted(axes) or any(len(dim) > 1 for dim in output.dims or ()):
-        return False  # permuted, its elements would be written in another order than the shape says; merged, as a view
+        return False  # permuted or merged dims: elements would be written in another order than the shape says
     present = {*axes}
-    # A reduction along one element is none by now.
+    # A reduction along an axis of extent 1 was removed before, so its output need not be finished after all tiles.
     if graph.stages[output.node].kind != "finish" and any(problem.extents[a] != 1 for a in {*"lmn"} - present):
         return False
     kept = tuple(problem.extents[axis] if axis in present else 1 for axis in ("lmn" if problem.batched else "mn"))
     if any(factor.size(problem.extents) != problem.extents[factor.axis] for factor in factors_of(output.dims or ())):
-        return False  # a part of an axis, as a reshape cut it
+        return False  # only a part of an axis, which a reshape has cut
     return shape in [kept[start:] for start in range(len(kept)) if all(extent == 1 for extent in kept[:start])]
 
 
@@ -71,7 +74,7 @@ def _overlaps_itself(info: TensorInfo) -> bool:
 
 
 def check_described(out: Any, graph: Graph, problem: Problem) -> None:
-    """An `out` that only describes D, as the product or as the epilogue makes it."""
+    """Raise unless `out`, which only describes D, has the shape of the product or of the epilogue's output D."""
     check_tensor("out", out, torch.device(problem.a.device))
     made = next(shape_of(output.dims or (), problem.extents) for output in graph.outputs if output.name == "D")
     if tuple(out.shape) not in (made, problem.accum_shape):
@@ -79,7 +82,7 @@ def check_described(out: Any, graph: Graph, problem: Problem) -> None:
 
 
 class Placed(NamedTuple):
-    """A tensor as it lies in memory: where it starts, in bytes, None where it has no memory."""
+    """A tensor in memory. `address` is that of its first element in bytes, or None if it has no memory."""
 
     address: int | None
     info: TensorInfo
@@ -92,9 +95,10 @@ def check_overlaps(
     graph: Graph,
     problem: Problem,
 ) -> tuple[tuple[str, str], ...]:
-    """Which output shares storage with which full operand; any other overlap of addresses is refused.
+    """The pairs (output, operand) that share memory. Raises `ArgumentError` for any other overlap of addresses.
 
-    `product` holds A and B by the names the caller has for them.
+    An output may share memory with an operand if each element is read only where it is written. `product` holds A and
+    B by the caller's names for them.
     """
     inputs = [(name, value, False) for name, value in product.items()]
     inputs += [(name, value, True) for name, value in operands.items()]
@@ -113,9 +117,9 @@ def check_overlaps(
 
 
 def _same_elements(name: str, placed: Placed, other: str, value: Placed, graph: Graph, problem: Problem) -> bool:
-    """True if each element of the operand is read where, and only where, the output writes the same address.
+    """Whether each element of the operand is read only where the output writes the same address.
 
-    A finished vector is written after all tiles, but before other finished values that may read it.
+    A reduced output is written after all tiles, but maybe before other reduced outputs that read the operand.
     """
 
     def long(dims: Dims | None) -> list[Dim]:
@@ -125,7 +129,7 @@ def _same_elements(name: str, placed: Placed, other: str, value: Placed, graph: 
     loads = [load.attr for load in graph.loads() if isinstance(load.attr, Load) and load.attr.name == other]
     return (
         _geometry(placed) == _geometry(value)
-        # A value that is the same for every row, column or batch is read again after it was written.
+        # An operand that does not vary over rows, columns or batches would be read again after it was written.
         and (
             is_written_once(output, problem)
             or (graph.stages[output.node].kind == "finish" and not is_read_beside(other, output, graph))
@@ -135,18 +139,18 @@ def _same_elements(name: str, placed: Placed, other: str, value: Placed, graph: 
 
 
 def is_written_once(output: Output, problem: Problem) -> bool:
-    """Whether no tile writes what another one wrote: the output varies over every axis of several elements."""
+    """Whether no two tiles write the same element: the output varies over every axis whose extent is above 1."""
     return {axis for axis in "lmn" if problem.extents[axis] > 1} <= {f.along for f in factors_of(output.dims or ())}
 
 
 def _geometry(placed: Placed) -> tuple[Any, ...]:
-    """Where its elements lie; dims of one element place none."""
+    """The address, dtype, extents and strides of a tensor, without dims of extent 1, whose strides do not matter."""
     dims = zip(placed.info.shape, placed.info.strides, strict=True)
     return placed.address, placed.info.dtype, *(dim for dim in dims if dim[0] != 1)
 
 
 def is_read_beside(operand: str, output: Output, graph: Graph) -> bool:
-    """Whether another output, or what is printed, depends on the operand."""
+    """Whether another output, or a value that is printed, depends on the operand."""
     roots = (*(other.node for other in graph.outputs if other != output), *graph.effects)
     return any(isinstance(node.attr, Load) and node.attr.name == operand for node in topological(roots))
 
@@ -155,7 +159,7 @@ _WORK: Any = 100_000  # NumPy's stubs allow -1 and 0 only; its documentation any
 
 
 def _touch(x: Placed, y: Placed) -> bool:
-    """True if two tensors share an address; exact where NumPy can tell in reasonable time, else careful."""
+    """Whether two tensors share an address. If NumPy cannot tell within its limit of work, the answer is True."""
     if x.address is None or y.address is None or x.info.device != y.info.device:
         return False
     sizes = reach(x.info), reach(y.info)
@@ -168,7 +172,7 @@ def _touch(x: Placed, y: Placed) -> bool:
 
 
 def reach(info: TensorInfo) -> int:
-    """Bytes from the first element to the end of the last; 0 where there is none."""
+    """The bytes from the first element to the end of the last one; 0 for an empty tensor."""
     if 0 in info.shape:
         return 0
     last = sum(stride * (extent - 1) for stride, extent in zip(info.strides, info.shape, strict=True))
@@ -176,7 +180,7 @@ def reach(info: TensorInfo) -> int:
 
 
 class _Geometry:
-    """Addresses without memory: NumPy compares the strides and never reads."""
+    """An array interface with an address but no memory: NumPy compares addresses and strides and never reads."""
 
     def __init__(self, placed: Placed) -> None:
         size = placed.info.dtype.itemsize

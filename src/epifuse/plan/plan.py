@@ -1,4 +1,4 @@
-"""The plan: everything decided, nothing built. Frozen, hashable, and its text answers "why this kernel?"."""
+"""The plan of a call: everything is decided, nothing is built yet. Its text answers "why this kernel?"."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from epifuse.request.problem import Problem
 
 
 class Details(NamedTuple):
-    """What a plan tells people: how operands and outputs travel, by name, and what else is worth a note."""
+    """What the text of a plan shows: how each operand and output travels (by TMA, for example), by name, and notes."""
 
     transports: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
 
 class Estimate(NamedTuple):
-    """What a plan's cost is made of: a text for people, the cost of multiplying where A and B are in shared memory and
-    the epilogue computes nothing, and the cost of all that is added but for what moves."""
+    """The parts of a plan's cost: a `text` for people; `multiplying`, the cost with A and B in shared memory and an
+    epilogue that computes nothing; `shown`, the cost of everything else except memory traffic."""
 
     text: str
     multiplying: float
@@ -36,15 +36,15 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a provider decided for a problem it supports; the lowest `cost` is best.
+    """What a provider decided for a problem it supports. The lowest `cost` is best.
 
-    Problem and kernel determine the rest, which therefore takes no part in equality. `workspace`, in bytes, and
-    `details` may be what tells them: most plans are neither printed nor run. `launches` are the plans of its parts, one
-    launch each, where the product is computed more than once, or ranges of its `columns` by themselves. `program` is
-    what the provider builds, as it was priced: nothing is lowered again. Of one problem, allocations with equal `bits`
-    give the same results to the last bit; None is equal to no other. `estimate` says what the cost is made of.
-    `with_other_rows` are the texts of kernels for calls with another M for which this one cannot stand in: one for each
-    result to the last bit.
+    The fields without comparison follow from problem and kernel. `workspace`, in bytes, and `details` may be functions,
+    because most plans are neither run nor printed. `launches` are the plans of several launches, if the product is
+    computed more than once or if ranges of its `columns` are computed one by one. `program` is what the provider
+    builds, kept from estimating the cost, so that nothing is lowered twice. Allocations for one problem with equal
+    `bits` give results that are equal to the last bit; None equals no other. `estimate` gives the parts of the cost.
+    `with_other_rows` gives the texts of kernels that calls with another M run on where this kernel cannot stand in,
+    because its results have other bits: one kernel for each kind of bits.
     """
 
     tile: tuple[int, int]
@@ -65,12 +65,12 @@ class Allocation:
 
     @property
     def transports(self) -> tuple[tuple[str, str], ...]:
-        """How operands, in the order of their loads, and outputs travel, by name."""
+        """How each operand, in the order of the loads, and each output travels, as pairs of name and text."""
         return self._told.transports
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Further lines for people."""
+        """Further lines for the text of the plan."""
         return self._told.notes
 
     @cached_property
@@ -79,7 +79,7 @@ class Allocation:
 
 
 class Reason(str):
-    """Why something cannot be done, with the place in the user's source that says so."""
+    """Why something cannot be done, with the place in the user's source that is the cause."""
 
     loc: Loc | None
 
@@ -94,9 +94,9 @@ class Reason(str):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel cannot run a problem, in the user's terms, and the place in their source that it is about.
+    """Why a kernel cannot run a problem, in the user's terms, and the place in their source that is the cause.
 
-    `why` is a `Reason`, a text without a place, or what tells one: mostly nobody asks.
+    `why` is a `Reason`, a text without a place, or a function that returns one, since the reason is rarely asked for.
     """
 
     kernel: str
@@ -109,7 +109,7 @@ class Refusal:
 
     @property
     def loc(self) -> Loc | None:
-        """The reason's place, where it has one."""
+        """The place that the reason is about, or None."""
         return self.reason.loc if isinstance(self.reason, Reason) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,16 +120,16 @@ class Refusal:
 
 
 def _unknown(rows: int) -> None:
-    """The costs with other rows, of a provider that does not tell them."""
+    """The default of `Answers.of_rows`: the costs with another number of rows are not known."""
 
 
 class Answers(NamedTuple):
-    """What a provider says of its kernels and a problem: those that can run it, and why the others cannot.
+    """A provider's answer for a problem: which of its kernels can run it, and why the others cannot.
 
-    `costs` are those of the allocations, in the order of `specs`: the lowest is best. An allocation is made where its
-    plan is looked at, and a refusal told where somebody asks: of thirty designs one runs.
-    `of_rows` gives the costs of the same problem with another number of rows. It gives None where more than the costs
-    would change with that number, or where this is not known.
+    `specs` are the kernels that can, and `costs` are in the same order; the lowest is best. `allocation` makes the
+    allocation of the kernel at an index, and `refusals` lists the reasons: both are functions, since only one of thirty
+    designs runs. `of_rows` gives the costs of the same problem with another number of rows. It gives None if more than
+    the costs would change with that number, or if this is not known.
     """
 
     specs: Sequence[KernelSpec]
@@ -140,7 +140,7 @@ class Answers(NamedTuple):
 
     @staticmethod
     def of(answers: Iterable[tuple[KernelSpec, Allocation | Refusal]]) -> Answers:
-        """Of allocations and refusals that are made."""
+        """The answers from allocations and refusals that exist already."""
         specs, made, refused = [], [], []
         for spec, answer in answers:
             if isinstance(answer, Refusal):
@@ -151,7 +151,7 @@ class Answers(NamedTuple):
         return Answers(specs, [allocation.cost for allocation in made], made.__getitem__, lambda: refused)
 
     def beside(self, other: Answers) -> Answers:
-        """These answers, then those of `other`, which is about other kernels."""
+        """These answers followed by those of `other`, which are about other kernels."""
         own = len(self.specs)
 
         def of_rows(rows: int) -> Sequence[float] | None:
@@ -168,18 +168,18 @@ class Answers(NamedTuple):
         )
 
     def by_name(self) -> dict[str, Allocation | Refusal]:
-        """All of them, made."""
+        """The allocation or the refusal of every kernel, by the kernel's name."""
         found: dict[str, Allocation | Refusal] = {one.kernel: one for one in self.refusals()}
         return found | {spec.name: self.allocation(index) for index, spec in enumerate(self.specs)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With all of them made, and told."""
+        """Pickle with all allocations and refusals made, since functions cannot be pickled."""
         made = tuple(map(self.allocation, range(len(self.specs))))
         return _made, (tuple(self.specs), tuple(self.costs), made, tuple(self.refusals()))
 
     @staticmethod
     def none(refusals: Callable[[], Sequence[Refusal]]) -> Answers:
-        """Where no kernel can, whatever the number of rows."""
+        """The answers if no kernel can run the problem with any number of rows."""
         return Answers((), (), _NO_ALLOCATIONS.__getitem__, refusals, lambda _: ())
 
 
@@ -196,8 +196,8 @@ _NO_ALLOCATIONS: tuple[Allocation, ...] = ()
 class Plan:
     """One way to run one problem.
 
-    `binding` holds operand and output names in the order the digest numbers them: with the digest it determines the
-    graph, which therefore takes no part in equality.
+    `binding` holds the names of operands and outputs in the order in which the digest numbers them. Digest and binding
+    determine the graph, so the graph is not compared.
     """
 
     spec: KernelSpec
@@ -208,16 +208,16 @@ class Plan:
     graph: Graph = field(compare=False, repr=False)
 
     def with_rows(self, rows: int) -> Plan:
-        """The same kernel for a problem that differs in its rows alone, on which the allocation does not depend."""
+        """The plan of the same kernel for another number of rows, on which the allocation must not depend."""
         return Plan(self.spec, self.problem.with_rows(rows), self.digest, self.binding, self.allocation, self.graph)
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages in the order they run."""
+        """The names of the stages in the order in which they run."""
         found = {
             (stage.sweep, ("tile", "row", "finish").index(stage.kind)): str(stage) for stage in _stages(self.graph)
         }
-        # What comes before the first sweep is called like what happens in it.
+        # Stages before the first sweep have the same names as those in it.
         return tuple(dict.fromkeys(found[key] for key in sorted(found)))
 
     def __str__(self) -> str:

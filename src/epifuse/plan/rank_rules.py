@@ -1,4 +1,8 @@
-"""Which of eager's dims a value has where leading ones are folded, and how its node then counts them: a rule each."""
+"""For each operation, which dims its value has once leading dims are folded, and how its node counts dims then.
+
+Folding sees all leading dims of a value as one dim, see `ranks`. *Eager's* dims are those that the value has in
+PyTorch, before folding.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,15 @@ from epifuse.passes.dims import normalise, permuted
 
 
 class Form(NamedTuple):
-    """Which of eager's dims a folded value has: `leading` ones are its first dim, None where it has no such dim, and
-    `kept` ones follow as they are."""
+    """The dims of a folded value. Its first dim stands for so many `leading` dims of eager's, None if it has no such
+    dim. The `kept` dims behind it are not changed. With `leading` 0 the first dim is a single row of a vector."""
 
     leading: int | None
     kept: int
 
     @property
     def rank(self) -> int:
-        """How many dims eager counts."""
+        """The number of dims that the value has in eager PyTorch."""
         return (self.leading or 0) + self.kept
 
 
@@ -28,24 +32,27 @@ NUMBER = Form(None, 0)
 
 
 class Unfit(Exception):  # noqa: N818 - it is no error: another way may fit
-    """What cannot be seen so: the catalogue's `key` and `values`, and the node that asks for it."""
+    """Raised for what cannot be folded: `key` and `values` of an error of the catalogue, and the node it is about."""
 
     def __init__(self, key: str, node: Node | None = None, **values: object) -> None:
         super().__init__(key)
         self.key, self.node, self.values = key, node, values
 
     def error(self, parsed: Parsed) -> EpifuseError:
-        """As a person reads it."""
+        """The error for the user, on the line of the node."""
         return fail(self.key, None if self.node is None else parsed.graph.loc(self.node), **self.values)
 
 
 def needs_leading(node: Node, what: str) -> Unfit:
-    """What one of the leading dims alone would be needed for."""
+    """The error for a node that needs one of the leading dims by itself; `what` says what for."""
     return Unfit("leading_dims", node, what=what)
 
 
 def form_of(node: Node, args: list[Form], accum: Form, operands: Mapping[str, Form]) -> tuple[Form, Any]:
-    """The form of a value, and its node's `attr` where dims are counted as folded."""
+    """The form of a value, and the `attr` of its node with dims counted after folding.
+
+    `args` are the forms of the node's arguments, `operands` those of operands by name.
+    """
     if node.op == "accum":
         return accum, node.attr
     if isinstance(node.attr, Load):
@@ -61,7 +68,7 @@ def form_of(node: Node, args: list[Form], accum: Form, operands: Mapping[str, Fo
 
 
 def _joined(node: Node, args: list[Form]) -> Form:
-    """What values broadcast to: folded dims stand at one place from the end only beside as many kept ones."""
+    """The form to which values broadcast. A value with folded dims must have as many kept dims as any other value."""
     folded = [form for form in args if form.leading is not None]
     kept = max((form.kept for form in args), default=0)
     if not folded:
@@ -72,7 +79,10 @@ def _joined(node: Node, args: list[Form]) -> Form:
 
 
 def _tree_value(node: Node, form: Form, accum: Form) -> Form:
-    """A visitor tree counts the axes of its product: those that are folded are reduced together, or not at all."""
+    """The form of a value of a visitor tree, which counts the axes l, m and n of its product.
+
+    A reduction has to be over all of the folded axes or over none of them.
+    """
     if node.op == "access":
         if node.attr[0] != "column" or form != Form(None, 1):
             return form
@@ -96,14 +106,14 @@ def _reduced(node: Node, form: Form) -> tuple[Form, Any]:
     kept = form.kept if keepdim else form.kept - len(chosen) + len(gone)
     if gone and len(gone) != leading:
         raise needs_leading(node, f"{name} over some of its leading dims")
-    # Of one row no dim is left where its numbers are one number.
+    # The single row of a vector is no dim of eager's: once all other dims are reduced, the value is one number.
     whole = bool(gone) or (form.leading == 0 and not kept)
     new = (*([-form.kept - 1] if whole else []), *(dim - form.rank for dim in chosen if dim >= leading))
     return Form(form.leading if keepdim or not whole else None, kept), (name, new, keepdim)
 
 
 def _behind(node: Node, form: Form, dim: int, rank: int, what: str) -> int:
-    """The number of a dim, which `what` takes, of so many. Raises `Unfit` for one of the leading dims."""
+    """The dim `dim` of `rank` dims, counted from the front. Raises `Unfit`, about `what`, for a leading dim."""
     at = normalise(dim, rank)
     if at < (form.leading or 0):
         raise needs_leading(node, what)
@@ -173,7 +183,7 @@ def _extent(node: Node, form: Form) -> tuple[Form, Any]:
 
 
 def _along(node: Node, form: Form) -> tuple[Form, Any]:
-    """What is of one dim, as a coordinate or an element."""
+    """The rule of operations along one dim: a coordinate, or a gather."""
     dim = _behind(node, form, node.attr, form.rank, f"a {node.op} along its leading dims")
     return form, dim - form.rank
 
@@ -217,4 +227,4 @@ _RULES: dict[str, Callable[[Node, Form], tuple[Form, Any]]] = {
     **dict.fromkeys(("rounded_like", "cast_like"), lambda node, form: (form, node.attr)),
     "tensor": _claimed,
 }
-"""Operations whose form is not what their arguments broadcast to."""
+"""The rules of operations whose form is not the one that their arguments broadcast to."""

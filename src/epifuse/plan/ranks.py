@@ -1,7 +1,8 @@
-"""Leading dims seen as one: how a product of two or three dims gives eager's result for tensors of any rank.
+"""Folding: leading dims are seen as one, so that a product of two or three dims serves tensors of any rank.
 
-A graph as written counts eager's dims. Folded, the leading dims of every value are one dim, so its reductions and
-layouts are rewritten to count folded dims. What would need one of the leading dims alone does not fit, and says why.
+The result is that of PyTorch's eager mode. The graph as written counts eager's dims. After folding, the leading dims of
+every value are one dim, so reductions and layouts are rewritten to count the dims that are left. An epilogue that needs
+one of the leading dims by itself does not fit, and the error says why.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from epifuse.request.transports import Hint
 Shape = tuple[int, ...]
 
 
-_OF_A, _OF_B = SCALES  # the latter have no leading dims
+_OF_A, _OF_B = SCALES  # the names of the scales of A and B; those of B have no leading dims
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
 class Fold(NamedTuple):
-    """An epilogue, its operands and its destinations with the dims `lead` seen as one; `forms` are its outputs'."""
+    """A folded call: its epilogue, and `given` operands and destinations with the leading dims as one.
+
+    `lead` are the extents of the leading dims, and `forms` are the forms of the outputs by name.
+    """
 
     lead: Shape
     parsed: Parsed
@@ -43,7 +47,7 @@ class Fold(NamedTuple):
     forms: Mapping[str, Form]
 
     def of_any(self) -> Fold:
-        """Without what one call handed over, which would be kept alive."""
+        """The fold without the tensors of one call, which a cache would otherwise keep alive."""
         return self._replace(parsed=self.parsed.bound(NOTHING, {}), given={})
 
     def unfolded(self, error: EpifuseError, handed: Mapping[str, Any]) -> EpifuseError:
@@ -68,7 +72,7 @@ class Fold(NamedTuple):
         return told.with_traceback(error.__traceback__)
 
     def _shape_of(self, name: str, shape: Shape, handed: Mapping[str, Any]) -> Shape:
-        """That of the tensor as it was handed over, unless the epilogue reshapes it."""
+        """The shape of a tensor as the caller handed it over; `shape` itself if the epilogue reshapes the tensor."""
         folded, whole = (values.get(name) for values in (self.given, handed))
         folded, whole = (value.tensor if isinstance(value, Hint) else value for value in (folded, whole))
         if not (isinstance(folded, torch.Tensor) and isinstance(whole, torch.Tensor)):
@@ -76,7 +80,7 @@ class Fold(NamedTuple):
         return tuple(whole.shape) if tuple(folded.shape) == shape else shape
 
     def restored(self, outputs: Mapping[str, torch.Tensor], handed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The outputs in eager's shapes: destinations as they were `handed`, and views of what was allocated."""
+        """The outputs in eager's shapes: the destinations that were `handed` over, and views of allocated outputs."""
         found = {}
         for name, form in self.forms.items():
             given, made = handed.get(name), outputs[name]
@@ -86,9 +90,9 @@ class Fold(NamedTuple):
                 first, *rest = made.shape
                 whole = form.leading == len(self.lead) and first == math.prod(self.lead)
                 shape = (*(self.lead if whole else (1,) * form.leading), *rest)
-                # As PyTorch's layers, no view to autograd: what hooks such outputs, as FSDP, warns of views.
-                # A view that is made without gradients cannot be changed in place with them. A trace is compared with
-                # one that is made without gradients.
+                # As in PyTorch's layers, the output is no view for autograd, because hooks on outputs, such as those of
+                # FSDP, warn about views. A view that is made without grad mode cannot be changed in place with it. A
+                # trace must hold the same operation as a trace without grad mode, which torch compares it with.
                 is_traced = torch._C._get_tracing_state() is not None
                 is_layer = made.requires_grad or is_traced or not torch.is_grad_enabled()
                 made = _UNSAFE_VIEW(made, shape) if is_layer else made.view(shape)
@@ -105,9 +109,9 @@ _OF_A_VECTOR = "pass the vector as a row, x[None], so that the product has two d
 
 
 def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, copies: bool = False) -> Fold:
-    """`parsed` beside a product whose leading dims `lead` are one, before `kept` others. Raises `Unfit`.
+    """Fold `parsed` and `handed` for a product whose leading dims, of the extents `lead`, precede `kept` others.
 
-    Operands that cannot be seen so are copied where that is allowed; destinations never are.
+    With `copies`, operands that no view can fold are copied; destinations never are. Raises `Unfit`.
     """
     written = parsed.output_names
     given: dict[str, Any] = {}
@@ -117,7 +121,7 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
         if name in written or name == _OF_B or not isinstance(tensor, torch.Tensor):
             given[name] = value
             continue
-        if name == _OF_A and not lead:  # of a vector, which is a row
+        if name == _OF_A and not lead:  # the scales of a vector, which is seen as one row
             given[name] = tensor if tensor.dim() > 1 else tensor[None]
             continue
         try:
@@ -147,13 +151,13 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
 
 
 def fold_linear(request: Request) -> tuple[Request, Fold | None]:
-    """The request with x (..., K) as (M,K), or as (L,M,K) where M alone would not give eager's result.
+    """The request with x (..., K) seen as (M,K), or as (L,M,K) if the epilogue does not fit (M,K).
 
-    The fold is None where x has three dims and is taken as it is. Raises `EpifuseError` for what fits neither.
+    The fold is None if x has three dims and is taken as it is. Raises `EpifuseError` if the epilogue fits neither.
     """
     x, rank, shape = request.a, request.a.dim(), tuple(request.a.shape)
-    scaled = are_scaled(request.given)  # which only a matrix is
-    # More than three dims have no other way, and are copied as PyTorch copies them. A trace is of any strides.
+    scaled = are_scaled(request.given)  # only a matrix can have block scales
+    # x of more than three dims has to be folded, so it is copied, as in PyTorch. A trace has to serve any strides.
     copies = rank > 3 or scaled or torch._C._get_tracing_state() is not None
     for kept in (1,) if rank == 1 or scaled else (1, 2):
         if (rank, kept) == (3, 2):
@@ -169,9 +173,9 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
 
 
 def by_rows(request: Request) -> Request:
-    """The request with x (B,S,K) as S batches of B rows, where it reduces over B alone.
+    """The request with x (B,S,K) as S batches of B rows, if its epilogue reduces over B alone.
 
-    A GPU's tile holds rows of one batch, so that no kernel there reduces over batches alone.
+    A tile on a GPU holds rows of one batch only, so no kernel there reduces over batches alone.
     """
     parsed = request.parsed
     graph = remembered("by rows", parsed.key, lambda: _reordered(parsed.graph))
@@ -182,7 +186,7 @@ def by_rows(request: Request) -> Request:
 
 
 def _reordered(graph: Graph) -> Graph | None:
-    """The graph whose accum is (M,L,N), where it reduces over its first dim alone and nowhere over its second."""
+    """The graph with an accum of (M,L,N), or None. It has to reduce over the first dim alone, never over the second."""
     over = {node.attr[1] for node in graph.nodes if node.op == "reduce_dims"}
     if not over & {(0,), (-3,)} or over & {(1,), (-2,)}:
         return None
@@ -190,7 +194,7 @@ def _reordered(graph: Graph) -> Graph | None:
 
 
 def fold_gemm(request: Request) -> tuple[Request, Fold]:
-    """The request with the leading dims of A and B, which broadcast, as L. Raises `EpifuseError` for what does not."""
+    """The request with the leading dims of A and B, which may broadcast, folded to L. Raises `EpifuseError`."""
     a, b = request.a, request.b
     for name, tensor in zip(request.names, (a, b), strict=True):
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
@@ -211,7 +215,7 @@ def fold_gemm(request: Request) -> tuple[Request, Fold]:
 
 
 def _batches(name: str, matrices: torch.Tensor, lead: Shape) -> torch.Tensor:
-    """(L,M,K), or (M,K) for one matrix that serves every batch."""
+    """`matrices` as (L,M,K), or as (M,K) if it is one matrix that serves every batch."""
     first, matrix = matrices.shape[:-2], matrices.shape[-2:]
     if first != lead and _ones(first):
         return matrices.view(matrix) if first else matrices
@@ -227,11 +231,11 @@ def _batches(name: str, matrices: torch.Tensor, lead: Shape) -> torch.Tensor:
 
 
 def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> torch.Tensor:
-    """`tensor` with its first `cut` dims as one. Raises `Unfit` where that would be a copy, unless it may be one."""
+    """`tensor` with its first `cut` dims as one. Raises `Unfit` if that needs a copy and `copies` is false."""
     shape = tuple(tensor.shape)
     try:
         if copies or tensor.numel() == 0 or _is_one(shape[:cut], tensor.stride()):
-            # A view recorded in a trace is right for the strides of that trace, and a decomposition may make others.
+            # Not `view`, which a trace would record: it fails if a decomposition gives the tensor other strides.
             return tensor.reshape(math.prod(shape[:cut]), *shape[cut:])
     except RuntimeError:
         check_plain(name, tensor, None)
@@ -239,14 +243,14 @@ def rows(name: str, tensor: torch.Tensor, cut: int, *, copies: bool = False) -> 
 
 
 def _is_one(shape: Shape, strides: Sequence[int]) -> bool:
-    """Whether elements along these dims are at one distance. To try a view would leave it in what torch traces."""
+    """Whether these dims can be viewed as one, with one stride. Trying a view would record it in torch's traces."""
     several = [(extent, stride) for extent, stride in zip(shape, strides, strict=False) if extent != 1]
     return all(outer == extent * inner for (_, outer), (extent, inner) in pairwise(several))
 
 
 def _operand(name: str, tensor: torch.Tensor, lead: Shape, kept: int, *, copies: bool) -> tuple[torch.Tensor, Form]:
     if tensor.dim() <= kept:
-        # A tensor of one number stands beside leading dims at any place, as a number does.
+        # A tensor of shape (1,) broadcasts against any dims, as a number does.
         return tensor, NUMBER if lead and tensor.shape == (1,) else Form(None, tensor.dim())
     shape = tuple(tensor.shape)
     first = shape[:-kept]
@@ -281,7 +285,7 @@ def _ones(shape: Sequence[int]) -> bool:
 
 
 class _Folded(NamedTuple):
-    """A graph that counts folded dims and its key, None where it is the one as written; or what does not fit."""
+    """The folded graph and its key, None if it equals the graph as written. `unfit` says why it cannot be folded."""
 
     forms: Mapping[str, Form]
     graph: Graph | None = None
@@ -290,7 +294,7 @@ class _Folded(NamedTuple):
 
 
 def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
-    """The epilogue beside an accum of `leading` and `kept` dims and operands of some forms, all in `further`."""
+    """Fold the graph of an epilogue. `further` has `leading` and `kept` of accum, then each operand with its form."""
     (leading, kept, *operands), graph = further, parsed.graph
     accum, known = Form(leading, kept), {name: Form(*form) for name, form in operands}
     forms: dict[Node, Form] = {}
@@ -309,5 +313,5 @@ def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
 
 
 def _with_attributes(graph: Graph, attributes: Mapping[Node, Any]) -> Graph:
-    """The graph as written with other attributes of its nodes."""
+    """The graph as written, with these `attributes` in place of those of its nodes."""
     return rewrite(graph, lambda old, args, builder: builder.node(old.op, *args, attr=attributes.get(old, old.attr)))

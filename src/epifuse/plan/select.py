@@ -1,4 +1,5 @@
-"""Select: ask every kernel, keep each answer, order the plans best first. A pure function of structure and problem."""
+"""Select: ask every provider, keep its answer, and order the plans best first. It depends on structure and problem
+only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from epifuse.request.problem import Problem
 
 
 class Planner(Protocol):
-    """What planning asks of a provider; see `providers.base.Provider`."""
+    """The part of a provider that planning needs; see `providers.base.Provider`."""
 
     def lower(self, graph: Graph, problem: Problem) -> Any: ...
 
@@ -26,22 +27,22 @@ class Planner(Protocol):
 
 
 Candidates = tuple[Planner, Sequence[KernelSpec]]
-"""Kernels of one provider."""
+"""A provider and its kernels."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The plans, best first, and why every other kernel refused. A call that only runs needs `best` alone."""
+    """The plans, best first, and why every other kernel refused. All are made on demand: a call needs `best` only."""
 
     structure: Structure = field(repr=False)
     problem: Problem
     answers: tuple[Answers, ...] = field(repr=False)
     preferred: str | None = None
-    """The kernel that is best whatever the others are estimated to cost, where it can."""
+    """The name of the kernel that is taken as best, if it can run the problem, whatever the estimated costs are."""
 
     @cached_property
     def best(self) -> Plan | None:
-        """The plan that would run, if there is one."""
+        """The plan that would run, or None if no kernel can."""
         able = [answers for answers in self.answers if answers.specs]
         if not able:
             return None
@@ -51,7 +52,7 @@ class Selection:
         return self._plan(answers, answers.costs.index(_least(answers)))
 
     def named(self, kernel: str) -> Plan | None:
-        """The plan of the kernel of this name, if it can."""
+        """The plan of the kernel of this name, or None if it cannot run the problem."""
         for answers in self.answers:
             for index, spec in enumerate(answers.specs):
                 if spec.name == kernel:
@@ -60,16 +61,16 @@ class Selection:
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
-        """Every plan."""
+        """Every plan, best first."""
         return () if self.best is None else (self.best, *self._others())
 
     def stand_ins(self) -> Iterator[Plan]:
-        """The other plans whose results have the same bits as the best one's, best first."""
+        """The other plans whose results are equal to the best one's to the last bit, best first."""
         bits = self.best.allocation.bits if self.best else None
         return (plan for plan in self._others() if plan.allocation.bits == bits) if bits is not None else iter(())
 
     def _others(self) -> Iterator[Plan]:
-        """All but the best, best first."""
+        """All plans except the best one, in the order of cost."""
         ranked = [(cost, answers, index) for answers in self.answers for index, cost in enumerate(answers.costs)]
         ranked.sort(key=itemgetter(0))
         best = self.best.spec if self.best else None
@@ -82,17 +83,17 @@ class Selection:
 
     @cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """Why each other kernel cannot."""
+        """The refusal of each kernel that cannot run the problem."""
         return tuple(refusal for answers in self.answers for refusal in answers.refusals())
 
     @property
     def loc(self) -> Loc | None:
-        """The place in the user's source that the first refusal with one is about, where nothing can run."""
+        """If no kernel can run: the first place in the user's source that a refusal is about. Otherwise None."""
         return None if self.best else next((refusal.loc for refusal in self.refusals if refusal.loc), None)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The refusals for people, one line a reason: a kernel in twenty designs says the same thing once."""
+        """The refusals for people, one line for each reason: twenty designs of a kernel may give the same one."""
         kernels: dict[str, list[str]] = {}
         for refusal in self.refusals:
             kernels.setdefault(refusal.reason, []).append(refusal.kernel)
@@ -106,7 +107,7 @@ def _named(names: list[str]) -> str:
 def select(structure: Structure, problem: Problem, candidates: Iterable[Candidates]) -> Selection:
     """Ask each provider about its candidates. Kernels for another target are refused here, in one place."""
     found: list[Answers] = []
-    elsewhere: list[Answers] = []  # their refusals come last: mostly nobody wants another target
+    elsewhere: list[Answers] = []  # refusals of kernels for other targets come last, as they matter least
     target = problem.target
     device, cc = target.device, target.cc
     for provider, specs in candidates:

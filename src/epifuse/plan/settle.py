@@ -1,6 +1,6 @@
-"""From a call to what is to be planned: the problem and the structure of its epilogue, with every check on the way.
+"""Settling a call: all checks, then the problem and the structure of its epilogue, which are what planning needs.
 
-All comes from the call's signature; no data is read.
+Everything comes from the call's signature. No data is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from epifuse.request.signature import Call
 
 
 class Settled(NamedTuple):
-    """What is to be planned."""
+    """The input of planning: a problem and the structure of its epilogue."""
 
     problem: Problem
     structure: Structure
@@ -56,14 +56,14 @@ def settle(call: Call) -> Settled:
 
 
 def check_positions(graph: Graph, extents: Mapping[str, int]) -> None:
-    """Raise `EpilogueTypeError` where an int32 does not hold all positions that the graph counts."""
+    """Raise `EpilogueTypeError` if the graph counts positions that an int32 cannot hold."""
     for node in graph.nodes:
         if node.op == "index" and (count := dim_size(cast("Dim", node.attr), extents)) - 1 not in INT32:
             raise fail("positions", graph.loc(node), count=count)
 
 
 def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
-    """Without its outputs. `infos` are those of `call.tensors`."""
+    """The problem of a call, without its outputs. `infos` describe `call.tensors` by name."""
     request, (a, b) = call.request, call.infos[:2]
     parsed, options = request.parsed, request.options
     wanted = options.accumulator_type or parsed.dtypes.get("accum")
@@ -102,12 +102,13 @@ def _problem(call: Call, infos: Mapping[str, TensorInfo]) -> Problem:
         by_tma=options.by_tma,
         accumulated=tuple(accumulated),
         constraints=settled(_constraints(options), a.dtype),
-        scales=scales if a.shape[-1] else (),  # of nothing along K there are no blocks
+        scales=scales if a.shape[-1] else (),  # with K = 0 there are no blocks
     )
 
 
 def _constraints(options: Options) -> Constraints:
-    """What was asked for. Mostly that is nothing, and to make and check the same anew is a tenth of settling."""
+    """The constraints that the call asks for. Mostly there are none: a shared object then saves making and checking
+    one, which takes a tenth of settling."""
     plain = options.pinned is None and options.precision is None
     if plain and options.fast_math is options.allow_recompute is options.tune is options.fast_accum is False:
         return UNCONSTRAINED
@@ -115,7 +116,7 @@ def _constraints(options: Options) -> Constraints:
 
 
 def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem, structure: Structure) -> Problem:
-    """The problem with every destination given, checked, and a dtype for those that are not."""
+    """The problem with its outputs: each given destination is checked, and each other output gets a dtype."""
     parsed, graph = call.request.parsed, structure.graph
     chosen = _out_dtypes(call.request.options.out_dtypes, parsed.output_names)
     outputs: list[tuple[str, TensorInfo | None]] = []
@@ -138,7 +139,8 @@ def _with_outputs(call: Call, infos: Mapping[str, TensorInfo], problem: Problem,
 
 
 def _in_memory(call: Call, problem: Problem, graph: Graph) -> tuple[Operands, tuple[tuple[str, str], ...]]:
-    """The operands, what outputs are added onto among them, and which of them outputs share storage with."""
+    """The operands, with the old contents of accumulated outputs among them, and the pairs (output, operand) that share
+    memory."""
     first, second, *further = map(Placed, call.addresses, call.infos)
     product = dict(zip(call.request.names, (first, second), strict=True))
     placed = dict(zip(call.tensors, further, strict=True))
@@ -173,8 +175,11 @@ def _accumulated(graph: Graph, problem: Problem) -> list[Output]:
 
 
 def _held(given: Placed, output: Output, graph: Graph, problem: Problem) -> Placed:
-    """The old content of an accumulated output, as an operand of the epilogue: the destination, without the dims of
-    extent one that `keepdim` leaves; or a contiguous copy of it, where `is_written_again` holds."""
+    """The old content of an accumulated output as an operand of the epilogue.
+
+    It is the destination without the dims of extent 1 that `keepdim` leaves, or a contiguous copy of the destination if
+    `is_written_again`.
+    """
     shape = shape_of(output.dims or (), problem.extents)
     if is_written_again(output, graph, problem):
         contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -185,7 +190,7 @@ def _held(given: Placed, output: Output, graph: Graph, problem: Problem) -> Plac
 
 
 def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What outputs are added onto, as tensors; see `is_written_again`."""
+    """The old contents of accumulated outputs, as tensors by operand name. They are copies if `is_written_again`."""
     found = {}
     for output in _accumulated(graph, problem):
         held = outputs[output.name].view(shape_of(output.dims or (), problem.extents))
@@ -195,17 +200,19 @@ def old_contents(graph: Graph, problem: Problem, outputs: Mapping[str, torch.Ten
 
 
 def is_written_again(output: Output, graph: Graph, problem: Problem) -> bool:
-    """Whether several tiles write the same elements of the output, so that a later tile would read what an earlier one
-    wrote, and not the old content.
-
-    A graph without stages has no tiles.
+    """Whether several tiles write the same elements of the output, so that a later tile would read a result of an
+    earlier one and not the old content. False for a graph without stages, which has no tiles.
     """
     stage = graph.stages.get(output.node)
     return stage is not None and stage.kind != "finish" and not is_written_once(output, problem)
 
 
 def _default(output: Output, structure: Structure, problem: Problem) -> torch.dtype:
-    """A last cast's; else A's for wide floats, the accumulator's for 8-bit inputs and for reductions."""
+    """The dtype of an output for which the caller gives none.
+
+    It is that of a cast at the end of the expression, if there is one. Otherwise a float gets the dtype of A, or of the
+    accumulator if A has 8 bits. Reductions, and floats over an int32 accumulator, get `problem.float_dtype`.
+    """
     if output.dtype is not None and is_storable(output.dtype):
         return output.dtype
     graph = structure.graph

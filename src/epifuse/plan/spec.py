@@ -12,8 +12,8 @@ class KernelSpec:
 
     - `device`: "cuda", or "cpu" for a kernel that the CPU runs, whose `ccs` are (0,).
     - `ccs`: the compute capabilities, times ten, that it is for.
-    - `design`: what its provider chooses between: a tile, a cluster, a schedule.
-    - `never_on`: those of `ccs` on which it has never run: it is compiled for them.
+    - `design`: its variant within the provider, such as its tile, cluster and schedule.
+    - `never_on`: those of `ccs` for which it is compiled and on which it has never run.
     """
 
     name: str

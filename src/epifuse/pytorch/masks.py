@@ -1,7 +1,8 @@
 """Dropout without stored masks: the backward pass draws the same numbers again, from the seed.
 
-A pass over the graph of forward and backward together, behind the one in which TorchInductor gives each random tensor
-its seed. It only marks what PyTorch's partitioner is to compute a second time; products then take that in.
+This pass runs on the joint graph of forward and backward, after the pass in which TorchInductor gives each random
+tensor its seed. It only marks the nodes that PyTorch's partitioner has to compute again in the backward pass. The
+epilogues of products there then take these nodes in.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _COMPARED = ("gt", "ge", "lt", "le")
 
 
 class DrawAgain(CustomGraphPass):
-    """The pass: masks that compare random numbers with a number are drawn where they are used."""
+    """The pass. A mask that compares random numbers with a constant is computed in each graph that uses it."""
 
     def uuid(self) -> str:
-        """It depends on epifuse's sources alone."""
+        """The key of the pass in PyTorch's caches. The pass depends on epifuse's sources alone."""
         return store.key_of("draw masks again")
 
     def __call__(self, graph: FxGraph) -> None:
-        """Mark in place."""
+        """Mark the nodes to recompute in `graph`, in place."""
         for node in list(graph.nodes):
             if name_of(node) == "inductor_random" and numbers_of(node):
                 for mask in list(_masks(node)):
@@ -41,7 +42,7 @@ class DrawAgain(CustomGraphPass):
 
 
 def _masks(node: FxNode) -> Iterator[FxNode]:
-    """What compares the random numbers with a number, casts looked through."""
+    """Yield the nodes that compare the random numbers `node`, or a cast of them, with a constant."""
     for user in node.users:
         if is_cast(user):
             yield from _masks(user)
@@ -50,9 +51,10 @@ def _masks(node: FxNode) -> Iterator[FxNode]:
 
 
 def _compare_unrounded(mask: FxNode, numbers: FxNode) -> None:
-    """Compare the numbers as they were drawn, which both graphs then do.
+    """Have `mask` compare the float32 random numbers, not a cast of them, so that both graphs compare the same values.
 
-    TorchInductor rounds no number that is cast to 16 bits for a comparison; its C++ rounds what they are compared with.
+    TorchInductor does not round numbers that are cast to 16 bits only for a comparison. Its C++ code does round the
+    limit that they are compared with, so on a CPU the limit is rounded here.
     """
     cast, limit = mask.args[:2]
     value = cast.meta["val"]  # type: ignore[union-attr]  # a node

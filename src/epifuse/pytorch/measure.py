@@ -1,6 +1,7 @@
-"""What fusing a product gains, measured: Inductor alone, beside each kernel that could carry what is around it.
+"""Measuring what fusing a product gains: the time of Inductor alone beside that of each kernel that could fuse it.
 
-Both are the same region, compiled by Inductor, on random values of its shapes. The times are kept on disk.
+All of them compute the same region of the graph (see `region`). Inductor compiles it, once as it is and once with each
+kernel in it, and it runs on random values of its shapes. The times are kept on disk.
 """
 
 from __future__ import annotations
@@ -36,20 +37,23 @@ _NOTHING = nullcontext()
 
 
 class Measured(NamedTuple):
-    """Seconds of a region: by Inductor alone, and with each of the kernels."""
+    """Seconds that a region takes: `apart` by Inductor alone, `fused` with each of the kernels."""
 
     apart: float
     fused: tuple[float, ...]
 
 
 class Missing(NamedTuple):
-    """Why nothing was measured."""
+    """The reason why nothing could be measured."""
 
     reason: str
 
 
 def find(product: FxNode, known: sites.Known, numerics: Numerics) -> tuple[sites.Fused | sites.Left, Times | None]:
-    """The fastest way to compute what is around `product`, and the times; predicted where nothing can be measured."""
+    """The fastest way to compute `product` with what is around it, and its times.
+
+    If nothing can be measured, the prediction decides, and the times are None.
+    """
     found = sites.every(product, known, numerics)
     if isinstance(found, sites.Left):
         return found, None
@@ -71,7 +75,7 @@ def _warn(reason: str) -> None:
 
 
 def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missing:
-    """The times of what was found around `product`: from disk, or taken now and stored."""
+    """The times of the ways `found` to fuse `product`: read from disk, or measured now and stored."""
     region = region_of(product, [each.cone for each in found])
     if region is None:
         return Missing("what stands around it has sizes that are symbols")
@@ -84,7 +88,7 @@ def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missin
         return Missing("EPIFUSE_NO_COMPILE is 1, and it was not measured before")
     try:
         taken = timed(region, found)
-    except Exception as error:  # of compilers, of a full device: the prediction is left
+    except Exception as error:  # a compiler failed, or the device is full: the prediction decides
         return Missing(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     medians = [statistics.median(each) for each in taken]
 
@@ -98,7 +102,10 @@ def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missin
 def timed(
     region: Region, found: Sequence[sites.Fused], alone: AbstractContextManager[Any] = _NOTHING
 ) -> list[list[float]]:
-    """Seconds in each round: of Inductor alone, then of each kernel that was found; `alone` is held meanwhile."""
+    """Seconds in each round, first of Inductor alone, then of each kernel in `found`.
+
+    `alone` is a context that is entered while the calls are timed.
+    """
     plain = Copied.of(region)
     product = next(iter(found)).cone.product
     value: Any = value_of(product)
@@ -135,12 +142,15 @@ def _compiled(module: GraphModule, inputs: list[Any]) -> Callable[[list[Any]], A
 
 
 def _call(compiled: Callable[[list[Any]], Any], given: Sequence[Any]) -> Callable[[], Any]:
-    return lambda: compiled(list(given))  # which it empties
+    return lambda: compiled(list(given))  # a new list, because compiled code empties it
 
 
 @contextmanager
 def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
-    """The compiler as it is configured, without our pass and CUDA graphs, and with nothing of the graph around it."""
+    """Use the compiler's own configuration, but without our pass and CUDA graphs, in a tracing context of its own.
+
+    Nothing of the graph that is being compiled around it is seen or changed.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
 
@@ -148,7 +158,7 @@ def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,
         "triton.cudagraphs": False,
-        # Inductor's cache collects the kernels of one graph at a time, and now collects those of the graph around it.
+        # Inductor's cache collects the kernels of one graph at a time. It is collecting those of the outer graph now.
         "fx_graph_cache": False,
         "fx_graph_remote_cache": False,
     }
@@ -157,7 +167,7 @@ def _apart_from_what_is_compiled(fake_mode: Any) -> Iterator[None]:
 
 
 def _described(region: Region, found: Sequence[sites.Fused]) -> Iterator[str]:
-    """The region and the kernels in words that are the same in every process."""
+    """Yield texts for the cache key that describe the region and the kernels. They are the same in every process."""
     yield text_of(Copied.of(region).graph)
     number = {node: index for index, node in enumerate((*region.inputs, *region.body))}
     for fused in found:
@@ -170,7 +180,7 @@ _OPTIONS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coor
 
 
 def _versions(device: torch.device) -> Iterator[str]:
-    """What the times depend on besides: the device, what compiles, and its options that choose kernels."""
+    """Yield texts of what else the times depend on: the device, the compilers' versions and Inductor's options."""
     from torch._inductor import config
 
     yield torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {_threads()}"

@@ -1,7 +1,8 @@
-"""The operations of a graph in PyTorch's terms: what autograd differentiates and make_fx records.
+"""The operations of a graph as functions of PyTorch tensors, which autograd differentiates and make_fx records.
 
-Functions that PyTorch has itself are called there, since PyTorch's derivatives hold where a formula's overflow, and at
-ties and bounds: that of 1 / (1 + exp(-x)), taken apart, is NaN at -100.
+A function that PyTorch has is called as a whole, not as its formula. PyTorch's derivative is right where that of a
+formula overflows, and at ties and bounds. For example the derivative of 1 / (1 + exp(-x)), taken step by step, is NaN
+at -100.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from epifuse.pytorch import random
 
 
 class Arithmetic(NamedTuple):
-    """What values are computed in: floats in this dtype, on this device."""
+    """The dtype of floating-point values and the device on which they are computed."""
 
     floating: torch.dtype
     device: torch.device
 
     def filled(self, value: Any) -> torch.Tensor:
-        """A number as a tensor, made so that it can be recorded."""
+        """The number `value` as a tensor of rank 0, made by an operation that make_fx can record."""
         kind = _KINDS.get(type(value), "float")
         return torch.full((), value, dtype=dtype_of(kind, self.floating), device=self.device)
 
@@ -37,7 +38,7 @@ _KINDS = {bool: "mask", torch.SymBool: "mask", int: "int32", torch.SymInt: "int3
 
 
 def computed(op: str, attr: Any, args: Sequence[Any], at: Arithmetic) -> Any:
-    """The value of a primitive, an activation or a cast for these tensors and numbers, not all of them numbers."""
+    """The value of a primitive, an activation or a cast. `args` are tensors and numbers, at least one a tensor."""
     if op == "cast":
         return (args[0] if isinstance(args[0], torch.Tensor) else at.filled(args[0])).to(attr)
     if op == "call":
@@ -48,7 +49,7 @@ def computed(op: str, attr: Any, args: Sequence[Any], at: Arithmetic) -> Any:
 def _primitive(op: str, args: Sequence[Any], at: Arithmetic) -> Any:
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     row = PRIMITIVES[op]
-    if not any(tensor.is_floating_point() for tensor in tensors):  # PyTorch would compute in its default dtype
+    if not any(tensor.is_floating_point() for tensor in tensors):  # else PyTorch computes in its default dtype
         args = [at.filled(arg) if isinstance(arg, (float, torch.SymFloat)) else arg for arg in args]
         if row.rule in ("floating", "divide"):
             args = [arg.to(at.floating) if isinstance(arg, torch.Tensor) else arg for arg in args]
@@ -61,7 +62,7 @@ def _primitive(op: str, args: Sequence[Any], at: Arithmetic) -> Any:
 
 
 class Softmax(NamedTuple):
-    """PyTorch's function of a value, and what its sum is over: dims as written, or factors."""
+    """A softmax or log_softmax: PyTorch's function, its argument, and the dims (or factors, if typed) it sums over."""
 
     function: Callable[[torch.Tensor, int], torch.Tensor]
     x: Node
@@ -69,11 +70,11 @@ class Softmax(NamedTuple):
 
 
 def softmax_of(node: Node) -> Softmax | None:
-    """What `node` is the last step of, in a graph as written or as typed, if it is a softmax or the logarithm of one.
+    """The softmax or log_softmax whose last step is `node`, or None. The graph may be typed or not.
 
-    PyTorch's derivatives leave out the shift by the maximum, which cancels. That of the maximum compares it with each
-    element, which PyTorch's compiler may compute again in the backward pass and leave some roundings out: then no
-    element is the largest one, and the gradient is 0 / 0.
+    PyTorch's derivative of the whole function leaves out the shift by the maximum, which cancels. The derivative of the
+    maximum itself would compare it with each element. PyTorch's compiler may compute the elements again in the backward
+    pass and leave some roundings out. Then no element equals the maximum, and the gradient is 0 / 0.
     """
     if node.op not in ("div", "sub"):
         return None
@@ -108,10 +109,10 @@ def _elu(x: torch.Tensor, alpha: Any) -> torch.Tensor:
 _OTHERWISE: Mapping[str, Callable[..., torch.Tensor] | None] = {
     "gelu_erf": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "elu": _elu,  # also where alpha is no constant
-    "prelu": None,  # its weight is a tensor of channels
+    "elu": _elu,  # because F.elu takes no tensor as alpha
+    "prelu": None,  # PyTorch's weight is a tensor with one element for each channel
 }
-"""Activations that PyTorch has by another name, or not in the form they have here."""
+"""Activations that have another name or other arguments in PyTorch; None if PyTorch has no such function."""
 
 
 def _torchs(name: str) -> Callable[..., torch.Tensor] | None:

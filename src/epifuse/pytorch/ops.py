@@ -1,7 +1,7 @@
-"""`epifuse::gemm`, a product and its epilogue as one operator of PyTorch, composite: what traces it sees ATen.
+"""`epifuse::gemm`, a product and its epilogue as one composite operator of PyTorch.
 
-Dynamo and torch.export keep it as one node; AOTAutograd, make_fx, FakeTensors and vmap see what it is made of; on
-tensors with data the fused road runs.
+Dynamo and torch.export keep it as one node. AOTAutograd, make_fx, FakeTensors and vmap see the ATen operations it is
+made of. On tensors with data the fused kernel runs.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from epifuse.request.signature import Request, everything_given, wants_gradient
 from epifuse.request.transports import without_hints
 
 NAMES = {"gemm": ("A", "B"), "linear": ("x", "weight")}
-"""What errors call A and B."""
+"""The names of A and B in error messages, by entry point."""
 
 SCHEMA = "gemm(Tensor a, Tensor b, Tensor[] operands, Scalar[]? numbers, str spec) -> Tensor[]"
 
 
 def operator(a: Any, b: Any, operands: Sequence[Any], numbers: Sequence[Any] | None, spec: str) -> list[torch.Tensor]:
-    """The outputs in the order of the return statement. PyTorch saves no program with an empty list of numbers."""
-    if torch._C._get_tracing_state() is not None:  # torch.jit records no list of numbers
+    """Call the operator. Returns the outputs in the order of the return statement.
+
+    No numbers are passed as None, because PyTorch cannot save a program with an empty list of numbers.
+    """
+    if torch._C._get_tracing_state() is not None:  # torch.jit cannot record a list of numbers
         return _composite(a, b, operands, numbers, spec)
-    return torch.ops.epifuse.gemm.default(a, b, operands, numbers or None, spec)  # type: ignore[no-any-return]  # by its schema
+    return torch.ops.epifuse.gemm.default(a, b, operands, numbers or None, spec)  # type: ignore[no-any-return]
 
 
 def recorded(request: Request, error: EpifuseError | None = None) -> dict[str, torch.Tensor]:
-    """The outputs of a request by name, as one node where PyTorch traces tensors outside of Dynamo.
+    """The outputs of a request by name, for DTensors, or as one node where PyTorch traces outside of Dynamo.
 
-    Destinations are written. Raises the `error` that a launch gave where nothing traces.
+    Destinations are written. If nothing traces and no tensor is a DTensor, the `error` of an earlier launch is raised.
     """
     tensors = request.a, request.b, *request.given.values()
     elsewhere = is_distributed(*tensors)
@@ -75,7 +78,7 @@ def _recorded(request: Request) -> dict[str, torch.Tensor]:
 
 
 def _number(name: str, value: Any) -> Any:
-    """A number as an operator takes one. Raises `ArgumentError` for what is none."""
+    """The number `value` in a form that an operator takes. Raises `ArgumentError` if it is not a number."""
     symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
     return value if symbolic else host_number(name, value).value
 
@@ -89,12 +92,15 @@ def _stored(name: str, value: torch.Tensor, destination: torch.Tensor | None) ->
 
 
 def same_elements(value: torch.Tensor, destination: torch.Tensor) -> bool:
-    """Whether the two shapes are one but for dims of a single element."""
+    """Whether the two shapes are equal, apart from dims of extent 1."""
     return [extent for extent in value.shape if extent != 1] == [extent for extent in destination.shape if extent != 1]
 
 
 def chosen_dtypes(asked: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Dtypes by output, of one for all or some by name. Raises `ArgumentError` where they are neither."""
+    """The dtypes asked for, by output name. `asked` is one dtype for all outputs, a mapping by name, or None.
+
+    Raises `ArgumentError` for anything else.
+    """
     if not isinstance(asked, (torch.dtype, Mapping, type(None))):
         raise fail("option", None, name="out_dtypes", want="a torch dtype, or dtypes by name", value=asked)
     return dict.fromkeys(names, asked) if isinstance(asked, torch.dtype) else dict(asked or {})
@@ -113,10 +119,10 @@ def _composite(
 
 
 def computed(request: Request, form: str = "", reduced: Reduced | None = None) -> dict[str, torch.Tensor]:
-    """The outputs of a request by name, whatever its tensors are: of DTensors, by ATen where PyTorch traces, fused.
+    """The outputs of a request by name: of DTensors, by ATen operations where PyTorch traces, or by a fused kernel.
 
-    `form` says how more dims than a product has are seen as fewer, as in a spec. `reduced` makes accum of what this
-    process has of it; then PyTorch computes the product, and what follows.
+    `form` says how leading dims are folded, as in a `Spec`. `reduced` is given where this process has only a part of
+    accum, and makes the whole from that part; then PyTorch computes the product and its epilogue.
     """
     tensors = request.a, request.b, *request.given.values()
     if is_distributed(*tensors):
@@ -138,13 +144,15 @@ def _folded(request: Request, form: str) -> tuple[Request, Fold | None]:
 
 
 def _checked(request: Request, form: str) -> dict[str, torch.dtype]:
-    """The dtypes of the outputs by name. Raises what the call would raise for shapes, dtypes and kinds."""
+    """The dtypes of the outputs by name. Raises what the call itself would raise for shapes, dtypes and kinds."""
     return dtypes_of(_folded(request, form)[0])
 
 
 def _with_copies(request: Request) -> Request:
-    """The request with a copy of what is accumulated onto: an operator that is no mutation writes nothing it was
-    given."""
+    """The request with copies of the tensors that are accumulated onto.
+
+    The operator's schema declares no mutation, so the operator must not write its arguments.
+    """
     held = {name: request.given[name].clone() for name in request.options.accumulated}
     return request._replace(given={**request.given, **held}) if held else request
 
@@ -152,7 +160,7 @@ def _with_copies(request: Request) -> Request:
 def _autocast(
     a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor], numbers: Sequence[Any] | None, spec: str
 ) -> list[torch.Tensor]:
-    """A, B and the bias of a linear layer are cast; what is computed of them is not."""
+    """Run the operator under autocast: A, B and the bias of a linear layer are cast, and nothing inside it."""
     call = decoded(spec)
     a, b = followed(a, b)
     held = [
@@ -172,18 +180,18 @@ def _define() -> Any:
     library: Any = torch.library.Library("epifuse", "FRAGMENT")  # type: ignore[no-untyped-call]  # untyped
     library.define(SCHEMA)
     library.impl("gemm", _composite, "CompositeImplicitAutograd")
-    library.impl("gemm", _composite, "FuncTorchBatchedDecomposition")  # vmap has no rule for an operator of ours
+    library.impl("gemm", _composite, "FuncTorchBatchedDecomposition")  # vmap has no rule of its own for this operator
     for key in _AUTOCAST_KEYS:
         library.impl("gemm", _autocast, key)
     return library
 
 
 LIBRARY = _define()
-"""What keeps the operator registered."""
+"""The operator stays registered as long as this object exists."""
 
 
 def _register_results() -> None:
-    """What returns several outputs may be vmapped and exported."""
+    """Register `Results` as a pytree, so that functions that return several outputs can be vmapped and exported."""
     pytree.register_pytree_node(
         Results,
         lambda results: (list(results), list(results.keys())),

@@ -1,4 +1,8 @@
-"""What fusing a product saves, beside a product and the loops that PyTorch's compiler would run around it."""
+"""The bytes that fusing saves, compared with a product of its own and the loops that Inductor would run around it.
+
+*Apart* means: the product is a kernel of its own, and Inductor computes the rest of the cone in its loops. *Fused*
+means: the whole cone (see `cone`) is one kernel.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,11 @@ _PRODUCT_LIKE = ("convolution", "convolution_backward", "_scaled_mm", "_int_mm",
 
 
 def has_loop(node: FxNode) -> bool:
-    """Whether Inductor computes `node` in a loop that it fuses with its neighbours', so that what the node reads of one
-    need not be stored."""
-    from torch._inductor.lowering import fallbacks, lowerings  # imported by now: the pass runs inside Inductor
+    """Whether Inductor computes `node` in a loop that it fuses with those of neighbouring nodes.
+
+    A value that passes between such nodes need not be stored.
+    """
+    from torch._inductor.lowering import fallbacks, lowerings  # already imported: the pass runs inside Inductor
 
     if node.op != "call_function" or node.target in PRODUCTS or name_of(node) in _PRODUCT_LIKE:
         return False
@@ -40,12 +46,15 @@ def has_loop(node: FxNode) -> bool:
 
 
 class Moved(NamedTuple):
-    """Bytes around a product: what it is itself, what the epilogue reads and writes, and what Inductor's loops move
-    where the product is apart and where it is fused.
+    """Bytes that move around a product, both apart and fused.
 
-    Fusing removes three things of Inductor's: so many `kernels`; the `instructions` of the loop around the product,
-    which overlap its bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up columns.
-    `drawn` are instructions of that loop too; fusing leaves them in a loop of their own, ahead of the product.
+    `product` is the size of the product's result, `operands` and `outputs` are what the epilogue reads and writes.
+    `loops_apart` and `loops_fused` are what Inductor's loops move if the product is apart and if it is fused.
+
+    Fusing removes three parts of Inductor's work: `kernels` launches; the `instructions` of the loop around the
+    product, which overlap that loop's bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up
+    columns. `drawn` are instructions for random numbers in that loop; when fused, they run in a loop of their own
+    ahead of the product.
     """
 
     product: int
@@ -60,17 +69,17 @@ class Moved(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """Bytes that do not travel when the cone is one kernel."""
+        """Bytes that move apart and not fused; negative if fusing moves more."""
         return self.product + self.loops_apart + self.sums - (self.operands + self.outputs + self.loops_fused)
 
 
 def moved(cone: Cone, target: Target) -> Moved:
-    """Bytes that move where `cone` is one kernel, and where it is not.
+    """The bytes that move if `cone` is one kernel (fused), and if it is not (apart).
 
     Apart: the product is written, and the loop around it reads it again. A value that only other loops read is computed
     in these loops. Sums along M that Inductor splits are kernels of their own. Fused: every output is written, and the
-    loops that need it read it. Operands are read in both cases. An operand that only the cone needs is also written:
-    apart, the loop around the product would compute it without storing it.
+    loops that need it read it. Operands are read in both cases. An operand that only the cone needs has to be written
+    too when it is fused; apart, the loop around the product would compute it without storing it.
     """
     product, outputs = bytes_of(cone.product), cone.outputs
     operands = sum(map(bytes_of, cone.operands))
@@ -88,11 +97,11 @@ def moved(cone: Cone, target: Target) -> Moved:
         bases = dict.fromkeys(_base(node.all_input_nodes[0], cone) for node in split)
         anew = [] if all(base in stored for base in bases) else [product + operands]
         again = sum([*anew, *(bytes_of(base) for base in bases if base in stored)])
-    # A sum of everything is added up by the loop, which takes as long as if it read all twice.
+    # The loop adds up a sum of all elements itself. That takes as long as if it read everything twice.
     behind = again if has_own and any(map(sums_columns, split)) else 0
     fused = sum(bytes_of(each) for each in dict.fromkeys(map(_source, cone.operands)) if _is_only_ours(each, cone))
     fused += sum(bytes_of(node) for node in outputs if any(map(has_loop, cone.readers(node))))
-    # The loop around the product is there in any case where it computes something else as well.
+    # Fusing does not remove the loop around the product if it also computes something outside the cone.
     kernels = (has_own and not is_met) + _KERNELS_OF_SUMS * bool(split)
     apart += again - behind
     stores = sum(map(bytes_of, outputs))
@@ -103,10 +112,10 @@ def moved(cone: Cone, target: Target) -> Moved:
 
 
 _WHOLE = 64
-"""Sums for each multiprocessor from which on Inductor does not split them (`Reduction.num_splits`): the loop that
-stores what is summed adds it up on its way."""
+"""Inductor does not split a reduction with at least this many sums for each multiprocessor (`Reduction.num_splits`).
+Then the loop that stores the summed values adds them up as well."""
 _KERNELS_OF_SUMS = 2
-"""Where it does: one kernel for the parts, one for the parts' sum."""
+"""The kernels of a reduction that Inductor splits: one for the partial sums, one that adds these."""
 
 _IN_LOOPS = {
     **dict.fromkeys(("div", "reciprocal", "exp"), 9),
@@ -116,18 +125,19 @@ _IN_LOOPS = {
     **dict.fromkeys(("erf", "log1p"), 28),
     "inductor_random": 80,
 }
-"""Instructions for a value, of what takes more than one in the machine code of Inductor's loops
-(loop_instructions.json). A random number by the time of a loop that draws 16384 x 1024 of them and stores a mask: 51 us
-on an H200, as long as 87 instructions a value (model_time_gpt2_h200.json)."""
+"""Instructions for each value, for operations that take more than one in the machine code of Inductor's loops
+(loop_instructions.json). That of a random number comes from the time of a loop that draws 16384 x 1024 numbers and
+stores a mask: 51 us on an H200, as long as 87 instructions a value (model_time_gpt2_h200.json)."""
 _AROUND = 6
-"""Of a loop around them, for each value: addresses, loads, conversions and stores (a cast, in the same file)."""
+"""Further instructions of a loop for each value: addresses, loads, conversions and stores (a cast, in the same
+file)."""
 
 
 _IN_REGISTERS, _BLOCK = 1024, 2048
-"""Inductor holds a row of at most so many values in registers (`should_use_persistent_reduction`), in lanes whose
-number is a power of two. It walks along a longer one in blocks, twice: for what is reduced, and for what follows. Its
-softmax takes 70 us for 12608 rows of 1920 values on an H100 (sites_h100_second.json, apart less product), as long as 80
-instructions a value; in registers it takes 30."""
+"""Inductor holds a row of at most 1024 values in registers (`should_use_persistent_reduction`), in a number of lanes
+that is a power of two. It walks along a longer row in blocks of 2048, twice: once to reduce it, and once for what
+follows. Its softmax takes 70 us for 12608 rows of 1920 values on an H100 (sites_h100_second.json, apart less product),
+as long as 80 instructions a value; in registers it takes 30."""
 
 
 def _instructions(cone: Cone) -> int:
@@ -141,8 +151,11 @@ def _instructions(cone: Cone) -> int:
 
 
 def drawn_ahead(cone: Cone) -> dict[FxNode, None]:
-    """Random numbers that are drawn for the cone outside it, and what a loop makes of them: a mask that the backward
-    pass reads too. Without the cone, the loop around the product would draw them."""
+    """The nodes outside the cone that draw random numbers for it, with what a loop computes from them for it alone.
+
+    An example is a dropout mask that the backward pass reads too. Without the cone, the loop around the product would
+    draw the numbers.
+    """
     body, found, waiting = cone.body, dict[FxNode, None](), [*cone.operands]
     while waiting:
         node = waiting.pop()
@@ -153,12 +166,12 @@ def drawn_ahead(cone: Cone) -> dict[FxNode, None]:
 
 
 def _is_only_for(node: FxNode, loops: Container[FxNode]) -> bool:
-    """Whether a loop computes the value, and no loop but these reads it."""
+    """Whether a loop computes `node`, and every loop that reads it is one of `loops`."""
     return has_loop(node) and not any(has_loop(user) and user not in loops for user in node.users)
 
 
 def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:
-    """Whether a value is a reduction along M, or computed from one."""
+    """Whether `node` is one of `sums`, or is smaller than the product and computed in the cone only from these."""
     if node in sums:
         return True
     inputs = [each for each in node.all_input_nodes if each in cone.inside]
@@ -166,24 +179,24 @@ def _is_of(node: FxNode, sums: Iterable[FxNode], cone: Cone) -> bool:
 
 
 def is_own_kernel(node: FxNode) -> bool:
-    """Whether Inductor reduces in a kernel that computes nothing else: along M."""
+    """Whether `node` is a reduction along M, which Inductor computes in a kernel of its own."""
     return is_reduction(node) and not _along_last(node)
 
 
 def sums_columns(node: FxNode) -> bool:
-    """Whether it reduces along M, and has a result for each column."""
+    """Whether `node` reduces along M and has one result for each column, not one number."""
     return is_own_kernel(node) and elements_of(node) > 1
 
 
 def _source(node: FxNode) -> FxNode:
-    """What a view is of."""
+    """The node that holds the data of a view; any other node itself."""
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def _is_only_ours(node: FxNode, cone: Cone) -> bool:
-    """Whether the value is stored for the cone alone: loops compute it and all others that read it."""
+    """Whether `node` is stored for the cone only: a loop computes it, and so does each reader outside the cone."""
     if not has_loop(node):
         return False
     stack, body = list(node.users), cone.body
@@ -201,15 +214,15 @@ def _along_last(node: FxNode) -> bool:
 
 
 def _row_of(node: FxNode) -> int:
-    """How many values a reduction along the last dim takes for each of its results."""
+    """How many values a reduction reduces to each of its results."""
     return elements_of(node.all_input_nodes[0]) // elements_of(node)
 
 
 def peel(cone: Cone) -> None:
-    """Give back what costs more to store here than the loop around its users would read in its place.
+    """Remove a value from the cone if storing it costs more bytes than the loops of its readers would read instead.
 
-    Without this, fusing moved 7 % more bytes than Inductor on Llama: q * cos in float32, stored beside q, and widened
-    casts stored for the next product.
+    Without this, fusing moved 7 % more bytes than Inductor on Llama: q * cos was stored in float32 beside q, and casts
+    to a wider dtype were stored for the next product.
     """
     while (node := next((node for node in reversed(cone.inside) if _is_peeled(node, cone)), None)) is not None:
         for part in list(node.users):
@@ -226,20 +239,20 @@ def _is_peeled(node: FxNode, cone: Cone) -> bool:
         readers = [reader for part in node.users for reader in cone.readers(part)]
     widened = is_cast(node) and size > bytes_of(node.all_input_nodes[0])
     if widened and all(map(has_loop, readers)):
-        return True  # who reads it widens it on the way
+        return True  # the loops that read it can widen it themselves
     keep = size + (size if any(map(has_loop, readers)) else 0)
     give = size if not all(map(has_loop, readers)) else 0
     for each in {_base(each, cone) for each in node.all_input_nodes if each in cone.inside}:
         others = [reader for reader in cone.readers(each) if reader is not node]
         if not others:
-            give += 2 * bytes_of(each)  # stored for this one, and read
+            give += 2 * bytes_of(each)  # without the node, `each` is stored for its sake and read back
         elif not any(map(has_loop, others)):
             give += bytes_of(each)
     return give < keep
 
 
 def _work_users(node: FxNode, cone: Cone) -> list[FxNode]:
-    """Who computes with a value inside the cone, views and parts looked through."""
+    """The nodes in the cone that compute with `node`, directly or through views and parts of several results."""
     found = []
     for user in node.users:
         if user in cone.inside:

@@ -1,13 +1,13 @@
-"""How long a product and what is around it take, fused and apart, as the rates of the device predict.
+"""A prediction, from the rates of the device, of how long a product and what is around it take, fused and apart.
 
-On a GPU a fused kernel overlaps the product and memory, but for what the epilogue of the last tiles reads. What its
-instructions add is the model's by which designs are chosen. Where a row is spread over the CTAs of a cluster, which
-wait for each other, nothing overlaps, and operands come at half of memory's rate, by a fit. cuBLAS overlaps the product
-and memory, but not the end of a tile with the next one. Inductor's loops take as long as their bytes or as their
-instructions, whichever is longer.
+On a GPU a fused kernel overlaps multiplying with memory traffic, except for what the epilogue of the last tiles reads.
+What its instructions add comes from the model by which kernel designs are chosen. If a row is spread over the CTAs of a
+cluster, these wait for each other: then nothing overlaps, and operands arrive at half of memory's rate, by a fit.
+cuBLAS overlaps multiplying with memory traffic, but not the end of a tile with the start of the next one. Inductor's
+loops take as long as their bytes or as their instructions, whichever is longer.
 
-All constants but two, `_BY_LANES` and `_CPU_CALL`, are fitted to sites that were drawn and measured on four H100 and
-four H200. docs/pytorch.md has the data and the errors.
+All constants except `_BY_LANES` and `_CPU_CALL` are fitted to sites that were drawn at random and measured on four H100
+and four H200. docs/pytorch.md has the data and the errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from epifuse.pytorch.payoff import Moved, moved, sums_columns
 
 
 class Extents(NamedTuple):
-    """Of a product, and of the tiles in which a kernel computes it; `k` in elements of 16 bits."""
+    """The extents of a product, and of the tiles in which a kernel computes it. `k` counts elements of 16 bits."""
 
     batches: int
     m: int
@@ -35,21 +35,21 @@ class Extents(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """On values of 16 bits."""
+        """Multiplications and additions, as if of 16-bit values."""
         return 2.0 * self.batches * self.m * self.n * self.k
 
     def tiles(self, tile: tuple[int, int]) -> int:
-        """How many of a size there are."""
+        """How many tiles of the size `tile` cover the product."""
         return self.batches * ceil(self.m / tile[0]) * ceil(self.n / tile[1])
 
 
 class Site(NamedTuple):
-    """What the prediction depends on.
+    """All that the prediction for one product depends on.
 
-    `target` is the device and `factors` are the bytes of A and B. `multiplying` is what the plan's model says of that,
-    and `shown` of what the launch, the epilogue and sums of parts of K add to it: multiply-adds of 16-bit values on one
-    multiprocessor. With `waits`, values need whole rows, and a row is in several tiles. With `full`, float32 is
-    multiplied in full, and with `columns`, columns are reduced.
+    `target` is the device, and `factors` are the bytes of A and B. `multiplying` and `shown` are costs by the plan's
+    model, in multiply-adds of 16-bit values on one multiprocessor: of the main loop, and of what the launch, the
+    epilogue and the sums over parts of K add to it. `waits` is true if values need whole rows and a row is spread over
+    several tiles, `full` if float32 is multiplied in full precision, `columns` if columns are reduced.
     """
 
     target: Target
@@ -64,8 +64,10 @@ class Site(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Seconds of one kernel, and of the product and the loops in its place, but for the start of the first and for what
-    loops move either way."""
+    """Seconds of one kernel, `fused`, and of the product and the loops that it replaces, `apart`.
+
+    Neither counts the launch of the first kernel, or what loops move in both cases.
+    """
 
     fused: float
     apart: float
@@ -85,15 +87,15 @@ def site_of(cone: Cone, plan: Plan) -> Site:
     each = time_of_one(plan.problem) if full else a.element_size() / 2
     extents = Extents(sizes["l"], sizes["m"], sizes["n"], sizes["k"] * each, allocation.tile)
     waits = "row" in plan.stages and shares_rows(plan.graph) and sizes["n"] > allocation.tile[1]
-    # `predicted` adds the time of reading A and B itself, with what the epilogue reads and writes. It leaves out what
-    # L2 sends: cuBLAS needs that too.
+    # `predicted` itself adds the time of reading A and B and of what the epilogue reads and writes. It leaves out the
+    # time that L2 takes to send A and B, because cuBLAS needs that too.
     told = Estimate("", allocation.cost, 0.0) if allocation.estimate is None else allocation.estimate()
     moves, columns = moved(cone, plan.problem.target), any(map(sums_columns, cone.inside))
     return Site(plan.problem.target, extents, factors, moves, told.multiplying, told.shown, waits, full, columns)
 
 
 def predicted(site: Site) -> Prediction:
-    """What the rates of the site's device give."""
+    """The times of a site, by the rates of its device."""
     return (_on_gpu if site.target.device == "cuda" else _on_cpu)(site, site.target.processor)
 
 
@@ -103,8 +105,8 @@ def seconds_gained(site: Site) -> float:
 
 
 _CPU_CALL = 20e-6
-"""What a call of ours costs the host more than one of MKL's: the dispatcher's way through Python (12 us), and the panel
-kernel's operations. Assumed, not fitted."""
+"""The seconds that a fused call costs the host more than a call of MKL: the dispatcher's way through Python (12 us),
+and the operations of the panel kernel. Assumed, not fitted."""
 
 
 def _on_cpu(site: Site, rates: Processor) -> Prediction:
@@ -114,28 +116,29 @@ def _on_cpu(site: Site, rates: Processor) -> Prediction:
 
 
 def _bytes(site: Site) -> tuple[int, int]:
-    """All that moves apart, and fused."""
+    """All bytes that move if the product is apart, and if it is fused."""
     parts = site.moved
     apart = site.factors + parts.product + parts.loops_apart + parts.sums
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
 _BY_LANES = 0.84
-"""Of the multiply-adds of all lanes, by cuBLAS's float32 products: 48 to 49 TFLOP/s (full_float32_h100.json)."""
+"""The share of all lanes' peak that cuBLAS's float32 products reach: 48 to 49 TFLOP/s (full_float32_h100.json)."""
 _OVERLAP = 1.5
-"""The exponent of the norm that overlapping times have together: 1 where they follow each other, 2 a hypotenuse."""
+"""The exponent p of the p-norm that combines times which overlap in part. With p = 1 they would be added, with p = 2
+they would be the legs of a right triangle."""
 _OF_PLAN = 0.25
-"""The weight of the plan's time of multiplying in its geometric mean with what all multiprocessors would take: idle
-ones leave power and L2 to the others. With K = 16384 the plan's time was 1.12 to 1.14 of that, and fused kernels took
-1.00 to 1.03 of cuBLAS's product (sites_h100_second.json)."""
+"""The weight of the plan's time of multiplying, in its geometric mean with the time if no multiprocessor were idle.
+Idle multiprocessors leave power and L2 to the others. With K = 16384 the plan's time was 1.12 to 1.14 of the other one,
+and fused kernels took 1.00 to 1.03 of the time of cuBLAS's product (sites_h100_second.json)."""
 _EPILOGUE_K = 120
-"""Elements of 16 bits along K that take as long as cuBLAS's epilogue of a tile, which nothing hides. Ours hides behind
-the other warp group's main loop: plain products take 0.81 of cuBLAS's time at K = 512, 0.98 at 4096
-(gemm_epilogue.json)."""
+"""Elements of 16 bits along K that take as long to multiply as cuBLAS's epilogue of a tile, which nothing hides. The
+epilogue of a kernel of epifuse hides behind the main loop of the other warp group: plain products take 0.81 of cuBLAS's
+time at K = 512, 0.98 at 4096 (gemm_epilogue.json)."""
 _IN_THE_WAY = 0.1
-"""The part of the time of loading the epilogue's operands that the main loop does not hide."""
+"""The share of the time of loading the epilogue's operands that the main loop does not hide."""
 _COLUMNS = 0.7e-6
-"""Seconds for each wave of tiles in which columns are reduced, between warps that wait for each other, and for the
+"""Seconds that reducing columns takes in each wave of tiles, where warps wait for each other, and once more in the
 kernel that merges the tiles' results."""
 
 

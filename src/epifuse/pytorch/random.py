@@ -1,7 +1,7 @@
-"""Random numbers in graphs of PyTorch: one operation where the primitive is a hundred on integers.
+"""Random numbers as operators of PyTorch. Each is one node of a graph, and not some hundred operations on integers.
 
-`epifuse::philox_rand(seed, index)` and `epifuse::philox_rand_cpp` are the primitives of the same name, and
-`epifuse::positions` counts the elements of a shape. No gradient passes through integers.
+`epifuse::philox_rand(seed, index)` and `epifuse::philox_rand_cpp` compute the primitives of the same names.
+`epifuse::positions` numbers the elements of a shape. The operators have no gradient, because their inputs are integers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = tuple(name for name, row in PRIMITIVES.items() if row.rule == "random")
 
 
 def drawn(name: str, seed: Any, index: Any) -> Any:
-    """The primitive `name` as one operation; numbers alone stay numbers."""
+    """The value of the primitive `name`: by its operator, or a number if neither argument is a tensor."""
     tensors = [each for each in (seed, index) if isinstance(each, torch.Tensor)]
     if not tensors:
         return PRIMITIVES[name].on_host(seed, index)
@@ -30,7 +30,7 @@ def _integer(number: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def positions(shape: Any, device: torch.device) -> torch.Tensor:
-    """Where each element of a shape stands, counted row by row, int32."""
+    """The index of each element of `shape`, counted row by row, as an int32 tensor of that shape."""
     return torch.ops.epifuse.positions.default(list(shape), device=device)  # type: ignore[no-any-return]  # a tensor
 
 
@@ -49,7 +49,7 @@ def _like(seed: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(size: list[int], device: torch.device | None = None) -> torch.Tensor:
-    if device is not None and torch.device(device).type == "meta":  # of symbols, too, which arange does not take
+    if device is not None and torch.device(device).type == "meta":  # sizes may be symbols: no arange
         return torch.empty(size, dtype=torch.int32, device=device)
     count = 1
     for extent in size:
@@ -64,7 +64,7 @@ def _define() -> Any:
         library.impl(name, PRIMITIVES[name].meaning, "CompositeExplicitAutograd")
         library.impl(name, PRIMITIVES[name].meaning, "FuncTorchBatchedDecomposition")
         library.impl(name, _on_cpu(name), "CPU")
-        library.impl(name, _like, "Meta")  # FakeTensors ask it too
+        library.impl(name, _like, "Meta")  # FakeTensors use this kernel too
     library.define("positions(SymInt[] size, *, Device? device=None) -> Tensor")
     for key in ("CompositeExplicitAutograd", "BackendSelect"):
         library.impl("positions", _counted, key)
@@ -72,4 +72,4 @@ def _define() -> Any:
 
 
 LIBRARY = _define()
-"""What keeps the operators registered."""
+"""The operators stay registered as long as this object exists."""

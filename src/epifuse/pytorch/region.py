@@ -1,7 +1,8 @@
-"""A product and all that Inductor might compute in loops with it, as a graph of its own: what is measured both ways.
+"""A *region*: a product and all that Inductor might compute in loops around it, as a graph of its own for measuring.
 
-A cone alone would be no fair measure. What reads its outputs stands in the loop that would else have computed them, and
-has to read them from memory once they come from a kernel; what computes its operands may be a part of that loop too.
+Measuring a cone alone would not be fair. The loops that read its outputs could otherwise compute these outputs
+themselves, and have to read them from memory once a kernel writes them. What computes the cone's operands may be a part
+of such a loop too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from epifuse.pytorch.payoff import drawn_ahead, has_loop
 
 
 class Region(NamedTuple):
-    """Nodes of a graph, in its order: what comes from outside, what is computed, and what is read outside."""
+    """Nodes in the order of their graph: `inputs` come from outside, `body` is computed, `outputs` are read outside."""
 
     inputs: tuple[FxNode, ...]
     body: tuple[FxNode, ...]
@@ -27,7 +28,7 @@ class Region(NamedTuple):
 
 
 def region_of(product: FxNode, cones: Iterable[Cone]) -> Region | None:
-    """The region around `product`, which holds what the `cones` hold; None where a value of it only has symbols."""
+    """The region around `product`, which holds all nodes of `cones`; None if a value in it has a symbolic size."""
     after, cones = _after(product), list(cones)
     ahead = {node for cone in cones for node in drawn_ahead(cone)}
     pulled = {node for cone in cones for node in cone.pulled}
@@ -40,7 +41,7 @@ def region_of(product: FxNode, cones: Iterable[Cone]) -> Region | None:
 
 
 def _after(product: FxNode) -> set[FxNode]:
-    """What depends on `product` by loops and views alone: between them no other kernel has to run."""
+    """The nodes that depend on `product` through loops and views only, so that no other kernel runs in between."""
     dependent, found = below(product), {product}
     node = product
     while (node := node.next).op != "root":
@@ -55,7 +56,8 @@ def _after(product: FxNode) -> set[FxNode]:
 
 
 def _before(product: FxNode, inside: set[FxNode]) -> set[FxNode]:
-    """What is computed for these nodes alone, from values older than `product`; and the constants they read."""
+    """The nodes that loops compute for the nodes `inside` only and that do not depend on `product`, and the constants
+    they read."""
     found = {node for node in inside if node is not product}
     node, factors = product, set(product.all_input_nodes)
     for node in reversed(product.graph.nodes):
@@ -86,14 +88,14 @@ def _is_sized(node: FxNode) -> bool:
 
 
 class Copied(NamedTuple):
-    """A graph of a region alone, and its nodes by those of the graph that the region is in."""
+    """A graph of a region only; `made` are its nodes by those of the original graph."""
 
     graph: FxGraph
     made: dict[FxNode, FxNode]
 
     @staticmethod
     def of(region: Region) -> Copied:
-        """Placeholders for what comes from outside, in order."""
+        """A copy of `region`. The region's inputs become placeholders, in order."""
         graph, made = FxGraph(), {}
         for index, node in enumerate(region.inputs):
             made[node] = graph.placeholder(f"in{index}")
@@ -105,17 +107,17 @@ class Copied(NamedTuple):
         return Copied(graph, made)
 
     def module(self) -> GraphModule:
-        """What is compiled."""
+        """The graph as a module that can be compiled."""
         return GraphModule(torch.nn.Module(), self.graph)
 
     def cone(self, cone: Cone) -> Cone:
-        """The same cone, in this graph."""
+        """The same cone, made of this graph's nodes."""
         inside, pulled = ({self.made[node]: None for node in nodes} for nodes in (cone.inside, cone.pulled))
         return Cone(self.made[cone.product], inside, pulled)
 
 
 def text_of(graph: FxGraph) -> str:
-    """The graph in words that do not depend on the names of its nodes."""
+    """A text that describes the graph and does not depend on the names of its nodes."""
     number = {node: index for index, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:

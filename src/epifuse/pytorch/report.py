@@ -1,4 +1,4 @@
-"""What the compiler's pass made of each product of a model."""
+"""The report of the compiler's pass: for each product of a model, whether it was fused and why not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from epifuse.base.dtypes import short
 
 
 class Times(NamedTuple):
-    """Measured seconds of a product and of what Inductor computes in loops around it: with the epilogue, and by
-    Inductor alone."""
+    """Measured seconds of a product with what Inductor computes in loops around it: `fused` with the epilogue in the
+    product's kernel, `apart` by Inductor alone."""
 
     fused: float
     apart: float
@@ -24,11 +24,12 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One product: where it stands, what it took in, and why it took no more.
+    """One product: where it is, which operations its epilogue took in, and why no more.
 
     `graph` is "forward" or "backward", `shape` that of the product, `k` its inner extent. `taken` are the operations in
-    its epilogue, `left` those next to it that are not, with the reason of each. `bytes_saved` and
-    `seconds_saved` are predicted, `measured` is there where that was asked for.
+    its epilogue. `left` are the operations next to it that are not, each with the reason. `reason` says why the product
+    is not fused at all. `bytes_saved` and `seconds_saved` are predicted. `measured` is None unless measuring was asked
+    for.
     """
 
     graph: str
@@ -48,7 +49,7 @@ class Row:
 
     @property
     def fused(self) -> bool:
-        """Whether it runs by epifuse."""
+        """Whether a kernel of epifuse computes the product."""
         return bool(self.plan)
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ class Row:
 
 
 def counted(names: tuple[str, ...]) -> str:
-    """`mul (3), add`: each once, with how often it is there."""
+    """A text such as `mul (3), add`: each name once, with its count if it occurs several times."""
     counts = {name: names.count(name) for name in names}
     return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())
 
@@ -81,7 +82,7 @@ _NO_GRAPH = (
 
 @dataclass
 class Report:
-    """Every product that the pass met, in the order it met them, and how many graphs; `print` it."""
+    """Every product that the pass met, in order, and the number of graphs it ran on. `print` shows the report."""
 
     rows: list[Row] = field(default_factory=list)
     graphs: int = 0

@@ -1,4 +1,7 @@
-"""One product of a graph: the largest cone that pays and that a kernel takes, and the node that takes its place."""
+"""Fusing one product of a graph: find the cone that saves most and that a kernel can run, and put a leaf in its place.
+
+The *form* of a cone is its epilogue (see `write`). A *leaf* is the node that replaces the cone (see `leaves`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ LEVELS: tuple[Level, ...] = ("rows", "sums", "points")
 
 
 class Fused(NamedTuple):
-    """A cone that a kernel takes."""
+    """A cone that a kernel can run, with its form, its plan and what its prediction depends on."""
 
     cone: Cone
     form: Written
@@ -54,7 +57,7 @@ class Fused(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Why a product stays as it is: told where somebody asks, since what thirty designs refuse takes 10 ms to say."""
+    """Why a product is not fused. `why` may be a function, because the refusals of thirty designs take 10 ms to say."""
 
     why: str | Callable[[], str]
 
@@ -65,11 +68,15 @@ class Left(NamedTuple):
 
 
 Form = tuple[Written, Plan]
-"""A cone as an epilogue, and the plan of its kernel."""
+"""The epilogue of a cone, and the plan of its kernel."""
 
 
 class Known(NamedTuple):
-    """What was found out in one graph: of nodes, of cones that are `alike`, and of sizes that are symbols."""
+    """What is known about one graph so far.
+
+    `refusals` says of nodes why no epilogue holds them, `forms` has the answer for cones that are `alike`, and `sized`
+    the sizes that are symbols.
+    """
 
     refusals: Refusals
     forms: dict[Hashable, Form | Left]
@@ -77,12 +84,12 @@ class Known(NamedTuple):
 
     @staticmethod
     def nothing(refusals: Refusals | None = None, sized: Sized | None = None) -> Known:
-        """Of a graph that was not looked at, but for these."""
+        """The start for a graph: nothing is known except what is given."""
         return Known({**(refusals or {})}, {}, sized or Sized())
 
 
 def cannot(product: FxNode) -> str | None:
-    """Why nothing is fused into `product`, whatever stands around it."""
+    """The reason why nothing can be fused into `product`, whatever is around it; None if there is no such reason."""
     values = [value for node in (product, *product.all_input_nodes) for value in tensors_of(node)]
     for value in values:
         if any(isinstance(extent, torch.SymInt) for extent in (*value.shape, *value.stride())):
@@ -99,7 +106,7 @@ def cannot(product: FxNode) -> str | None:
 
 
 def _near(product: FxNode) -> Iterator[FxNode]:
-    """What gives the product its operands and what reads it, views and casts looked through."""
+    """Yield the nodes that compute the operands of `product` and those that read it, also through views and casts."""
     for side in ("all_input_nodes", "users"):
         waiting = [*getattr(product, side)]
         while waiting:
@@ -116,7 +123,10 @@ def _is_collective(node: FxNode) -> bool:
 
 
 def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) -> Fused | Left:
-    """The cone of `product` that saves most and that a kernel takes; with `predicted`, only where it saves time."""
+    """The cone of `product` that is predicted to save most, of those that a kernel can run.
+
+    With `predicted`, the product is left unless that cone is predicted to save time.
+    """
     found = every(product, known, numerics)
     if isinstance(found, Left):
         return found
@@ -125,7 +135,7 @@ def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) 
 
 
 def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Left:
-    """Each cone of `product` that a kernel takes, those that are predicted to save most first."""
+    """All cones of `product` that a kernel can run. Those that are predicted to save most come first."""
     dependent = below(product)
     cones: dict[tuple[FxNode, ...], Cone] = {}
     for level in LEVELS:
@@ -137,7 +147,7 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
             peel(cone)
             if cone.work or _slow_in_pytorch(product):
                 cones.setdefault(tuple(cone.inside), cone)
-        if not reduces:  # so that the levels below have the same cones
+        if not reduces:  # without reductions the further levels give the same cones
             break
     answers = [_shrunk(cone, known, numerics) for cone in cones.values()]
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
@@ -148,7 +158,7 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
 
 
 def _first_refusal(product: FxNode, known: Known) -> str:
-    """Why the language does not hold what reads `product`."""
+    """Why the language does not hold a reader of `product`, in brackets; the empty string if no reader was refused."""
     readers = (reader for reader in Cone(product).readers(product) if reader.op == "call_function")
     return next((f" ({name_of(each)}: {why})" for each in readers if (why := known.refusals.get(each))), "")
 
@@ -157,7 +167,7 @@ _MOST_ATTEMPTS = 40
 
 
 def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
-    """The cone, less its last values until a kernel takes it."""
+    """Drop the last values of `cone` until a kernel can run it. If none ever can, return the first reason."""
     first = None
     for _ in range(_MOST_ATTEMPTS):
         answer = _planned(cone, known, numerics)
@@ -173,7 +183,7 @@ def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
 
 
 def _slow_in_pytorch(product: FxNode) -> bool:
-    """Whether the product alone may pay: cuBLAS multiplies float32 without tensor cores where tf32 is not allowed."""
+    """Whether a cone of the product alone may pay: without tf32, cuBLAS multiplies float32 without tensor cores."""
     (value, *_) = tensors_of(product)
     return value.dtype == torch.float32 and value.device.type == "cuda" and not tf32_allowed()
 
@@ -212,9 +222,10 @@ def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, 
 
 
 def _forms(cone: Cone, known: Refusals) -> Iterator[Mapping[FxNode, Layout] | None]:
-    """The ways to write the cone, best first; each leaves in `pulled` what it needs.
+    """Yield the layouts with which the cone may be written, best first; None stands for the shapes of the graph.
 
-    In its own shapes nothing is computed from operands alone: the language aligns that with the product.
+    `cone.pulled` is set for each of them. For the shapes of the graph only constants are pulled in: the language would
+    align values that are computed from operands alone with the product.
     """
     pull(cone, known, lambda node: True)
     if (flat := layouts(cone)) is not None:
@@ -226,7 +237,7 @@ def _forms(cone: Cone, known: Refusals) -> Iterator[Mapping[FxNode, Layout] | No
 
 
 def _plan(cone: Cone, form: Written) -> Plan | Left:
-    """The plan of the kernel that would run. Sizes, strides and dtypes are all it reads."""
+    """The plan of the kernel that would run the cone. It depends on sizes, strides and dtypes only, not on data."""
     a, b = map(value_of, cone.factors)
     parsed = parsed_of(form.graph, form.values)
     try:
@@ -251,19 +262,21 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
 
 
 _BY_OPERATIONS = "cpu_panel"
-"""The kernel that runs an operation at a time. SwiGLU on a stacked weight took it 1.23 to 1.28 times as long as
-torch.compile (float32, 256 x 1024 x 256 and 512 x 5632 x 1024), and the vectorised one 0.68 to 1.03 times."""
+"""The CPU kernel that runs one operation after the other. For SwiGLU on a stacked weight it took 1.23 to 1.28 times as
+long as torch.compile (float32, 256 x 1024 x 256 and 512 x 5632 x 1024); the vectorised kernel took 0.68 to 1.03 times
+as long."""
 
 
-# --- in its place ---------------------------------------------------------------------------------------------------
+# --- the leaf in place of the cone ----------------------------------------------------------------------------------
 
 _TOLD = ("stack_trace", "original_aten", "from_node", "seq_nr", "nn_module_stack", "custom")
 
 
 def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
-    """Put one node in the place of the cone; whether the graph, whose sizes are `sized`, is to be sorted then.
+    """Replace the cone by a leaf. Returns whether `graph` has to be sorted topologically afterwards.
 
-    The node stands behind the last of its operands. What reads it may stand before that one.
+    The leaf is inserted behind the last of its operands, and a reader of the cone may stand before that operand.
+    `sized` are the sizes of the graph.
     """
     cone, form = fused.cone, fused.form
     last = max(*cone.factors, *cone.operands)
@@ -296,8 +309,10 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
 
 
 def _views(cone: Cone, form: Written, sized: Sized) -> list[Sequence[int | Size] | None]:
-    """The shapes of the operands as they are handed over, and of the outputs as the graph has them; None where it has
-    not the sizes for one."""
+    """The arguments of the views that give operands the shapes the leaf takes, and outputs the shapes the graph has.
+
+    An item is None if the graph does not have the sizes for it before the product.
+    """
     factors = [*map(sized.value, cone.factors)]
     shapes = [shape_of(operand.shape, *factors) for operand in form.operands]
     shapes += [sized.value(node).shape for node in form.outputs]
@@ -305,7 +320,11 @@ def _views(cone: Cone, form: Written, sized: Sized) -> list[Sequence[int | Size]
 
 
 def _handed(graph: FxGraph, operand: Operand, view: Sequence[int | Size], cone: Cone) -> FxNode:
-    """An operand as the leaf takes it; one seed of many as a view, where the operation that looks it up is a kernel."""
+    """The node of an operand in the shape that the leaf takes.
+
+    A seed that is looked up in a tensor of seeds becomes a view of that tensor, because Inductor would run the look-up
+    as a kernel.
+    """
     node, product = operand.node, cone.product
     if name_of(node) == "inductor_lookup_seed":
         return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), product)
@@ -313,7 +332,7 @@ def _handed(graph: FxGraph, operand: Operand, view: Sequence[int | Size], cone: 
 
 
 def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], view: Sequence[int | Size], like: FxNode) -> FxNode:
-    """A value in another `shape`, which is `view` at every size of the graph."""
+    """The value of `node` in another `shape`, by a reshape to `view`, which is right at every size of the graph."""
     if tuple(value_of(node).shape) == shape:
         return node
     given = [size if isinstance(size, int) else _size(graph, size, like) for size in view]
@@ -325,7 +344,10 @@ def _size(graph: FxGraph, size: Size, like: FxNode) -> FxNode:
 
 
 def _made(old: FxNode, value: Value, cone: Cone) -> torch.Tensor:
-    """What a leaf gives for an output: `old`'s own tensor where that looks so. To ask the operator takes 2 ms."""
+    """The fake tensor of an output of the leaf: that of `old` if it looks the same, or a new one.
+
+    Running the operator on fake tensors would take 2 ms.
+    """
     shape, own = shape_of(value.shape, *map(value_of, cone.factors)), value_of(old)
     if own.shape == shape and own.dtype == value.dtype and own.is_contiguous():
         return own
@@ -333,7 +355,7 @@ def _made(old: FxNode, value: Value, cone: Cone) -> torch.Tensor:
 
 
 def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode, value: Any = None) -> FxNode:
-    """A node behind those there are; without its `value`, which only describes, it is asked for one."""
+    """A new node at the insertion point of `graph`. `value` is its fake tensor; if None, `target` computes one."""
     made = graph.call_function(target, args)
     made.meta.update({key: like.meta[key] for key in _TOLD if key in like.meta})
     made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"])) if value is None else value
@@ -341,7 +363,7 @@ def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode, valu
 
 
 def neighbours(fused: Fused, known: Known) -> tuple[tuple[str, str], ...]:
-    """What reads the outputs and was not taken in, each with the reason."""
+    """The operations that read the outputs and were not taken in, by name, each with the reason."""
     found: dict[str, str] = {}
     for output in fused.cone.outputs:
         for reader in fused.cone.readers(output):
@@ -355,7 +377,7 @@ def neighbours(fused: Fused, known: Known) -> tuple[tuple[str, str], ...]:
 
 
 def is_product(node: FxNode) -> bool:
-    """Whether it is a product, with an epilogue or without."""
+    """Whether `node` is a product or a leaf, which is a product with an epilogue."""
     return node.target in PRODUCTS or name_of(node) in _LEAVES
 
 
@@ -363,5 +385,5 @@ _LEAVES = {f"fused{count}" for count in range(1, MOST_OUTPUTS + 1)}
 
 
 def taken(cone: Cone) -> tuple[str, ...]:
-    """The operations that a cone has beside its product."""
+    """The names of the operations in a cone, without its product."""
     return tuple(name_of(node) for node in cone.body if node is not cone.product and is_work(node))

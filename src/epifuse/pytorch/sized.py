@@ -1,9 +1,9 @@
-"""A graph whose sizes are symbols, read at the sizes that it has now.
+"""A graph whose sizes are symbols, read at its current sizes.
 
-The pass reads numbers: which values are as large as the product, what they cost. Where sizes are symbols it reads those
-that the compiler was called with. What it then writes must serve every size. Two things say so, else the cone is left
-alone: each value regroups the axes of the product as a matter of symbols, and the text is the same at other sizes.
-Guards are neither asked for nor added.
+The pass needs numbers: which values are as large as the product, and what they cost. If sizes are symbols, it reads the
+sizes that the compiler was called with: the sizes *now*. What the pass writes must serve every size. Two checks show
+that it does, and the cone is left alone if one fails. Each value must regroup the axes of the product for any values of
+the symbols, and the text of the epilogue must be the same at other sizes. No guard is asked for, and none is added.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from epifuse.pytorch.leaves import encoded
 from epifuse.pytorch.write import Written, written
 
 _SIZES = ("size", "shape")
-"""Arguments that say how large a view or a constant is, which an epilogue in the axes of its product does not hold."""
+"""Arguments for the size of a view or a constant. An epilogue written in the axes of its product does not hold them."""
 
 
 class Size(NamedTuple):
-    """Where a graph has a size: the extent of a dim, or the node itself."""
+    """A place where a graph has a size: the extent of `dim` of the node's tensor, or the node's own value if None."""
 
     node: FxNode
     dim: int | None
@@ -40,8 +40,11 @@ class Size(NamedTuple):
 
 @dataclass
 class Sized:
-    """The sizes of a graph: `kept` are what nodes with symbols were, `now` what each symbol stands for, `places` the
-    first place of each size."""
+    """The symbolic sizes of a graph.
+
+    `kept` has, for each node with symbols, its value, args and kwargs with these symbols. `now` has the number that
+    each symbol stands for, and `places` the first place of each size in the graph.
+    """
 
     kept: dict[FxNode, tuple[Any, Any, Any]] = field(default_factory=dict)
     now: dict[Any, int] = field(default_factory=dict)
@@ -49,12 +52,12 @@ class Sized:
 
     @staticmethod
     def of(graph: FxGraph) -> Sized:
-        """Nothing is kept where no size is a symbol, or where what one stands for is not known."""
+        """The sizes of `graph`; empty if no size is a symbol, or if the number for one of the symbols is not known."""
         found = Sized()
         for node in graph.nodes:
             value = node.meta.get("val")
             place = found.places.get(_expression(value)) if name_of(node) == "sym_size" else None
-            if place is not None:  # no value is to be stored for the sake of its size
+            if place is not None:  # take the size from its first place, so that no value is stored for its size alone
                 if place.dim is None:
                     node.replace_all_uses_with(place.node)
                     graph.erase_node(node)
@@ -74,14 +77,20 @@ class Sized:
 
     @property
     def elsewhere(self) -> dict[Any, int]:
-        """Other sizes. They are multiples, which keeps what guards say of divisors, and no two have the same factor."""
+        """Other sizes for the symbols, to check `serves` at.
+
+        They are multiples of the sizes now, so that guards about divisors still hold, each by a prime of its own.
+        """
         primes = (n for n in count(3) if all(n % each for each in range(2, n)))
         return {symbol: size * prime for (symbol, size), prime in zip(self.now.items(), primes, strict=False)}
 
     @contextmanager
     def as_numbers(self, graph: FxGraph) -> Iterator[dict[FxNode, str | None]]:
-        """The graph at the sizes of now; gives what no epilogue can hold, with the reason. Then it has its symbols
-        again, and so have the nodes that are new."""
+        """Set all sizes of `graph` to the numbers they are now, while the context lasts.
+
+        Yields the nodes that no epilogue can hold, each with the reason. Afterwards all nodes have symbols again, new
+        nodes too.
+        """
         computing: dict[FxNode, str | None] = {
             node: "it computes with a size that is a symbol" for node in self.kept if _computes(node)
         }
@@ -94,7 +103,7 @@ class Sized:
                 self._restore(graph, older)
 
     def _set(self, nodes: Iterable[FxNode], sizes: Mapping[Any, int]) -> None:
-        """Give nodes these sizes; without any, the symbols that they had."""
+        """Give the nodes these `sizes`, or the symbols that they had if `sizes` is empty."""
         for node in nodes:
             if node in self.kept:
                 value, args, kwargs = self.kept[node]
@@ -112,7 +121,7 @@ class Sized:
                     node.meta["val"] = node.target(*given)
 
     def _merged(self, old: Any, now: Any, sizes: Mapping[Any, int]) -> Any:
-        """The arguments of now, with sizes as numbers, or as the nodes that they were."""
+        """The current arguments `now`, with sizes as numbers, or as the nodes in `old` if `sizes` is empty."""
         if isinstance(old, FxNode):
             size = self.kept[old][0] if old in self.kept else None
             return now if not isinstance(size, torch.SymInt) else _at(size, sizes) if sizes else old
@@ -122,19 +131,19 @@ class Sized:
             return {name: self._merged(each, now[name], sizes) for name, each in old.items()}
         return now
 
-    # --- what serves every size ---------------------------------------------------------------------------------------
+    # --- checks that hold at every size -------------------------------------------------------------------------------
 
     def value(self, node: FxNode) -> Any:
-        """What a node looks like, with symbols for sizes."""
+        """The fake value of a node, with symbols for its sizes."""
         return self.kept[node][0] if node in self.kept else node.meta["val"]
 
     def extents(self, cone: Cone) -> Hashable:
-        """The shapes of a cone with symbols: what is known of it beside the sizes of now."""
+        """The symbolic shapes of a cone, as a key: cones of equal sizes now may differ in these."""
         kept = [self.value(node) for node in (*cone.body, *cone.operands) if node in self.kept]
         return tuple([tuple(map(_expression, _first(value).shape)) for value in kept])
 
     def serves(self, cone: Cone, form: Written, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> bool:
-        """Whether `form`, which was written with these layouts, is that of the cone at every size."""
+        """Whether `form`, written with the layouts `flat`, is the form of the cone at every size."""
         looked_at = (*cone.body, *cone.operands)
         if not any(node in self.kept for node in looked_at):
             return True
@@ -143,7 +152,7 @@ class Sized:
         try:
             self._set(looked_at, self.elsewhere)
             other = written(cone, numerics, flat)
-        except (Boundary, RuntimeError):  # shapes that do not broadcast: guards do not hold at those sizes
+        except (Boundary, RuntimeError):  # shapes do not broadcast, because guards do not hold at those sizes
             return False
         finally:
             self._set(looked_at, self.now)
@@ -151,14 +160,14 @@ class Sized:
         return is_same and other.operands == form.operands
 
     def _regroups(self, product: FxNode, flat: Mapping[FxNode, Layout]) -> bool:
-        """Whether the dims of each value are as many elements as the axes that they are on, whatever the sizes are."""
+        """Whether the dims of each value that lie on one axis have as many elements as that axis, at every size."""
         axes = dict(zip(Axes(product).order, map(_expression, self.value(product).shape), strict=True))
         for node, layout in flat.items():
             shape = [*map(_expression, _first(self.value(node)).shape)]
             for label in set(layout):
                 axis, _, width = label.partition("/")
                 extents = [extent for extent, own in zip(shape, layout, strict=True) if own == label]
-                if not axis:  # 1, or it repeats a value; not 1 by chance
+                if not axis:  # the extent is 1, or the dim repeats a value; it must not be 1 only at the sizes now
                     is_known = all(isinstance(each, int) or each.xreplace(self.now) != 1 for each in extents)
                 elif width:
                     is_known = isinstance(axes[axis], int) and extents == [int(width)]
@@ -169,7 +178,10 @@ class Sized:
         return True
 
     def view(self, shape: Sequence[Any], product: FxNode) -> list[int | Size] | None:
-        """A shape as arguments of a view: numbers, sizes that the graph has before `product`, and one -1 at most."""
+        """`shape` as arguments of a reshape: numbers, sizes that the graph has before `product`, and at most one -1.
+
+        None if the graph lacks more than one of the sizes there.
+        """
         symbols = [extent for extent in shape if isinstance(extent, torch.SymInt)]
         if len(symbols) == 1:
             return [-1 if isinstance(extent, torch.SymInt) else extent for extent in shape]
@@ -180,7 +192,7 @@ class Sized:
 
 
 def _at(value: Any, sizes: Mapping[Any, int]) -> Any:
-    """A value with numbers for its sizes; what is no tensor and no size as it is."""
+    """`value` with numbers for its symbolic sizes. A value that is neither a tensor nor a size is returned as it is."""
     if isinstance(value, torch.SymInt):
         return int(value.node.expr.xreplace(sizes))
     if isinstance(value, (tuple, list)):
@@ -197,13 +209,13 @@ def _at(value: Any, sizes: Mapping[Any, int]) -> Any:
 
 
 def _first(value: Any) -> torch.Tensor:
-    """A tensor, or the first of several, which are equally large."""
+    """The tensor itself, or the first of several, which all have the same shape."""
     found: torch.Tensor = value[0] if isinstance(value, (tuple, list)) else value
     return found
 
 
 def _expression(extent: Any) -> Any:
-    """An extent as a term of symbols; a number as it is."""
+    """The sympy expression of a symbolic extent; a number as it is."""
     return extent.node.expr if isinstance(extent, torch.SymInt) else extent
 
 
@@ -216,7 +228,7 @@ def _is_size(node: FxNode) -> bool:
 
 
 def _symbols(value: Any) -> Iterator[torch.SymInt]:
-    """The sizes, strides and numbers of a value that are symbols."""
+    """Yield the symbolic sizes, strides, offsets and numbers of a value."""
     if isinstance(value, torch.SymInt):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -231,7 +243,7 @@ def _names(value: Any) -> set[Any]:
 
 
 def _computes(node: FxNode) -> bool:
-    """Whether a size is more to the node than how large its value is."""
+    """Whether the node uses a symbolic size for more than the shape of a view or a constant."""
     if not any(map(_is_size, node.all_input_nodes)):
         return False
     if not isinstance(node.target, torch._ops.OpOverload) or is_cut(node) or not (is_view(node) or is_constant(node)):

@@ -1,8 +1,8 @@
-"""How a product of DTensors is split over processes: along which dim of accum, and what that asks of its epilogue.
+"""How a product of DTensors is split over processes: along which dim of accum, and what that means for its epilogue.
 
-Split along m or n, each process computes its part of the epilogue from its part of accum, and a sum over the split dim
-is a part of a sum. Split along K, each process has a part of every element of accum, of which an epilogue makes
-nothing: the parts are added first. What fits none of this is not split.
+If it is split along m or n, each process computes its part of the epilogue from its part of accum. A sum over the split
+dim is then a partial sum. If it is split along K, each process has a partial sum of every element of accum. No epilogue
+can be computed from these, so they are added first. Any other product is not split.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Shape = tuple[int, ...]
 
 
 class Along(NamedTuple):
-    """One dim of the mesh: the dim of accum that it splits, counted from the end, or K, or None for nothing.
+    """How one dim of the device mesh splits a product.
 
-    `operands` and `outputs` are the dims along which those are split, None for whole ones; SUM is a part of a sum.
+    `dim` is the dim of accum that is split, counted from the end, or K, or None if nothing is split. `operands` and
+    `outputs` give the dim along which each tensor is split, None for a whole one. SUM means a partial sum.
     """
 
     dim: int | str | None
@@ -36,27 +37,30 @@ class Along(NamedTuple):
 
 
 class Unsplit(Exception):  # noqa: N818 - it is no error: the product is computed whole
-    """Why an epilogue cannot be computed in parts."""
+    """Raised with the reason why an epilogue cannot be computed in parts."""
 
 
 def chosen(a: int | None, b: int | None, sizes: tuple[int, int]) -> int | str | None:
-    """What to split, where A and B are split along these dims, counted from the end, and have so many elements."""
+    """The dim of accum to split, or K, or None.
+
+    `a` and `b` are the dims along which A and B are split, counted from the end; `sizes` are their numbers of elements.
+    """
     if a == -1 or b == -2:
         return K
     if a is None or b is None or a == b:
         return b if a is None else a
-    return a if sizes[0] >= sizes[1] else b  # the other one is gathered
+    return a if sizes[0] >= sizes[1] else b  # the smaller one of A and B is gathered
 
 
 def of_factor(shape: Shape, dim: int | str | None, inner: int) -> int | None:
-    """Along which dim A or B is split; `inner` is its dim of K."""
+    """The dim along which A or B is split, None if it is whole. `inner` is its dim along K."""
     if dim == K:
         return inner
     return None if dim == inner or isinstance(dim, str) else _of(shape, dim)
 
 
 def _of(shape: Shape, dim: int | None) -> int | None:
-    """The dim of a tensor that broadcasts against accum, where it varies along that."""
+    """`dim` if a tensor of this shape, which broadcasts against accum, varies along it; else None."""
     return dim if dim is not None and len(shape) >= -dim and shape[dim] != 1 else None
 
 
@@ -67,7 +71,10 @@ def along(
     operands: Mapping[str, Shape],
     dtypes: Mapping[str, torch.dtype],
 ) -> Along:
-    """What splitting `dim` asks of the operands and makes of the outputs, of such dtypes. Raises `Unsplit`."""
+    """How operands and outputs are split if accum is split along `dim`. Raises `Unsplit`.
+
+    `accum` is the shape of accum, `operands` are shapes by name, and `dtypes` are those of the outputs by name.
+    """
     graph = parsed.graph
     if not isinstance(dim, int):
         return Along(dim, dict.fromkeys(operands), dict.fromkeys(parsed.output_names))
@@ -86,7 +93,7 @@ def along(
 
 
 class _Part(NamedTuple):
-    """A value of `rank` dims, split `at` one of them, counted from the end."""
+    """A value with `rank` dims that is split along dim `at`, counted from the end; SUM: a partial sum, None: whole."""
 
     rank: int
     at: int | str | None = None
@@ -113,7 +120,7 @@ def _part(node: Node, args: Sequence[_Part], dim: int, rank: int, operands: Mapp
     if node.op == "reduce_dims":
         return _reduced(node, args[0])
     if node.op in ("rounded_like", "cast_like") or (node.op == "torch" and node.attr[0] != "prelu weight"):
-        return args[0]  # in another dtype, or a claim about it
+        return args[0]  # a conversion, or a claim about the value
     if node.op == "unsqueeze":
         (part,) = args
         new = normalise(node.attr, part.rank + 1) - part.rank - 1

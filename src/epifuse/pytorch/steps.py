@@ -1,4 +1,4 @@
-"""Whether a derivative jumps along a value that is computed of accum."""
+"""Whether a derivative is discontinuous in a value that is computed from accum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _DECIDING = frozenset(
 
 
 def has_step(module: GraphModule, accum: FxNode) -> bool:
-    """Whether there is a step along what is computed of `accum`; along accum itself PyTorch would round it too."""
+    """Whether `module` compares a value that is computed from `accum`, so that its result jumps where that crosses a
+    bound. A comparison of accum itself, or of its relu, does not count: PyTorch would round accum before it too."""
     own = {accum}
     made = {accum}
     for node in filter(is_tensor, module.graph.nodes):

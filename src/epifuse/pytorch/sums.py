@@ -1,5 +1,7 @@
-"""Sums over rows and a part of the columns, as the gradient of a weight that all heads share: a launch gives sums of
-columns, and what is left is to add up a few of these."""
+"""Sums over all rows and groups of columns, such as the gradient of a weight that all heads share.
+
+A launch computes the sum of each column. The few sums that belong together are added afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from epifuse.request.problem import Problem
 aten = torch.ops.aten
 
 _SAME = (aten._to_copy.default, aten.reshape.default, aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default)
-"""What leaves every number where it is; all are gradients in the shape and dtype of an operand in the end."""
+"""Operations that keep all elements in order. They only give a gradient the shape and dtype of its operand."""
 
 
 def rows_alone(module: GraphModule, problem: Problem) -> Mapping[FxNode, tuple[FxNode, tuple[int, ...]]]:
-    """For each result that is such a sum, that over the rows alone, and the dims that this is yet to be summed over."""
+    """Add to `module`, for each result that is such a sum, a node that sums over the rows only.
+
+    Returns by result that node, and the dims over which its value still has to be summed.
+    """
     found, graph, lead = {}, module.graph, 1 + problem.batched
     output = next(node for node in graph.nodes if node.op == "output")
     for result in filter(None, output.args[0]):

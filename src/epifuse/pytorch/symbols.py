@@ -1,4 +1,4 @@
-"""Extents that are symbols while a derivative is traced, so that one trace serves all extents of a structure."""
+"""Tracing a derivative with symbols for extents, so that one trace serves all extents of a structure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from epifuse.plan.settle import Settled
 aten = torch.ops.aten
 
 Size = Mapping[tuple[int, int, int], int]
-"""A polynomial in the extents of l, m and n: the coefficients by the powers."""
+"""A number of bytes or elements as a polynomial in the extents of l, m and n: the coefficient of each three powers."""
 
 SIZE = "epifuse size"
-"""The bytes of a value, in the meta of its node."""
+"""The key, in the meta of a node, of the bytes of its value, a `Size`."""
 OTHER = "epifuse other"
-"""A tensor that looks like the value where there are other numbers of rows and batches, in the meta of its node."""
+"""The key, in the meta of a node, of a meta tensor that looks like its value for other numbers of rows and batches."""
 
 
 def at_extents(size: Size, extents: Mapping[str, int]) -> int:
-    """Its value in a problem with these axis extents."""
+    """The value of the polynomial `size` in a problem with these axis extents."""
     axes = extents["l"], extents["m"], extents["n"]
     return sum(count * prod(map(pow, axes, powers)) for powers, count in size.items())
 
 
 def total(sizes: Iterable[Size]) -> Size:
-    """Their sum."""
+    """The sum of polynomials."""
     found: dict[tuple[int, int, int], int] = {}
     for size in sizes:
         for powers, count in size.items():
@@ -45,14 +45,17 @@ def total(sizes: Iterable[Size]) -> Size:
 
 
 def is_tensor(node: FxNode) -> bool:
-    """Whether its value is one, and no size."""
+    """Whether the value of `node` is a tensor, and not a size."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 @dataclass(eq=False)
 class Symbols:
-    """A mode of fake tensors, and the extents of the axes in it: symbols, one for axes of equal extents; 0 and 1 are
-    themselves, and so are those of axes that are cut: a factor of theirs has a size of its own."""
+    """A mode of fake tensors, and the extents of the axes in it.
+
+    Axes of equal extents share a symbol. Extents 0 and 1 stay numbers. So do the extents of axes that are *cut* into
+    factors, since each factor has a size of its own.
+    """
 
     settled: Settled
     mode: Any
@@ -60,11 +63,11 @@ class Symbols:
     cut: Mapping[str, int]
     """The extents of axes that are cut."""
     baked: bool = False
-    """Whether a number of a graph was an extent and is none any more."""
+    """Whether a traced graph holds a constant that came from an extent, so that it serves this extent only."""
 
     @staticmethod
     def of(settled: Settled) -> Symbols:
-        """Of a problem, as it is classed by `structure.layout_class`."""
+        """The symbols for a problem. They distinguish the same extents as `structure.layout_class`."""
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -80,16 +83,19 @@ class Symbols:
 
     @property
     def device(self) -> str:
-        """Of the problem."""
+        """The device of the problem."""
         return self.settled.problem.a.device
 
     def cuts(self, factors: Iterable[Factor]) -> bool:
-        """Whether all of them are of axes that are cut, so that their sizes are known."""
+        """Whether all `factors` are of axes that are cut, so that their sizes are numbers."""
         return all(factor.along in self.cut for factor in factors)
 
     @property
     def exact(self) -> Mapping[str, int]:
-        """The extents that what was traced holds for: of axes that are cut, or that something was decided by."""
+        """The extents of those axes for which the trace holds at these extents only.
+
+        They are the axes that are cut, and those whose symbols PyTorch guarded on or replaced.
+        """
         env, extents = self.mode.shape_env, self.settled.problem.extents
         symbols = {axis: extent.node.expr for axis, extent in self.extents.items() if isinstance(extent, torch.SymInt)}
         if self.baked or not symbols:
@@ -101,8 +107,10 @@ class Symbols:
     def recorded(
         self, function: Callable[..., Any], shapes: Sequence[Any], table: Mapping[Any, Callable[..., Any]] | None = None
     ) -> GraphModule:
-        """`function` of tensors of these shapes and dtypes as a graph of ATen operations, each value with its bytes and
-        the shape that it has in this problem."""
+        """Trace `function`, called with tensors of the shapes and dtypes of `shapes`, to a graph of ATen operations.
+
+        `table` has decompositions by operation. The meta of each node has its bytes and the shape in this problem.
+        """
         from torch.fx.experimental.proxy_tensor import make_fx
 
         with _apart(self.mode, self.device):
@@ -122,7 +130,7 @@ class Symbols:
         return module
 
     def _others(self) -> Mapping[Any, Any]:
-        """By the symbols of extents, those that they have elsewhere; all have one."""
+        """The extents in a problem with other numbers of rows and batches, by symbol. Every symbol has one."""
         from sympy import Integer  # type: ignore[import-untyped]  # untyped
 
         own = self.settled.problem.extents
@@ -131,13 +139,13 @@ class Symbols:
         return {symbol: Integer(others.get(own[axis], own[axis])) for axis, symbol in symbols.items()}
 
     def axes(self, module: GraphModule) -> tuple[str, ...]:
-        """Have the graph take the extents of axes as further arguments, of which no tensor is asked: of which axes."""
+        """Make the extents of axes that the graph reads from tensors further arguments of it. Returns these axes."""
         graph, found = module.graph, dict[str, FxNode]()
         symbols = {x.node.expr: axis for axis in "nml" if isinstance(x := self.extents[axis], torch.SymInt)}
         last = [node for node in graph.nodes if node.op == "placeholder"][-1]
         for node in [node for node in graph.nodes if node.target is aten.sym_size.int]:
             axis = symbols.get(node.meta["val"].node.expr)
-            if axis is None:  # such as a part of an extent that is a number
+            if axis is None:  # not an axis, for example a factor of one
                 self.baked = True
                 _fix(node)
                 continue
@@ -150,7 +158,7 @@ class Symbols:
         return tuple(found)
 
     def numbers(self, module: GraphModule) -> dict[str, Size]:
-        """Have the graph take the extents that it computes with as further arguments: which, by name."""
+        """Make the numbers of elements that the graph computes with further arguments of it. Returns them by name."""
         found: dict[str, Size] = {}
         made: dict[FxNode, FxNode] = {}
         graph = module.graph
@@ -173,7 +181,7 @@ class Symbols:
         return found
 
     def _size(self, value: Any) -> Size | None:
-        """A number of elements or bytes as a polynomial; None for what is none."""
+        """A number of elements or bytes as a polynomial with whole coefficients; None if it is no such polynomial."""
         import sympy
         from torch.utils._sympy.functions import FloorDiv
 
@@ -184,7 +192,7 @@ class Symbols:
             if isinstance(extent, torch.SymInt):
                 axes.setdefault(extent.node.expr, axis)
         try:
-            # A view of what is there divides without a rest.
+            # FloorDiv comes from views of existing tensors, and these divide without a remainder.
             polynomial = sympy.Poly(value.node.expr.replace(FloorDiv, lambda x, y: x / y), *axes)
         except sympy.PolynomialError:
             return None
@@ -198,7 +206,7 @@ class Symbols:
 
 
 def _fix(size: FxNode) -> None:
-    """Have a graph compute with a size as it is in this problem."""
+    """Replace the node `size` by the number that it is in this problem."""
 
     def fixed(node: FxNode) -> Any:
         return _hint(size.meta["val"]) if node is size else node
@@ -212,22 +220,22 @@ _ARITHMETIC = (
     *(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")),
     *(getattr(aten, name).Scalar for name in ("add", "sub", "mul", "div", "rsub")),
 )
-"""What computes with a number of elements as with any other number."""
+"""Operations that take a number of elements as an ordinary number."""
 
 _COUNTING = (aten.var.correction, aten.var.dim, aten.var_mean.correction, aten.var_mean.dim)
-"""What becomes an epilogue that counts elements itself."""
+"""Operations whose form in an epilogue holds a number of elements as a constant."""
 
 
 def _hint(value: Any) -> Any:
-    """What a symbol stands for in this problem; `int` would fix it."""
+    """The number that a symbol stands for in this problem. `int(value)` would add a guard on it."""
     return value if isinstance(value, (int, float)) else value.node.hint
 
 
 @contextmanager
 def _apart(mode: Any, device: str) -> Iterator[None]:
-    """Fake tensors, and nothing of what the caller has switched on: modes, autocast, checkpoints, inference mode,
-    anomaly mode, compiled autograd. One thread at a time, and none while Dynamo traces: torch.fx patches functions of
-    the process."""
+    """Trace with fake tensors, apart from what the caller has switched on: modes, autocast, checkpoints, inference
+    mode, anomaly mode and compiled autograd. One thread at a time does so, and none while Dynamo traces, because
+    torch.fx patches functions of the whole process."""
     from torch._dynamo.compiled_autograd import _disable
     from torch._dynamo.convert_frame import compile_lock
     from torch.utils._python_dispatch import _disable_current_modes
@@ -246,7 +254,7 @@ def _apart(mode: Any, device: str) -> Iterator[None]:
 
 
 def _saved_as_they_are() -> AbstractContextManager[Any]:
-    """No hook of the caller for saved tensors; where they are switched off there is none."""
+    """A context in which no saved-tensor hook of the caller runs. If hooks are disabled there is none to replace."""
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # not in its stubs
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_itself_again, _itself_again)
@@ -261,7 +269,7 @@ def _itself_again(x: Any) -> Any:
 
 @cache
 def table() -> Mapping[Any, Callable[..., Any]]:
-    """What becomes of operations that the language has no row for. Takes a quarter of a second."""
+    """The decompositions of operations that the language has no row for. The first call takes a quarter of a second."""
     from torch._decomp import core_aten_decompositions
 
     rules: Any = core_aten_decompositions()
@@ -270,10 +278,10 @@ def table() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copied(old: torch.Tensor, new: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What `old` is once `new` was written to it."""
+    """The value of `old` after `new` was copied into it."""
     return new.to(old.dtype).expand_as(old)
 
 
 def _norm(x: torch.Tensor, order: float = 2, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-    """The Euclidean norm, which is the only one here."""
+    """The Euclidean norm. A norm of another order does not occur here."""
     return torch.sqrt(torch.sum(x * x, dim, keepdim))

@@ -1,4 +1,4 @@
-"""What a derivative reads and writes: as PyTorch runs it, one operation at a time or compiled, and in one launch."""
+"""The bytes that a derivative reads and writes: by PyTorch's operations one by one, by Inductor, and in one launch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ _VIEWS = (
     *(aten.reshape.default, aten.expand.default, aten.unsqueeze.default, aten.permute.default, aten.full.default),
     *(aten.squeeze.dim, aten.squeeze.dims, aten.transpose.int, aten.t.default, aten.scalar_tensor.default),
 )
-"""What moves no data."""
+"""Operations that move no data."""
 
 
 _MOST_TRAFFIC = 0.75
-"""What one kernel may move of the bytes that the operations move one by one. The gradient of a bias alone is one sum,
-which moves as much either way: no kernel is compiled for it."""
+"""One kernel has to move at most this share of the bytes that the operations move one by one. The gradient of a bias
+alone is one sum, which moves as much in both cases, so no kernel is compiled for it."""
 
 
 class Traffic(NamedTuple):
-    """Bytes, without those of accum where it is read: of each operation by itself; of what is read and computed, each
-    once; of what the tiles of a launch read again; and of what Inductor reads again, in kernels of their own for sums
-    over rows. `reads_accum` and `computes_accum` say whether accum is read and whether its gradient is computed."""
+    """The bytes that a derivative moves.
+
+    `by_operations`: each operation reads its inputs and writes its result. `once`: each argument but accum is read
+    once, each result is written once. `again_by_tiles`: what the tiles of a launch read once more. `again_by_sums`:
+    what Inductor reads once more, without accum, in its own kernels for sums over rows. `reads_accum` and
+    `computes_accum` say whether accum is read and whether its gradient is computed.
+    """
 
     by_operations: Size
     once: Size
@@ -44,26 +48,28 @@ class Traffic(NamedTuple):
     computes_accum: bool
 
     def in_problem(self, problem: Problem) -> tuple[int, int]:
-        """By PyTorch's operations, and by a launch or by Inductor where neither reads anything again: where the
-        gradient of accum, and accum if it is stored, have A's dtype."""
+        """The bytes that PyTorch's operations move, and those of one kernel that reads nothing twice.
+
+        The gradient of accum is stored in A's dtype, and so is an accum that is read.
+        """
         extents, wide, narrow = problem.extents, problem.float_dtype.itemsize, problem.a.dtype.itemsize
         elements = extents["l"] * extents["m"] * extents["n"]
         by_operations, once = at_extents(self.by_operations, extents), at_extents(self.once, extents)
-        if self.computes_accum and narrow < wide:  # a cast behind the operations
+        if self.computes_accum and narrow < wide:  # PyTorch casts the gradient after the operations
             by_operations += elements * (wide + narrow)
             once -= elements * (wide - narrow)
         return by_operations, once + elements * narrow * self.reads_accum
 
     def pays_at_once(self, problem: Problem) -> bool:
-        """Whether one kernel is faster than PyTorch's operations one by one, which need not be planned or compiled."""
+        """Whether one kernel moves so few bytes, beside PyTorch's operations, that planning and compiling it pays."""
         by_operations, at_once = self.in_problem(problem)
         return at_once <= _MOST_TRAFFIC * by_operations
 
     def pays_in_tiles(self, problem: Problem) -> bool:
-        """Whether a launch reads no more than Inductor's kernels do.
+        """Whether the tiles of a launch read no more than Inductor's kernels.
 
-        Angles that heads share are read by each tile: on an H200 the derivative of a rotary embedding took 148 us of
-        8192 x 8192 in a launch and 75 us by Inductor.
+        Angles that heads share are read by each tile. On an H200 the derivative of a rotary embedding of 8192 x 8192
+        took 148 us in a launch and 75 us by Inductor.
         """
         extents = problem.extents
         accum = extents["l"] * extents["m"] * extents["n"] * problem.a.dtype.itemsize * self.reads_accum
@@ -72,7 +78,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, computed: Collection[str]) -> Traffic:
-    """Of the `module` that computes the gradients of `computed`; its arguments that are tensors have `names`."""
+    """The traffic of `module`, which computes the gradients of the operands `computed` (or of accum).
+
+    `names` are those of its arguments that are tensors.
+    """
     nodes = [node for node in module.graph.nodes if is_tensor(node) and node.op == "call_function"]
     moving = [node for node in nodes if node.target not in _VIEWS]
     results = next(node for node in module.graph.nodes if node.op == "output").args[0]
@@ -91,19 +100,22 @@ def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, 
 
 
 def _operands(settled: Settled) -> Mapping[str, Type]:
-    """By name."""
+    """The types of the operands by name."""
     graph = settled.structure.graph
     return {node.attr.name: graph.types[node] for node in graph.loads() if isinstance(node.attr, Load)}
 
 
 def _is_of_heads(type_: Type, problem: Problem) -> bool:
-    """Whether it has a row for each row and fewer columns than a tile, so that tiles side by side read the same."""
+    """Whether an operand has a row for each row of accum and fewer columns than a tile, as angles that heads share.
+
+    Tiles side by side then read the same elements.
+    """
     columns = prod(factor.size(problem.extents) for factor in type_.factors if factor.along == "n")
     return "m" in type_.axes and 1 < columns < min(problem.extents["n"], _TILE)
 
 
 _TILE = 256
-"""Columns of the widest tile, and of the widest head that one holds."""
+"""The columns of the widest tile, which is also the widest head that a tile can hold."""
 
 
 def _bytes(node: FxNode) -> Size:

@@ -1,5 +1,8 @@
-"""The derivative as PyTorch runs it, where no launch of ours computes it: compiled by Inductor, or one operation at a
-time, without copies that its operations do without, and by calls that cost the host least."""
+"""A derivative that PyTorch runs, because no launch of a fused kernel computes it.
+
+Inductor compiles it, or it runs one operation at a time: then without casts that the operations do not need, and by the
+calls that cost the host the least time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _PROMOTING = frozenset(
         *(aten.tanh_backward.default, aten.threshold_backward.default),
     )
 )
-"""What widens its operands itself, as it reads them, to the widest dtype of those that have dims."""
+"""Operations that convert their operands while reading them, to the widest dtype of the operands that have dims."""
 
 _CALLS: Mapping[Any, Callable[..., Any]] = {
     aten.add.Tensor: torch.add,
@@ -34,15 +37,16 @@ _CALLS: Mapping[Any, Callable[..., Any]] = {
     aten.div.Tensor: torch.div,
     aten.sum.dim_IntList: torch.sum,
 }
-"""An overload of ATen costs the host a microsecond more."""
+"""The function to call for an overload of ATen: calling the overload costs the host a microsecond more."""
 
 
 _BY_ONEDNN = frozenset((aten.gelu_backward.default,))
-"""Slower on a CPU by a quarter where dtypes differ, since then PyTorch's own loop runs."""
+"""Operations that oneDNN runs on a CPU. With operands of different dtypes PyTorch's own loop runs, which takes a
+quarter longer."""
 
 
 def leave_out_casts(module: GraphModule, accum: FxNode | None, device: str) -> bool:
-    """Have the graph widen nothing that its operations widen themselves; whether `accum` may come narrower too."""
+    """Remove casts to a wider dtype that the operations do themselves. Returns whether `accum` may be narrower too."""
     promoting = _PROMOTING - _BY_ONEDNN if device == "cpu" else _PROMOTING
     narrow: set[FxNode] = set()
     for node in list(module.graph.nodes):
@@ -51,7 +55,7 @@ def leave_out_casts(module: GraphModule, accum: FxNode | None, device: str) -> b
         operands = list(dict.fromkeys(arg for arg in node.args if _has_dims(arg)))
         wide = [arg for arg in operands if value_of(arg).dtype == value_of(node).dtype]
         cast = [arg for arg in wide if arg is accum or _widens(arg)]
-        if len(cast) == len(wide):  # the smallest one widens the others
+        if len(cast) == len(wide):  # one operand has to stay wide so that the result is: the smallest
             cast.sort(key=lambda arg: value_of(arg).numel())
             del cast[:1]
         for arg in cast:
@@ -72,12 +76,12 @@ def _widens(node: FxNode) -> bool:
     if node.target is not aten._to_copy.default:
         return False
     (x,) = node.all_input_nodes
-    # PyTorch's operations do not widen 8 bits.
+    # PyTorch's operations do not convert operands of 8 bits.
     return value_of(x).is_floating_point() and 1 < value_of(x).dtype.itemsize < value_of(node).dtype.itemsize
 
 
 def call_directly(module: GraphModule) -> None:
-    """Have the graph call functions and methods of PyTorch in place of overloads."""
+    """Replace ATen overloads in the graph by PyTorch's functions and methods, which are faster to call."""
     for node in module.graph.nodes:
         if node.target is aten._to_copy.default and node.kwargs.get("dtype") is not None:
             node.op, node.target = "call_method", "to"
@@ -88,20 +92,23 @@ def call_directly(module: GraphModule) -> None:
 
 
 class ByInductor:
-    """A graph, with its results in these dtypes, that Inductor compiles where it first runs. Inside of vmap and where
-    modes trace it runs as it stands, as it does for good once Inductor fails, as without Triton: that is warned of."""
+    """A graph that Inductor compiles when it first runs, with results in the given dtypes.
+
+    Inside of vmap and under tracing modes it runs uncompiled. Once Inductor has failed, for example because Triton is
+    missing, a warning is given and it always runs uncompiled.
+    """
 
     def __init__(self, module: GraphModule, dtypes: tuple[torch.dtype, ...]) -> None:
         graph = Graph()
         results: Any = graph.graph_copy(module.graph, {})
         graph.output(tuple(graph.call_method("to", pair) for pair in zip(results, dtypes, strict=True)))
-        # Dynamo counts by the code how often it compiles, and each module has its own.
+        # Dynamo limits recompilations for each code object, and each GraphModule has a code object of its own.
         self.forward: Callable[..., Any] = GraphModule(module, graph).forward
         self.compiled: Callable[..., Any] | None = None
         self.failed = False
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the graph computes."""
+        """The results of the graph."""
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         if self.failed or needs_care() or any(map(is_legacy_batchedtensor, tensors)):
             return self.forward(*arguments)
@@ -111,7 +118,7 @@ class ByInductor:
             return self.compiled(*arguments)
         except RuntimeError as error:
             if self.compiled is not None and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                raise  # of what it computes, as of memory that is not there
+                raise  # an error of running the graph and not of compiling it, for example out of memory
             self.failed = True
             first = str(error).replace("raised:\n", "raised: ").partition("\n")[0]
             warnings.warn(f"Inductor compiles no derivative, so it runs one operation at a time: {first}", stacklevel=2)

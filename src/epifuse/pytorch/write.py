@@ -1,4 +1,4 @@
-"""A cone as the graph of an epilogue, and what each of its operands and outputs looks like beside that."""
+"""Writing a cone as the graph of an epilogue. The result is the *form* of the cone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 class Operand(NamedTuple):
-    """An operand of the epilogue, in the shape that it is handed over in."""
+    """An operand of the epilogue: its node in the graph, its name, and the shape that the leaf takes."""
 
     node: FxNode
     name: str
@@ -41,7 +41,7 @@ class Operand(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A cone as an epilogue. `outputs` are the nodes that the values stand for."""
+    """The form of a cone: its epilogue. `outputs` are the nodes of the cone that `values` take the place of."""
 
     graph: Graph
     operands: tuple[Operand, ...]
@@ -49,19 +49,19 @@ class Written(NamedTuple):
     values: tuple[Value, ...]
 
     def of(self, cone: Cone) -> Written:
-        """The same for another cone that is `alike`."""
+        """The same form for another cone that is `alike`."""
         operands = zip(self.operands, cone.operands, strict=True)
         return self._replace(operands=tuple(old._replace(node=node) for old, node in operands), outputs=cone.outputs)
 
 
 def alike(cone: Cone, flat: Mapping[FxNode, Layout] | None) -> Hashable:
-    """All that its form and its plan follow from: the layers of a model have the same."""
+    """A key of all that decides the form and the plan of a cone. Equal layers of a model have equal keys."""
     operands, body = cone.operands, cone.body
     places = {node: place for place, node in enumerate((*operands, *body))}
 
     def argument(given: Any) -> Hashable:
         if isinstance(given, FxNode):
-            return places.get(given)  # what a constant is made like is outside
+            return places.get(given)  # None for a node outside the cone: the argument of `full_like`
         if isinstance(given, (tuple, list)):
             return tuple(map(argument, given))
         return repr(given)  # 1, 1.0 and True are equal
@@ -84,7 +84,7 @@ def _shapes(node: FxNode) -> Hashable:
 
 
 def written(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None) -> Written:
-    """`cone` as an epilogue, with `flat` layouts or in its own shapes. Raises `Boundary`."""
+    """The form of `cone`, with the layouts `flat` or, if None, in the shapes of the graph. Raises `Boundary`."""
     writer = _Writer(cone, flat)
     for node in cone.body:
         writer.add(node)
@@ -101,7 +101,7 @@ def written(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None
 
 
 class _Writer:
-    """A new fx graph of the cone alone; `made` are its nodes by those of the old one."""
+    """Writes a new fx graph of the cone alone; `made` has the new nodes by the old ones."""
 
     def __init__(self, cone: Cone, flat: Mapping[FxNode, Layout] | None) -> None:
         self.cone, self.flat, self.axes = cone, flat, Axes(cone.product)
@@ -109,7 +109,7 @@ class _Writer:
         self.made: dict[FxNode, FxNode] = {}
         self.operands: list[Operand] = []
         value = value_of(cone.product)
-        # What addmm adds is added in float32, before the one rounding of the result.
+        # addmm adds its tensor in float32, and the result is rounded once.
         adds = PRODUCTS[cone.product.target].added is not None
         wide = torch.float32 if adds and value.dtype in (torch.float16, torch.bfloat16) else value.dtype
         self.accum = self._placed(self.graph.placeholder("accum"), cone.product, tuple(value.shape), wide)
@@ -121,14 +121,14 @@ class _Writer:
             self.operands.append(operand)
 
     def extents(self, node: FxNode) -> tuple[Extent, ...]:
-        """The shape of an operand or an output of the leaf."""
+        """The shape of an operand or an output of the leaf, by axes of the product where `flat` layouts are used."""
         if self.flat is None:
             return tuple(value_of(node).shape)
         held = zip(self.axes.placed(self.flat[node]), self.axes.flat(self.flat[node]), strict=True)
         return tuple(extent if "/" in axis else axis or 1 for axis, extent in held)
 
     def add(self, node: FxNode) -> None:
-        """Write one node whose inputs were written."""
+        """Write one node. Its inputs have to be written before."""
         if node is self.cone.product:
             self.made[node] = self._product(node)
         elif is_constant(node):
@@ -147,7 +147,7 @@ class _Writer:
             self.made[node] = self._call(node, node.target, args, kwargs)
 
     def _random(self, node: FxNode) -> FxNode:
-        """By operations that say whose numbers they are: what is written here is on no device."""
+        """Write `inductor_random` as the operator of its backend, which the new nodes' meta device would not tell."""
         given = arguments(node)
         places = self._call(node, torch.ops.epifuse.positions.default, (given["size"],))
         drawn = getattr(torch.ops.epifuse, str(fx.numbers_of(node))).default
@@ -167,13 +167,13 @@ class _Writer:
         return made if made is self.accum else self._placed(made, node, shape, value_of(node).dtype)
 
     def _along_last(self, node: FxNode) -> FxNode:
-        """A part, or a join: of the last dim here and there."""
+        """Write a cut or a join of columns, which are the last dim both in the old graph and in the new one."""
         given = arguments(node) | {"dim": len(self.axes.order) - 1}
         args = [torch.fx.map_arg(given[each.name], self.made.__getitem__) for each in node.target._schema.arguments]  # type: ignore[union-attr]
         return self._call(node, node.target, tuple(args))
 
     def _reduction(self, node: FxNode, flat: Mapping[FxNode, Layout]) -> FxNode:
-        """The same reduction over whole axes, which stay as dims of one."""
+        """Write a reduction over whole axes of the product. They are kept as dims of extent 1."""
         x, name, given = node.all_input_nodes[0], name_of(node), arguments(node)
         order = list(self.axes.placed(flat[x]))
         if name in ("_softmax", "_log_softmax"):
@@ -185,7 +185,7 @@ class _Writer:
             correction = int(given.get("unbiased", True)) if correction is None else correction
             target = aten.var.correction if name == "var" else aten.var_mean.correction
             return self._call(node, target, (self.made[x], dims), {"correction": correction, "keepdim": True})
-        if not dims:  # of dims of one
+        if not dims:  # all reduced dims have extent 1
             return self.made[x]
         return self._call(node, _OVER_DIMS[name], (self.made[x], dims, True))
 
@@ -221,7 +221,7 @@ _OVER_DIMS: Mapping[str, Any] = {
 
 
 def _number(node: FxNode) -> Any:
-    """The constant that a node is."""
+    """The number that a constant node is filled with."""
     name, given = name_of(node), arguments(node)
     if name == "scalar_tensor":
         return given["s"]

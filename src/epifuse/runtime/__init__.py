@@ -1,1 +1,1 @@
-"""Caches and launches."""
+"""Running plans: arguments, caches of prepared calls, launches, compiling in the background, tuning."""

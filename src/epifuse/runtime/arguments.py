@@ -1,4 +1,4 @@
-"""What a person hands over: GEMM and epilogue arguments. Validated before anything is written."""
+"""The arguments that a user passes, of a GEMM and of its epilogue. They are checked before anything is written."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["EpilogueArguments", "GemmArguments", "Load", "Store", "parsed"]
 
 
 class EpilogueArguments:
-    """An epilogue with a tensor or number for each operand and each output, by name.
+    """An epilogue with a tensor or a number for each operand, and a tensor for each output, by name.
 
-    `epilogue_fn` is a Python function, a lambda, or source text, parsed and never called, or a visitor tree or functor.
-    A returned `accum` needs a destination `accum=`. Raises `EpilogueSyntaxError` for what the language does not hold
-    and `ArgumentError` for missing or extra names.
+    `epilogue_fn` is a Python function, a lambda or source text, which is parsed and never called, or it is a visitor
+    tree or functor. An epilogue that returns `accum` needs a destination `accum=`. Raises `EpilogueSyntaxError` for
+    code that the language does not hold, and `ArgumentError` for missing or extra names.
     """
 
     @outside_graph
@@ -45,7 +45,10 @@ class EpilogueArguments:
         given: Mapping[str, Any],
         accumulate: tuple[str, ...] = (),
     ) -> EpilogueArguments:
-        """The same, with outputs that are not given left to be allocated, and those that `accumulate` names added."""
+        """The same, but outputs may be missing from `given`: a launch allocates them.
+
+        The outputs named in `accumulate` are added onto what their destinations hold.
+        """
         if not isinstance(given, Mapping):
             want = "operands and outputs by name"
             raise fail("wrong_arguments", None, function="EpilogueArguments.partial", want=want, type=kind_of(given))
@@ -79,7 +82,8 @@ class EpilogueArguments:
         return EpilogueArguments.partial(*copy.deepcopy(self._handed(), memo))
 
     def _handed(self) -> tuple[Any, ...]:
-        """What makes the same arguments again: the graph and what reads captured numbers are not copied."""
+        """The arguments of `partial` that make an equal object. The graph and the readers of captured numbers are left
+        out, since parsing makes them again."""
         return self.epilogue_fn, {**self.parsed.fixed, **self._values}, self.accumulated
 
     @property
@@ -89,17 +93,17 @@ class EpilogueArguments:
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """Names of operands, then outputs."""
+        """The names of the operands, then those of the outputs."""
         return (*self.parsed.parameters, *self.output_names)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Operands and outputs by name, without their hints."""
+        """The operands and outputs by name, without `Load` and `Store` hints."""
         return {name: self.tensors[name] for name in self.parameter_names if name in self.tensors}
 
 
 def _pass(name: str, outputs: tuple[str, ...]) -> str:
-    """What to do about an argument that is not given."""
+    """The hint of an error about a missing argument."""
     if name not in outputs:
         return f"pass {name}=..."
     allocated = "or use EpilogueArguments.partial(fn, {...}), with which a launch allocates it"
@@ -107,24 +111,24 @@ def _pass(name: str, outputs: tuple[str, ...]) -> str:
 
 
 def check_arguments(function: str, args: object) -> None:
-    """Raises `ArgumentTypeError` where `args` are no `GemmArguments`."""
+    """Raise `ArgumentTypeError` if `args` is not a `GemmArguments`."""
     if not isinstance(args, GemmArguments):
         raise fail("wrong_arguments", None, function=function, want="GemmArguments", type=kind_of(args))
 
 
 @cache
 def plain() -> Parsed:
-    """The epilogue of a product without one."""
+    """The epilogue of a plain product, which returns accum as D."""
     return parsed("def plain(accum): D = accum; return D")
 
 
 class GemmArguments:
     """A @ B with an optional epilogue: (M,K) @ (K,N), or (L,M,K) @ (L,K,N); one of the two may lack the batch.
 
-    `out` receives D when there is no epilogue. With one, it only describes the product and is not written: the
-    epilogue's own destinations are. `accumulator_type` defaults to float32 (float64, int32 for such inputs).
-    Raises `ArgumentError` for shapes, dtypes, devices and memory that do not go together, `EpilogueTypeError` on the
-    user's line for values that do not; nothing is written. `names` are what errors call A and B.
+    Without an epilogue `out` receives D. With one, `out` only describes the product and is not written; the epilogue's
+    own destinations are. `accumulator_type` defaults to float32, or to float64 or int32 for inputs of these kinds.
+    Raises `ArgumentError` for shapes, dtypes, devices and memory that do not fit together, and `EpilogueTypeError` on
+    the user's line for values that do not. Nothing is written then. `names` are the names of A and B in errors.
     """
 
     @outside_graph
@@ -149,7 +153,7 @@ class GemmArguments:
         self._product = A, B
         self.A, self.B, scales = unscaled(A, B)
         self.out, self.names = out, names
-        self.bound: Any = None  # by the kernel that ran last, see `Kernel.run`
+        self.bound: Any = None  # the launch bound by the kernel that ran last, see `Kernel.run`
         self.epilogue = epilogue or EpilogueArguments.partial(plain(), {} if out is None else {"D": out})
         parsed, accumulated, by_tma = self.epilogue.parsed, self.epilogue.accumulated, self.epilogue.by_tma
         if epilogue is not None and out is not None and "D" not in epilogue.output_names:
@@ -179,10 +183,10 @@ class GemmArguments:
 
     @property
     def accumulator_type(self) -> torch.dtype:
-        """What products are added up in."""
+        """The dtype in which the products of elements are added up."""
         return self.problem.accumulator
 
     def allocate(self) -> dict[str, torch.Tensor]:
-        """Destinations by name: those given, and new ones for the others."""
+        """The destinations by name: those given, and new tensors for the other outputs."""
         require_data(self.call)
         return destinations(outputs_of(self.graph, self.problem), self.call.tensors)

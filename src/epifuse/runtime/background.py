@@ -1,7 +1,8 @@
-"""No second stall: where the best plan's kernel is not compiled, a call runs on another that gives the same bits.
+"""Compiling in the background, so that a call need not wait for the compiler.
 
-The better kernel is compiled by a worker meanwhile. Prepared calls that run on a stand-in are forgotten once it is
-there, so the next such call is planned anew; calls that run on the best plan pay nothing.
+If the best plan's kernel is not compiled yet, a call runs on a *stand-in*: another kernel whose results are equal to
+the last bit. A worker compiles the best kernel meanwhile. Prepared calls on a stand-in are forgotten when that is done,
+so the next such call is planned anew. Calls that run on the best plan lose no time.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Outcome(Future[str | None]):
 
 
 _SUBMITTED: LRU[tuple[str, str, int], Outcome] = LRU(512)
-"""By provider, text and process: a forked child has workers of its own. Those that are over stay: a kernel that failed
-is not submitted again."""
+"""By provider, text and process id, since a forked child has workers of its own. Finished outcomes are kept, so that a
+kernel that failed is not submitted again."""
 
 
 class Choice(NamedTuple):
-    """The plan that a call runs on. If that is a stand-in, `until` is done once there may be a better one. `beside` are
-    the texts of further kernels, which `complete` compiles after the call's own."""
+    """The plan that a call runs on. If it is a stand-in, `until` is done once a better kernel may be there. `beside`
+    are the texts of further kernels, which `complete` compiles after the call's own."""
 
     plan: Plan
     until: Outcome | None = None
@@ -49,9 +50,9 @@ class Choice(NamedTuple):
 
 
 def choose(best: Plan, selection: Selection) -> Choice:
-    """The plan of a call that was not seen before: the best one, or a stand-in while its kernels are compiled.
+    """Choose the plan for a new call: the best one, or a stand-in while the kernels of the best one are compiled.
 
-    Raises `UnsupportedError` where what finds compiled kernels is not installed.
+    Raises `UnsupportedError` if the package that finds compiled kernels is not installed.
     """
     if not _is_submitted(best):
         return Choice(best)
@@ -67,7 +68,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
     if best.allocation.bits is None:
         return Choice(best)
     is_ready = _is_loaded if is_capturing(best) else _is_loaded_or_stored
-    # What a worker compiles just now is not looked for on disk, which costs as much as all of planning.
+    # A kernel that a worker is compiling is not looked for on disk: that costs as much as all of planning.
     missing = [text for text in missing if _is_pending(best, text) or not is_ready(best, text)]
     if not missing:
         return Choice(best)
@@ -78,35 +79,35 @@ def choose(best: Plan, selection: Selection) -> Choice:
     outcomes[-1].stand_in = stand_in.spec.name
     over = [outcome for outcome in outcomes if outcome.done()]
     if over and is_ready is _is_loaded_or_stored:
-        # Nothing is submitted twice, so this call compiles. It also does, without a word, where the kernel has come
-        # since it was looked for, or lies in a folder that is the worker's alone, of which the store warns.
+        # Nothing is submitted twice, so this call compiles. It does so without a warning if the worker succeeded: then
+        # the kernel was stored after the look-up, or in a folder of the worker's own, about which the store warns.
         _warn_of(best, over)
         return Choice(best)
     return Choice(stand_in, outcomes[-1])
 
 
 def prepare() -> None:
-    """Have the worker import what compiles kernels for GPUs, where there is one: beside what a caller does before it
-    knows which kernels it needs."""
+    """Have a worker import the compiler for GPU kernels, if there is a GPU, while the caller does not know yet which
+    kernels it needs."""
     if CONFIG.background and not CONFIG.no_compile and torch.cuda.is_available():
         WORKERS.submit("cutedsl", None)
 
 
 def submit(plan: Plan) -> None:
-    """Have workers compile the kernels of a plan that calls will run on, where they are neither loaded nor stored.
+    """Have workers compile the kernels of a plan that later calls will run on, unless they are loaded or stored.
 
-    Side by side, and beside what else goes on until the first call, which waits for them.
+    They are compiled in parallel until the first call, which waits for them.
     """
     if not _is_submitted(plan):
         return
-    with suppress(UnsupportedError):  # what finds compiled kernels is not installed: the call will say so
+    with suppress(UnsupportedError):  # the package that finds compiled kernels is missing: the call will raise
         for text in _kernels(plan):
             if not _is_loaded_or_stored(plan, text):
                 _outcome(plan, text, is_awaited=True)
 
 
 def note(best: Plan | None, selection: Selection) -> str | None:
-    """What `explain` says while the best plan's kernels are being compiled."""
+    """The line of `explain` while the best plan's kernels are being compiled, or None."""
     if best is None or best.allocation.bits is None:
         return None
     submitted = [_SUBMITTED.get(_key(best, text)) for text in _kernels(best)]
@@ -120,7 +121,7 @@ def note(best: Plan | None, selection: Selection) -> str | None:
 
 
 def _is_submitted(plan: Plan) -> bool:
-    """Whether workers may compile its kernels: a loop of the CPU takes no longer than a worker's start."""
+    """Whether workers may compile the plan's kernels. For a loop of the CPU starting a worker would take longer."""
     may_be = plan.allocation.bits is not None or plan.problem.target.device == "cuda"
     return may_be and CONFIG.background and not CONFIG.no_compile
 
@@ -143,9 +144,9 @@ def _first(plans: Iterable[Plan], is_ready: Callable[[Plan, str], bool]) -> Plan
 
 
 def _last_stand_in(best: Plan, selection: Selection, submitted: Sequence[Outcome | None]) -> Plan | None:
-    """What the last call ran on that these missing kernels would have served, while all are being compiled.
+    """The stand-in of the last call that needed these kernels, while all of them are still being compiled; else None.
 
-    On an H200 a loaded kernel may be the 19th by rank, and 130 us away.
+    It saves the search: on an H200 a loaded kernel may be the 19th by rank, which takes 130 us to reach.
     """
     if any(outcome is None or outcome.is_awaited or outcome.done() for outcome in submitted):
         return None
@@ -157,12 +158,12 @@ def _last_stand_in(best: Plan, selection: Selection, submitted: Sequence[Outcome
 
 
 def _stand_in(selection: Selection, is_ready: Callable[[Plan, str], bool]) -> Plan | None:
-    """What runs until the worker is done: a loaded kernel, or one that can be."""
+    """The plan to run until the worker is done: with kernels that are loaded, or else that `is_ready` accepts."""
     return _first(selection.stand_ins(), _is_loaded) or _first(selection.stand_ins(), is_ready)
 
 
 def is_capturing(plan: Plan) -> bool:
-    """Whether what is launched goes into a CUDA graph: loading a kernel then may break the capture."""
+    """Whether a launch would be captured in a CUDA graph. Loading a kernel may then break the capture."""
     if plan.problem.target.device != "cuda":
         return False
     with torch.cuda.device(plan.problem.a.device):
@@ -170,19 +171,20 @@ def is_capturing(plan: Plan) -> bool:
 
 
 def _beside(plan: Plan) -> tuple[str, ...]:
-    """No kernel stands in for one with other bits, so a later call with another M would wait for the compiler anew."""
+    """The texts of kernels to compile for later calls with another M. No kernel with other bits can stand in for them,
+    so these calls would have to wait for the compiler."""
     return tuple(text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text))
 
 
 def complete(plan: Plan, beside: Iterable[str]) -> None:
-    """Compile these kernels in this process. The compiler is imported by now, while a worker would have to start, and
-    import it, first."""
+    """Compile the kernels `beside` in this process, which has just imported the compiler for the call's own kernel. A
+    worker would have to start and import it first."""
     for text in beside:
-        with suppress(Exception):  # this call does not need it; one that does will say why
+        with suppress(Exception):  # this call does not need the kernel; a call that does will raise
             providers.load(plan.spec.provider).compile(text)
 
 
-# --- what workers compile --------------------------------------------------------------------------------------------
+# --- kernels that workers compile -------------------------------------------------------------------------------------
 
 
 def _key(plan: Plan, text: str) -> tuple[str, str, int]:
@@ -195,7 +197,7 @@ def _is_pending(plan: Plan, text: str) -> bool:
 
 
 def _outcome(plan: Plan, text: str, *, is_awaited: bool = False) -> Outcome:
-    """Of all threads that ask, one submits the kernel, once."""
+    """The outcome of a kernel. The first thread that asks for it submits the kernel to the workers."""
     key = _key(plan, text)
     if (found := _SUBMITTED.get(key)) is not None:
         return found

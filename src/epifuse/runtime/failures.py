@@ -1,4 +1,4 @@
-"""Errors of a launch as ours."""
+"""Turning errors of a launch into errors of epifuse."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from epifuse.base.errors import EpifuseError, fail
 from epifuse.ir import Graph
 from epifuse.plan import Plan
 
-OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # memory that is lacking stays torch's own error
+OURS = (EpifuseError, torch.OutOfMemoryError, MemoryError)  # an error about lacking memory is passed on as it is
 
 
 def explained(error: Exception, plan: Plan) -> EpifuseError:
-    """An error of a launch as one of ours."""
+    """The error of epifuse to raise for an error of a launch."""
     return divided_by_zero(error, plan.graph) or fail(
         "launch", None, kernel=plan.spec.name, detail=_detail(error, plan), plan=plan
     )
 
 
 def _detail(error: Exception, plan: Plan) -> str:
-    """The error; of a provider of another package with its type, which may be all that it says."""
+    """The text of the error. For a provider of another package it has the error's type, as the text may be empty."""
     is_ours = plan.spec.provider in providers.NAMES
     return str(error) if is_ours else f"the provider '{plan.spec.provider}' raised {type(error).__name__}: {error}"
 
 
 def divided_by_zero(error: Exception, graph: Graph) -> EpifuseError | None:
-    """Ours for // and % of integers by zero, which PyTorch finds while the CPU computes, or None: an error by any other
-    text. With the place of the division, where there is only one it can be."""
+    """The error for // or % of integers by zero, which PyTorch raises while the CPU computes; None for other errors.
+
+    It has the place of the division if only one division of the graph can be the cause.
+    """
     if "ZeroDivisionError" not in str(error):
         return None
     divisions = [node for node in graph.nodes if node.op in ("floor_divide", "remainder")]

@@ -1,6 +1,6 @@
-"""Launching: numbers read again, host expressions evaluated, operands bound, then the runner's step.
+"""Launching a planned call: read numbers again, evaluate host expressions, bind operands, then run the runner's step.
 
-A prepared call is all of it that neither addresses nor numbers change. It is found again by the call's signature.
+A *prepared call* holds all that does not depend on addresses and numbers. It is found again by the call's signature.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from epifuse.runtime.numbers import kinds_of, numbers_of
 
 
 class Allocated(NamedTuple):
-    """What an output is that is not given."""
+    """What is needed to allocate an output."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,14 +44,14 @@ class Allocated(NamedTuple):
 
 _NONE: Mapping[str, Any] = {}
 Repeat = Callable[..., list[torch.Tensor]]
-"""Runs for A, B and operands in a sequence, and numbers by name."""
+"""Launches again. Takes a sequence of A, B and operands, and numbers by name. Returns the outputs in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that launching needs and that neither addresses nor numbers change: one serves every call of a signature.
+    """A prepared call. It serves every call with the same signature, whatever the addresses and the numbers are.
 
-    `outputs` are in the order of the return statement. Where it `is_final`, no better kernel is being compiled.
+    `outputs` are in the order of the return statement. If `is_final`, no better kernel is being compiled.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ class Prepared:
 
     @staticmethod
     def of(plan: Plan, *, is_final: bool = True) -> Prepared:
-        """Built. Raises `UnsupportedError` where what builds it is missing."""
+        """Build the kernel of `plan`. Raises `UnsupportedError` if the package that builds it is missing."""
         graph, problem = plan.graph, plan.problem
         return Prepared(
             plan,
@@ -75,7 +75,7 @@ class Prepared:
         )
 
     def bind(self, call: Call, outputs: Mapping[str, torch.Tensor], workspace: torch.Tensor | None = None) -> Step:
-        """A function that only launches. Nothing is written yet."""
+        """Bind a call's tensors and numbers. Returns a function that launches; nothing is written until it runs."""
         plan, further = self.plan, {} if workspace is None else {WORKSPACE: workspace}
         try:
             step = self._step(call.request.a, call.request.b, {**call.tensors, **further}, call.numbers, outputs)
@@ -112,14 +112,14 @@ class Prepared:
     def _onto_old(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
-        """The runner's step, which adds to what the outputs hold."""
+        """The runner's step for outputs of which some are added onto what their destinations hold."""
         graph, problem = self.plan.graph, self.plan.problem
 
         def bound() -> Step:
             return self.runner(a, b, {**operands, **old_contents(graph, problem, outputs)}, outputs)
 
         if self._copies_old:
-            return lambda: bound()()  # each launch copies what it is to be added onto
+            return lambda: bound()()  # each launch copies the old contents first
         return bound()
 
     @cached_property
@@ -129,15 +129,15 @@ class Prepared:
         return any(is_written_again(output, graph, problem) for output in graph.outputs if output.name in onto)
 
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
-        """Run; the outputs by name."""
+        """Run the call. Returns the outputs by name."""
         return self.run(call.request.a, call.request.b, call.tensors, call.numbers)
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any] = _NONE
     ) -> dict[str, torch.Tensor]:
-        """Run for values that are laid out as those of the call it was prepared for; the outputs by name.
+        """Run for tensors that are laid out like those of the call it was prepared for. Returns the outputs by name.
 
-        A profile shows it by the name of the kernel, and so does NVTX under `torch.autograd.profiler.emit_nvtx`.
+        A profile shows the launch under the kernel's name, and so does NVTX in `torch.autograd.profiler.emit_nvtx`.
         """
         outputs = destinations(self.outputs, tensors)
         try:
@@ -157,9 +157,9 @@ class Prepared:
         return outputs
 
     def repeated(self, names: tuple[str, ...], *, turned: bool = False) -> Repeat:
-        """What runs again for A, B and operands of these names: the outputs in order, none of which is handed over.
+        """A function that launches again for A, B and operands of these `names`. It allocates all outputs.
 
-        Where it is `turned`, the transpose of B is handed over.
+        If `turned`, it takes the transpose of B in place of B.
         """
         quick = None
         if not (self.kinds or self.accumulates) and hasattr(self.runner, "quick"):
@@ -181,27 +181,27 @@ class Prepared:
 
 
 def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
-    """What each output is, in the order of the return statement."""
+    """The shape, strides, dtype and device of each output, in the order of the return statement."""
     dtypes, device, extents = dict(problem.dtypes), torch.device(problem.a.device), problem.extents
     shapes = [(output.name, shape_of(output.dims or (), extents)) for output in graph.outputs]
     return tuple([Allocated(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes])
 
 
 def destinations(outputs: Iterable[Allocated], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs by name: those given, and new ones for the others."""
+    """The outputs by name: the destinations given, and new tensors for the others."""
     found = {}
     for name, shape, strides, dtype, device in outputs:
         tensor = given.get(name)
         if tensor is None:
             tensor = empty(shape, strides, dtype, device)
-            if type(tensor) is not torch.Tensor:  # in a mode of torch whose tensors only describe
+            if type(tensor) is not torch.Tensor:  # a mode of torch is on that makes fake tensors
                 raise fail("no_data", None, name=name)
         found[name] = tensor
     return found
 
 
 def require_data(call: Call) -> None:
-    """Raise `ArgumentError` for a tensor that only describes one."""
+    """Raise `ArgumentError` if a tensor of the call has no data, as a fake or meta tensor."""
     if None not in call.addresses:
         return
     position = call.addresses.index(None)
@@ -209,7 +209,7 @@ def require_data(call: Call) -> None:
 
 
 def require_unrecorded(call: Call) -> None:
-    """Raise `ArgumentError` where an input requires grad and grad mode is on: nothing would record the launch."""
+    """Raise `ArgumentError` if grad mode is on and an input requires grad: autograd would not record the launch."""
     if torch.is_grad_enabled():
         tensors = (call.request.a, call.request.b, *call.tensors.values())
         for name, tensor in zip((*call.request.names, *call.tensors), tensors, strict=True):
@@ -221,7 +221,7 @@ def require_unrecorded(call: Call) -> None:
 
 
 class Ready(Protocol):
-    """A prepared call: it can launch every call that has the same signature."""
+    """Something that can launch every call with the same signature, as a prepared call does."""
 
     @property
     def outputs(self) -> tuple[Allocated, ...]:
@@ -229,49 +229,52 @@ class Ready(Protocol):
         ...
 
     def launch(self, call: Call) -> dict[str, torch.Tensor]:
-        """Run; the outputs by name."""
+        """Run the call. Returns the outputs by name."""
         ...
 
 
 _Entry = tuple[Ready, tuple[int, ...], tuple[int, ...]]
 _PREPARED: LRU[Hashable, Any] = LRU(1024)
-"""By signature: a prepared call, where the outputs given stand among its tensors, and the bytes each tensor reaches.
+"""A cache with three kinds of keys.
 
-Where an output given and another tensor lie within each other's reach, their distances are part of the key.
-By how a call was written, see `pytorch.again`: what its tensors looked like, and what launches it. By the signature
-without the number of rows, see `rows`: what chooses a kernel by it, and the calls prepared for some number.
+- The signature of a call: a prepared call, the positions of given outputs among the tensors, and the bytes from the
+  first to the last element of each tensor. If a given output and another tensor may overlap, the key also holds the
+  distances of their addresses.
+- How a call was written, see `pytorch.again`: what its tensors looked like, and the function that launches it.
+- The signature without the number of rows, see `rows`: the answers that give the best kernel for a number of rows, and
+  calls that were prepared for some numbers.
 """
 
 
 _MOST_ALIKE = 4
-"""Kinds of tensors of one shape that a call may come with: frozen and trained layers, other strides."""
+"""How many entries `remember_beside` keeps for a key: calls of frozen and of trained layers, or of other strides."""
 
 
 def find_all(key: Hashable) -> tuple[Any, ...]:
-    """What `remember_beside` kept for `key`, the newest first."""
+    """The entries that `remember_beside` kept for `key`, the newest first."""
     try:
         return _PREPARED.get(key) or ()
-    except TypeError:  # an option of a type that cannot be right
+    except TypeError:  # an option is not hashable, so it is of a wrong type
         return ()
 
 
 def remember_beside(key: Hashable, known: Any) -> None:
-    """Keep what serves some calls of this key, beside what serves others."""
+    """Keep `known`, which serves some calls of this key, in addition to what serves other calls of it."""
     others = find_all(key)
     _PREPARED.drop(key, others)
     _PREPARED.put(key, (known, *others))
 
 
 def is_full(key: Hashable) -> bool:
-    """Whether nothing further is kept for `key`: ever more kinds of tensors would make each call pay for keeping."""
+    """Whether `key` has as many entries as it may have. With no limit each call might pay for keeping a new one."""
     return len(find_all(key)) == _MOST_ALIKE
 
 
 def find(call: Call) -> Ready | None:
-    """The prepared call of an earlier, equal call, which was checked and planned; None if there is none."""
+    """The prepared call of an earlier call with the same signature; None if there is none."""
     try:
         known: _Entry | None = _PREPARED.get(call.signature)
-    except TypeError:  # an option of a type that cannot be right
+    except TypeError:  # an option is not hashable, so it is of a wrong type
         return None
     if known is not None and known[1] and (near := _distances(known[1], known[2], call.addresses)):
         known = _PREPARED.get((call.signature, near))
@@ -279,13 +282,14 @@ def find(call: Call) -> Ready | None:
 
 
 def final(call: Call) -> Prepared | None:
-    """The prepared call that serves every call like this one from now on, if no better kernel is being compiled."""
+    """The prepared call for all further calls like this one; None if none is kept, or while a better kernel is being
+    compiled."""
     known = find(call)
     return known if isinstance(known, Prepared) and known.is_final else None
 
 
 def remember(call: Call, prepared: Ready, until: Future[Any] | None = None) -> None:
-    """Keep what serves a call that was checked and planned, for good or `until` something is done."""
+    """Keep `prepared` for calls with the signature of `call`, for good or until the future `until` is done."""
     names = {output.name for output in prepared.outputs}
     written = tuple(index for index, name in enumerate(call.tensors, start=2) if name in names)
     sizes = tuple(map(reach, call.infos)) if written else ()
@@ -295,7 +299,7 @@ def remember(call: Call, prepared: Ready, until: Future[Any] | None = None) -> N
     try:
         for key in keys:
             _PREPARED.put(key, entry)
-    except TypeError:  # an option that is no key, as a list of names
+    except TypeError:  # an option is not hashable, for example a list of names
         return
     if until is not None:
         for key in keys:
@@ -307,12 +311,18 @@ def _forget(key: Hashable, entry: _Entry, _: Future[Any]) -> None:
 
 
 def _counted(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those whose changes autograd counts: one that was saved, and written since, is then an error in the backward."""
+    """The outputs that have a version counter, that is all but inference tensors.
+
+    Once it is incremented, autograd raises an error if it saved the tensor before the launch and needs it.
+    """
     return [output for output in outputs if not output.is_inference()]
 
 
 def _distances(written: tuple[int, ...], sizes: tuple[int, ...], addresses: list[int | None]) -> tuple[int, ...]:
-    """How far each output is from each tensor within reach that starts elsewhere; mostly there is none."""
+    """The distances between given outputs and the tensors that may overlap them, each behind the two positions.
+
+    Tensors that start at the same address are left out. Usually the result is empty.
+    """
     found: list[int] = []
     for i in written:
         for j, address in enumerate(addresses):

@@ -1,5 +1,5 @@
-"""The numbers that a kernel reads: those handed over and captured, and expressions of them, as the types of its
-arguments."""
+"""The numbers that a kernel reads: operands that are numbers, captured numbers, and host expressions of these, each
+converted to the type of the kernel's argument."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from epifuse.ir.graph import sides
 from epifuse.request.problem import HostNumber, Problem
 
 RANGES = {"int32": range(-(1 << 31), 1 << 31), "int64": range(-(1 << 63), 1 << 63)}
-"""By kind the integers that fit."""
+"""The range of integers that each kind can hold."""
 _LARGEST = torch.finfo(torch.float32).max
 
 
 def scalars(graph: Graph, problem: Problem, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Every number the kernel reads: operands, captured numbers, and expressions of them, in their kind's type."""
+    """Every number that the kernel reads, by name, as the type of its kind. `numbers` are those handed over."""
     return numbers_of(graph, problem, kinds_of(graph, problem), numbers)
 
 
 def kinds_of(graph: Graph, problem: Problem) -> dict[str, Kind]:
-    """By name the kind of every number that the kernel reads."""
-    # A Python integer is loaded by other names, one for each kind that it is used as.
+    """The kind of every number that the kernel reads, by name."""
+    # The graph loads a Python integer under other names, one for each kind as which it is used.
     kinds: dict[str, Kind] = {
         name: operand.kind
         for name, operand in problem.operands
@@ -43,8 +43,8 @@ def kinds_of(graph: Graph, problem: Problem) -> dict[str, Kind]:
 
 
 def numbers_of(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every number the kernel reads, of these `kinds`, where the call hands over those `given`. Raises
-    `EpifuseError`."""
+    """Every number that the kernel reads, by name. `kinds` are their kinds, `given` the numbers that were handed over.
+    Raises `EpifuseError`."""
     values = {**given, **_computed(graph, problem, given)} if graph.hosts else given
     numbers, largest = {}, math.inf if problem.accumulator is torch.float64 else _LARGEST
     for name, kind in kinds.items():
@@ -56,13 +56,13 @@ def numbers_of(graph: Graph, problem: Problem, kinds: Mapping[str, Kind], given:
 
 
 def spelled(graph: Graph, name: str) -> str:
-    """The name that a number of the host was handed over or captured by; none where it is computed of others."""
+    """The name by which a number was handed over or captured; the empty string if the host computes it from others."""
     root = graph.hosts[name]
     return root.attr.name.removeprefix("@") if isinstance(root.attr, Load) else ""
 
 
 def unfit(name: str, kind: str, value: Any, loc: Loc | None = None) -> EpifuseError:
-    """What is raised for the integer `value` of this name, which is too large for its kind; it may be told in words."""
+    """The error for an integer that is too large for its kind. If it has 128 bits or more, only its size is shown."""
     large = isinstance(value, int) and value.bit_length() >= 128
     shown = f"an integer of {value.bit_length()} bits" if large else value
     if not name:
@@ -81,7 +81,7 @@ def _computed(graph: Graph, problem: Problem, given: Mapping[str, Any]) -> dict[
         return given[node.attr.name]
 
     try:
-        # Most are numbers as they were handed over, which need no evaluation.
+        # Most numbers are used as they were handed over and need no evaluation.
         plain = {name: leaf(root) for name, root in graph.hosts.items() if root.op == "load"}
         computed = {name: root for name, root in graph.hosts.items() if root.op != "load"}
         return plain | host.evaluate_all(computed, leaf) if computed else plain
@@ -92,8 +92,11 @@ def _computed(graph: Graph, problem: Problem, given: Mapping[str, Any]) -> dict[
 def _one_by_one(
     graph: Graph, computed: Mapping[str, Node], leaf: Callable[[Node], Any], first: host.HostError
 ) -> dict[str, Any]:
-    """Numbers of which some cannot be computed: 0 in the side of a conditional that is not taken, whose value nobody
-    sees. Raises for another what was raised `first`."""
+    """The computed numbers, where some cannot be computed.
+
+    Such a number is 0 if it is only used in the side of a conditional that is not taken, because its value does not
+    matter there. For any other number an error with the text of `first` is raised.
+    """
     found: dict[str, Any] = {}
     for name, root in computed.items():
         with suppress(host.HostError):
@@ -113,7 +116,7 @@ def _converted(value: Any, kind: str, largest: float) -> Any:
         return bool(value)
     if kind == "float":
         number = float(value)
-        return number if -largest <= number <= largest else ctypes.c_float(number).value  # as a literal: infinite
+        return number if -largest <= number <= largest else ctypes.c_float(number).value  # infinite, as for a literal
     if value not in RANGES[kind]:
         raise OverflowError
     return int(value)

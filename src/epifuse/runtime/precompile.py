@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: into the store, by several processes, before anything runs them."""
+"""Compiling kernels ahead of use, into the store, by several processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from epifuse.runtime.workers import WORKERS, Workers, failure
 
 @dataclass(frozen=True)
 class Precompiled:
-    """What `precompile` did, each kernel by name and problem: true where nothing failed.
+    """The result of `precompile`, with each kernel by its name and its problem. It is true if nothing failed.
 
-    `compiled` are kernels that were not in the store, `found` those that were, `failed` the others, each with why.
+    `compiled` are kernels that were not in the store, `found` those that were, and `failed` the others, each with the
+    reason.
     """
 
     compiled: tuple[str, ...] = ()
@@ -43,9 +44,10 @@ _Kernel = tuple[str, str]  # provider and text
 
 
 def compile_ahead(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> Precompiled:
-    """Have the kernels of these plans in the store, compiled by `workers` processes, None being as many as usual.
+    """Compile the kernels of these plans that are not in the store.
 
-    Where `progress` is asked for and somebody watches standard error, it is told there.
+    `workers` is the number of processes; None takes the shared ones. With `progress`, standard error shows the progress
+    if it is a terminal.
     """
     names: dict[_Kernel, str] = {}
     failed = []
@@ -72,12 +74,12 @@ def _is_stored(kernel: _Kernel) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether somebody sees what is told on standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()  # a daemon has closed it
 
 
 def _compiled(kernels: Iterable[_Kernel], workers: int | None, *, progress: bool) -> Mapping[_Kernel, str | None]:
-    """Why each kernel failed, or None."""
+    """For each kernel the reason why it failed, or None."""
     with nullcontext(WORKERS) if workers is None else closing(Workers(workers)) as pool:
         futures = {kernel: pool.submit(*kernel) for kernel in kernels}
         failures: dict[_Kernel, str | None] = {}
@@ -88,12 +90,12 @@ def _compiled(kernels: Iterable[_Kernel], workers: int | None, *, progress: bool
                     sys.stderr.write(f"compiled {len(failures)} of {len(futures)} kernels\n")
         finally:
             for future in futures.values():
-                future.cancel()  # where this was interrupted; what is over stays as it is
+                future.cancel()  # after an interrupt; it changes nothing of futures that are done
         return failures
 
 
 def _failure(kernel: _Kernel, future: Future[None]) -> str | None:
     why = failure(future)
-    if why is None and not _is_stored(kernel):  # the worker has warned, and kept it to itself
+    if why is None and not _is_stored(kernel):  # the worker could not store it, and has warned
         return "it was compiled, and the folder that EPIFUSE_CACHE_DIR names cannot keep it"
     return why

@@ -1,4 +1,4 @@
-"""The meaning of an epilogue, run by PyTorch: the user's own function, or the graph one full-size value at a time."""
+"""The meaning of an epilogue in plain PyTorch: as the user's own function, or as its graph, one operation at a time."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from epifuse.runtime.numbers import scalars
 def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with the builtins max, min, sum, abs, round, any, all and pow rebound to the vocabulary.
 
-    Called as `reference(fn)(accum, **operands)` with float32 tensors, it is what the fused epilogue computes, before
-    outputs are stored. Operands of 8- and 16-bit integers reach the function as int32, as they do there. Except that
-    `gather` of a place outside raises, as in PyTorch: the fused call gives 0. Helpers that the function calls are
-    rebound too. The function itself is not changed. A function of the vocabulary, ours or torch's, is its own
-    reference. Raises `ArgumentTypeError` for what is no function.
+    Called as `reference(fn)(accum, **operands)` with float32 tensors, it returns what the fused epilogue computes,
+    before outputs are stored. Operands of 8- and 16-bit integers reach the function as int32, as in the fused epilogue.
+    One difference: a `gather` with an index out of range raises, as in PyTorch, and gives 0 in the fused call. Helpers
+    that the function calls are rebound too. The function itself is not changed. A function of the vocabulary, of
+    epifuse or torch, is its own reference. Raises `ArgumentTypeError` if `function` is not a function.
     """
     done: dict[int, Any] = {}
     if isinstance(function, types.MethodType):
@@ -50,7 +50,7 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_wide_integers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with tensors of narrow integers widened."""
+    """`function` with its arguments of uint8, int8 and int16 converted to int32."""
 
     def wide(value: Any) -> Any:
         is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.uint8, torch.int8, torch.int16)
@@ -68,7 +68,7 @@ _LIBRARIES = ("torch", "epifuse")
 
 
 class _Module:
-    """A user's module whose functions are rebound as they are looked up."""
+    """A user's module. Its functions are rebound when they are looked up."""
 
     def __init__(self, module: types.ModuleType, done: dict[int, Any]) -> None:
         self._module = module
@@ -79,7 +79,7 @@ class _Module:
 
 
 def _rebound(value: Any, done: dict[int, Any]) -> Any:
-    """`value` with the builtins rebound wherever it reaches them; values that reach none as they are."""
+    """A function or a module of the user with the builtins rebound wherever it uses them; any other value as it is."""
     if id(value) in _REBOUND:
         return _REBOUND[id(value)]
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -89,7 +89,7 @@ def _rebound(value: Any, done: dict[int, Any]) -> Any:
         return _Module(value, done)
     if id(value) not in done:
         namespace: dict[str, Any] = dict(value.__globals__)
-        # A cell that holds a number stays itself, so that the number is read when the function runs.
+        # A cell that holds a number is shared with the original, so that the number is read when the function runs.
         cells = tuple(types.CellType() if _reaches(cell) else cell for cell in value.__closure__ or ())
         made = types.FunctionType(value.__code__, namespace, value.__name__, value.__defaults__, cells or None)
         made.__kwdefaults__ = value.__kwdefaults__
@@ -111,7 +111,7 @@ def _reaches(cell: types.CellType) -> bool:
 
 
 def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -> None:
-    """Write the outputs by plain PyTorch on A's device: every value of the graph full-size, one operation at a time."""
+    """Compute the outputs by PyTorch on A's device, one operation at a time, with every value at full size."""
     problem, graph = settled.problem, lower(settled.structure.graph, frozenset())
     space = Space.of(graph, problem.extents)
     numbers = scalars(graph, problem, call.numbers)
@@ -121,10 +121,10 @@ def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -
     for node in graph.nodes:
         below = [values[arg] for arg in node.args]
         if node.op == "debug_print" and not problem.batched:
-            below = [value.squeeze(0) for value in below]  # the space has a batch, the problem none
+            below = [value.squeeze(0) for value in below]  # values here have a batch dim, and the problem has none
         values[node] = _LEAVES[node.op](node, whole) if not below else _apply(node, below, space, graph)
     written = {tensor.untyped_storage().data_ptr() for tensor in outputs.values()}
-    for node in [output.node for output in graph.outputs]:  # an operand as it is may lie under another output
+    for node in [output.node for output in graph.outputs]:  # an operand as it is may share memory with an output
         if values[node].untyped_storage().data_ptr() in written:
             values[node] = values[node].clone()
     for output in graph.outputs:
@@ -134,7 +134,7 @@ def unfused(call: Call, settled: Settled, outputs: Mapping[str, torch.Tensor]) -
 
 
 class _Whole(NamedTuple):
-    """What the leaves of a graph are read from."""
+    """All that the leaves of a graph read."""
 
     a: torch.Tensor
     b: torch.Tensor

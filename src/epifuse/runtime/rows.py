@@ -1,7 +1,7 @@
-"""A call that differs from an earlier one in its number of rows alone: a kernel is chosen, and nothing else is planned.
+"""Calls that differ from an earlier call only in the number of rows, M: only a kernel is chosen, nothing is planned.
 
-Serving and evaluation come with ever new numbers of rows. A signature in which these rows stand for themselves is the
-key of what they do not decide; what they do decide, `Answers.of_rows` tells.
+Serving and evaluation bring ever new numbers of rows. All that does not depend on this number is found by a key: the
+signature with a placeholder for the number of rows. `Answers.of_rows` gives what does depend on it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Found(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was found for one number of rows, and what calls ran on so far, by the place of the best kernel."""
+    """The answers for one number of rows, and the calls prepared so far, by the index of the best kernel."""
 
     answers: Answers
     found: dict[int, Found]
 
 
 def like(call: Call) -> Found | None:
-    """What serves the call, if one was prepared that differs in its rows alone, and whose best kernel is the same."""
+    """A prepared call for `call`, from a call that differs in its rows only and has the same best kernel; else None."""
     if (key := _key(call)) is None:
         return None
     rows = call.request.a.shape[0]
@@ -44,7 +44,7 @@ def like(call: Call) -> Found | None:
 
 
 def _with_rows(found: Found, rows: int) -> Found | None:
-    """The same for so many rows; None where its kernel does not serve any number, or a better one is there."""
+    """The same for another number of rows; None if its kernel cannot serve that, or if a better kernel may be there."""
     (known, until), make = found, getattr(found.prepared.runner, "with_rows", None)
     runner = None if make is None or (until is not None and until.done()) else make(rows)
     if runner is None:
@@ -55,7 +55,7 @@ def _with_rows(found: Found, rows: int) -> Found | None:
 
 
 def remember(call: Call, settled: Settled, selection: Selection, best: Plan, found: Found) -> None:
-    """Keep what a call runs on whose `best` plan is known, for others that differ in their rows alone."""
+    """Keep `found`, the prepared call of `call`, for calls that differ in their rows only. `best` is its best plan."""
     able = [answers for answers in selection.answers if answers.specs]
     rows = settled.problem.extents["m"]
     if len(able) != 1 or able[0].of_rows(rows) is None or not _is_open(call, settled):
@@ -68,12 +68,12 @@ def remember(call: Call, settled: Settled, selection: Selection, best: Plan, fou
                 return
         if not is_full(key):
             remember_beside(key, _Known(able[0], {place: found}))
-    except TypeError:  # an option that is no key, as a list of names
+    except TypeError:  # an option is not hashable, for example a list of names
         return
 
 
 def _key(call: Call) -> Hashable:
-    """The signature without the rows of A; None where A has batches, or autograd is to record the call."""
+    """The signature without the number of rows of A; None if A has batches, or if autograd records the call."""
     shape = call.request.a.shape
     if len(shape) != 2 or call.recorded:
         return None
@@ -82,18 +82,18 @@ def _key(call: Call) -> Hashable:
 
 
 def _is_open(call: Call, settled: Settled) -> bool:
-    """Whether the number of rows is in the signature as extents of A and of operands alone, and decides no check."""
+    """Whether the number of rows is in the signature only as an extent of A and of operands, and decides no check."""
     problem, parsed = settled.problem, call.request.parsed
     rows, (a, b, *others) = problem.extents["m"], call.infos
     fixed = [a.shape[-1], *a.strides, *b.shape, *b.strides, *(step for info in others for step in info.strides)]
     lying = dict(zip(call.tensors, others, strict=True))
-    for name, first in zip(SCALES, (1, 0), strict=True):  # those of A have rows
+    for name, first in zip(SCALES, (1, 0), strict=True):  # the scales of A have rows
         fixed += lying[name].shape[first:] if name in lying else ()
     return (
         not problem.constraints.tune
         and not problem.batched
         and rows not in fixed
         and call.tensors.keys().isdisjoint(parsed.output_names)
-        and "linear_index" not in parsed.graph.ops  # of so many elements
+        and "linear_index" not in parsed.graph.ops  # whether an int32 holds these indices depends on the rows
         and "m" not in settled.structure.exact
     )

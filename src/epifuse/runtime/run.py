@@ -1,4 +1,4 @@
-"""From a request to tensors: found again and launched, or described, settled, selected, built and launched."""
+"""Running a request: find an equal earlier call and launch it, or settle, select, build and launch the new call."""
 
 from __future__ import annotations
 
@@ -37,29 +37,31 @@ from epifuse.runtime.tuning import chosen
 
 
 def run(request: Request) -> dict[str, torch.Tensor]:
-    """The outputs by name. A call like an earlier one is only bound and launched. Called where grad mode is off.
+    """Run a request. Returns the outputs by name. If an equal call ran before, this one is only bound and launched.
 
-    Raises `UnsupportedError` where no kernel can run it, before anything is written.
+    Grad mode has to be off. Raises `UnsupportedError` if no kernel can run it, before anything is written.
     """
     return execute(describe(request))
 
 
 def execute(call: Call) -> dict[str, torch.Tensor]:
-    """The outputs by name, of a request that was described."""
+    """Run a call. Returns the outputs by name."""
     prepared = find(call)
     return planned(call) if prepared is None else prepared.launch(call)
 
 
 class Place:
-    """Where one epilogue runs again and again, for operands of these names: what was launched serves the next tensors
-    that look alike. Where it is `turned`, the transpose of B is handed over."""
+    """One place in a program where the same epilogue runs again and again, with operands of these `names`.
+
+    The last launch serves the next tensors if they look alike. If `turned`, the transpose of B is handed over.
+    """
 
     def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = (), *, turned: bool) -> None:
         self.parsed, self.options, self.names, self.turned = parsed, options, names, turned
         self.known: tuple[Guard, bool, Repeat] | None = None
 
     def again(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """The outputs in order, for A, B and the operands, if they look as they did last."""
+        """The outputs in order, if A, B and the operands in `tensors` look as in the last run; else None."""
         if (known := self.known) is None or not are_alike(known[0], tensors):
             return None
         if known[1] is not (tensors[0].dtype is float32 and tf32_allowed()):
@@ -67,7 +69,7 @@ class Place:
         return known[2](tensors, numbers)
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The outputs in order, for numbers of the same types each time. Raises as `run` does."""
+        """The outputs in order. The numbers must have the same types each time. Raises what `run` raises."""
         if (made := self.again(tensors, numbers)) is not None:
             return made
         a, b, *operands = tensors
@@ -82,10 +84,10 @@ class Place:
 
 
 def planned(call: Call) -> dict[str, torch.Tensor]:
-    """The outputs by name, of a call that was not seen before, and that autograd is not to record."""
+    """Run a call with a new signature, which autograd must not need to record. Returns the outputs by name."""
     if call.recorded:
         require_unrecorded(call)
-    if (found := rows.like(call)) is not None:  # all that the checks below depend on is in its key
+    if (found := rows.like(call)) is not None:  # its key holds all that the checks below depend on
         outputs = found.prepared.launch(call)
         remember(call, *found)
         return outputs
@@ -95,7 +97,10 @@ def planned(call: Call) -> dict[str, torch.Tensor]:
 
 
 def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
-    """Plan, build and run; the outputs by name. Raises `UnsupportedError` where no kernel can run it."""
+    """Plan, build and run a settled call. Returns the outputs by name.
+
+    Raises `UnsupportedError` if no kernel can run it and no fallback is allowed.
+    """
     problem, structure = settled
     selection = chosen(call, select(structure, problem, providers.candidates()))
     if selection.best is None:
@@ -105,7 +110,7 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
         plan, until, beside = choose(selection.best, selection)
         prepared = Prepared.of(plan, is_final=until is None)
         complete(plan, beside)
-    except UnsupportedError as error:  # what compiles or loads it is missing, or forbidden
+    except UnsupportedError as error:  # the package that compiles or loads it is missing, or compiling is forbidden
         if call.request.options.fallback is None:
             raise
         return _fall_back(call, settled, [str(error)])
@@ -116,11 +121,11 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
 
 
 def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | None = None) -> dict[str, torch.Tensor]:
-    """Unfused, by PyTorch, where that is allowed."""
+    """Run the call unfused, by PyTorch, with a warning. Raises `UnsupportedError` if that is not allowed."""
     options = call.request.options
     listed = "\n".join(f"  {reason}" for reason in reasons)
     if options.fallback is None:
-        hint = "" if settled.problem.constraints.batch_invariant else options.hint  # PyTorch's product would not be
+        hint = "" if settled.problem.constraints.batch_invariant else options.hint  # PyTorch's is not
         raise fail("no_kernel", loc, reasons=listed, hint=hint)
     text = f"no kernel can run this, so PyTorch runs it unfused:\n{listed}"
     warnings.warn(text, stacklevel=7)  # the caller of `gemm`

@@ -1,7 +1,8 @@
-"""How long calls take: interleaved, in an order drawn anew each round, so that clocks and heat are the same for all.
+"""Measuring how long calls take. Calls are interleaved, in a new random order each round, so that clock rates and heat
+are the same for all of them.
 
-On a GPU by events, and with an L2 cache that holds nothing that a call reads: it is emptied before each call, or calls
-are for several sets of operands in turn.
+On a GPU the time is taken by CUDA events, with nothing in the L2 cache that a call reads: the cache is overwritten
+before each call, or calls use several sets of operands in turn.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ Call = Callable[[], Any]
 _SECONDS = 0.2
 _LEAST_ROUNDS, _MOST_ROUNDS = 7, 31
 _FLUSHED = 4
-"""How often the buffer that empties the L2 cache is as large as that."""
+"""The size of the buffer that overwrites the L2 cache, in sizes of the cache."""
 
 
 def interleaved(calls: Sequence[Call], device: torch.device) -> list[list[float]]:
     """Seconds of each call in each round: as many rounds as 0.2 s hold, at least 7 and at most 31.
 
-    Each is called twice before, as first calls build things. Raises what they raise.
+    Each call runs before the first round, because first runs build things. Raises what the calls raise.
     """
     measure = _on_gpu(device) if device.type == "cuda" else _on_host
     host = [_host_seconds(call, device) for call in calls]
@@ -96,19 +97,20 @@ def _on_gpu(device: torch.device) -> Callable[[Call, float], float]:
 # --- several calls in a row -------------------------------------------------------------------------------------------
 
 _SAMPLE = 1.5e-3
-"""Seconds of work in one sample: events resolve half a microsecond, and clocks settle as in a model that goes on."""
+"""Seconds of work in one sample. CUDA events resolve half a microsecond, and clock rates settle as in a running
+model."""
 _ROUNDS, _FIRST, _CLOSE, _LONGEST = 12, 3, 1.2, 2.0
-"""Rounds; after the first of them only calls go on that take at most so many times as long as the fastest, and only for
-so many seconds."""
+"""The number of rounds. After the first 3 of them only variants go on that take at most 1.2 times as long as the
+fastest, and no new round starts after 2 seconds."""
 
 
 def in_turn(
     variants: Sequence[Sequence[Call]], device: torch.device, rounds: int = _ROUNDS, close: float = _CLOSE
 ) -> list[list[float]]:
-    """Seconds of a call of each variant in each round. A variant is a call for each set of operands.
+    """Seconds for a call of each variant in each round. A variant is a list of calls, one for each set of operands.
 
-    A sample is many calls in a row, on a GPU replayed from a CUDA graph; the first round is not counted. Variants that
-    are far from the fastest have three rounds, as all have where a round takes long.
+    A sample is many calls in a row, on a GPU replayed from a CUDA graph. The first round is not counted. Variants that
+    take more than `close` times as long as the fastest get three rounds, and so do all if rounds take long.
     """
     sampled = _looped
     if device.type == "cuda":  # one stream for all captures: cuBLAS keeps a workspace for each
@@ -132,13 +134,13 @@ def in_turn(
 
 def median(seconds: Sequence[float]) -> float:
     """The median."""
-    from statistics import median  # takes 3 ms to import, which calls that time nothing need not
+    from statistics import median  # imported here because it takes 3 ms, and most calls time nothing
 
     return median(seconds)
 
 
 def _looped(calls: Sequence[Call]) -> Callable[[], float]:
-    """What takes a sample, in seconds a call."""
+    """A function that takes a sample on the host and returns seconds for each call."""
 
     def sample(turns: int = 1) -> float:
         start = time.perf_counter()
@@ -153,7 +155,7 @@ def _looped(calls: Sequence[Call]) -> Callable[[], float]:
 
 
 def _replayed(device: torch.device, stream: torch.cuda.Stream, calls: Sequence[Call]) -> Callable[[], float]:
-    """The same on a GPU."""
+    """A function that takes a sample on a GPU, by replaying a CUDA graph, and returns seconds for each call."""
     with torch.cuda.device(device):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
@@ -169,7 +171,7 @@ def _replayed(device: torch.device, stream: torch.cuda.Stream, calls: Sequence[C
             for call in calls:
                 call()
 
-        once()  # what is loaded lazily cannot be captured
+        once()  # because lazy loading cannot be captured
         turns = _turns(sample(once))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
@@ -183,10 +185,13 @@ def _turns(seconds: float) -> int:
 
 
 def random_like(value: torch.Tensor, integer: int = 0) -> torch.Tensor:
-    """Normal values of the same shape, strides, dtype and device; `integer` for integers, which may be indices."""
+    """A tensor of the same shape, strides, dtype and device with random values.
+
+    Floats are normal, and 90 % of booleans are true. Integers are all `integer`, because they may be indices.
+    """
     extents = zip(value.shape, value.stride(), strict=True)
     size = 1 + sum((extent - 1) * stride for extent, stride in extents) if value.numel() else 0
-    drawn = torch.Generator(value.device).manual_seed(0)  # the person's own generators stay as they are
+    drawn = torch.Generator(value.device).manual_seed(0)  # leaves the user's generators alone
     if value.is_floating_point():
         wide = value.dtype if value.dtype.itemsize > 1 else torch.float32  # PyTorch draws no float8
         flat = torch.empty(size, dtype=wide, device=value.device).normal_(generator=drawn).to(value.dtype)

@@ -1,7 +1,8 @@
-"""What was measured of kernels, as readable text on disk: a file a structure, a result a shape class, GPU and version.
+"""Results of tuning as readable text on disk.
 
-Files may be copied to other machines, or into the folder of `EPIFUSE_CACHE_READONLY`, and merged. What was measured on
-another GPU or by another version is never used. Where an image brings a result and the user has another, the user's is.
+There is a file for each structure, and in it a result for each class of shapes, GPU and version of epifuse. Files may
+be copied to other machines, or into the folder of `EPIFUSE_CACHE_READONLY`, and merged. A result of another GPU or
+version is never used. If a container image brings a result and the user has another one, the user's is used.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _KIND = "tuned"
 _MOST = 512  # results in a file: the oldest go first
 _LONGEST = 1e12  # microseconds
 _STRUCTURE = re.compile("[0-9a-f]{64}")
-_LINE = 128  # bytes that a GPU's memory moves at once
+_LINE = 128  # bytes that one access to a GPU's memory moves
 
 
 @dataclass(frozen=True)
 class Result:
-    """The fastest kernel for a class of shapes; microseconds of each, for the `problem` that was measured."""
+    """The fastest kernel for a class of shapes, and the microseconds of each kernel for the `problem` measured."""
 
     shape: str
     gpu: str
@@ -45,19 +46,19 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What there is one result for, in the file of a structure."""
+        """The key of the result within the file of its structure."""
         return self.shape, self.gpu, self.version
 
 
 class Found(NamedTuple):
-    """The result that holds here, if there is one, and why others are ignored, a line each."""
+    """The result that is valid here, or None, and for other results a line that says why they are ignored."""
 
     result: Result | None
     ignored: tuple[str, ...] = ()
 
 
 def find(selection: Selection) -> Found:
-    """What was measured for the problem of a selection that has a plan."""
+    """The stored result for the problem of a selection. The selection must have a plan."""
     plan = selection.best
     assert plan is not None
     mine = result_of(plan, {plan.spec.name: 0.0})
@@ -77,7 +78,7 @@ def find(selection: Selection) -> Found:
 
 
 def _other(result: Result, mine: Result) -> str:
-    """Why a result for this class of shapes does not hold here."""
+    """Why a result for this class of shapes is not valid here."""
     if result.gpu != mine.gpu:
         return f"on {result.gpu}"
     if result.version != mine.version:
@@ -86,7 +87,7 @@ def _other(result: Result, mine: Result) -> str:
 
 
 def keep(plan: Plan, result: Result) -> None:
-    """Store a result, in place of an earlier one. Warns where no folder takes it."""
+    """Store a result in place of an earlier one. Warns if no folder can take it."""
     try:
         store.rewrite(_KIND, plan.digest, partial(_with, (result,)))
     except OSError as error:  # not even a temporary folder
@@ -94,10 +95,10 @@ def keep(plan: Plan, result: Result) -> None:
 
 
 def merge(path: Path) -> int:
-    """Add the results of a file, or of all files of a folder or its `tuned`, to this user's; how many there were.
+    """Add the results of a file, of a folder or of its subfolder `tuned` to the user's own. Returns their number.
 
-    What was measured here stays. Raises `ArgumentError` for a file that holds no results, or has not the name of its
-    structure, and for a folder without a file.
+    Results that the user has already are kept. Raises `ArgumentError` for a file without results or without the name of
+    a structure, and for a folder without files.
     """
     found = {}
     for file in _files(path):
@@ -113,7 +114,7 @@ def merge(path: Path) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder or its `tuned`."""
+    """The file itself, or the files of a folder or of its subfolder `tuned`."""
     try:
         folder = path / _KIND if os.path.isdir(path / _KIND) else path
         if not os.path.isdir(folder):
@@ -127,14 +128,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def result_of(plan: Plan, microseconds: Mapping[str, float]) -> Result:
-    """The result of measuring kernels, on this machine, for the problem of a plan."""
+    """The result for the problem of a plan on this machine, from the microseconds of each kernel by name."""
     fastest = min(microseconds, key=microseconds.__getitem__)
     problem = plan.problem
     return Result(shape_class(plan), gpu_of(problem), version(), problem.describe(), fastest, dict(microseconds))
 
 
 def gpu_of(problem: Problem) -> str:
-    """The model of GPU, or the CPU and as many threads as PyTorch uses."""
+    """The model of the GPU, or that of the CPU with PyTorch's number of threads."""
     target = problem.target
     if target.device == "cuda":
         return target.processor.name
@@ -143,7 +144,7 @@ def gpu_of(problem: Problem) -> str:
 
 @cache
 def _cpu() -> str:
-    """The model, where the system tells it."""
+    """The model of the CPU, or its architecture if the system does not tell the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -153,7 +154,7 @@ def _cpu() -> str:
 
 
 def version() -> str:
-    """Of epifuse's source. Raises `UnsupportedError` where it cannot be read."""
+    """A digest of epifuse's source. Raises `UnsupportedError` if the source cannot be read."""
     return store.key_of()[:16]
 
 
@@ -161,12 +162,14 @@ def version() -> str:
 
 
 def shape_class(plan: Plan) -> str:
-    """In words, what problems of one structure share that are served by one result: all extents, but for rows within
-    the smallest tile, and how each tensor lies."""
+    """A text that is equal for problems of one structure that one result serves.
+
+    It has the extents, with M rounded up, the layout of each tensor, and the constraints.
+    """
     problem, extents = plan.problem, plan.problem.extents
     tensors: dict[str, Any] = {**dict(problem.operands), **dict(problem.outputs)}
     dtypes = dict(problem.dtypes)
-    # Names are no part of a structure, and the order of its binding is.
+    # In the order of the binding, because a structure does not depend on the names.
     lies = [_lies(tensors.get(name), dtypes.get(name)) for name in plan.binding]
     asked = [
         f"{field.name}={value}"
@@ -179,13 +182,13 @@ def shape_class(plan: Plan) -> str:
 
 
 def _rows(m: int) -> int:
-    """The last M of a class: tiles for few rows have 16 and more, and all others 64 and more."""
+    """The largest M of the class of `m`: tiles for few rows have at least 16 rows, and all others at least 64."""
     step = 16 if m <= 128 else 64
     return -(-m // step) * step
 
 
 def _lies(value: Any, dtype: torch.dtype | None = None) -> str:
-    """How a tensor lies, as far as kernels and their speed may depend on it."""
+    """A text for the layout of a tensor, as far as kernels and their speed may depend on it."""
     if not isinstance(value, TensorInfo):
         return "allocated " + short(dtype) if dtype is not None else "number"
     shape, strides = value.shape, value.strides
@@ -201,7 +204,7 @@ def _lies(value: Any, dtype: torch.dtype | None = None) -> str:
 
 
 def _read(path: Path) -> list[Result] | str:
-    """The results of a file, or why there are none."""
+    """The results of a file, or a text that says why there are none."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["results"]
         results = [Result(**row) for row in rows]
@@ -220,8 +223,8 @@ def _is_sound(result: Result) -> bool:
 
 
 def _with(results: Iterable[Result], path: Path, *, own_first: bool = False) -> str:
-    """The text of a file with further results, which replace its own unless these come first; a file that cannot be
-    read is begun anew."""
+    """The text of the file `path` with further results. These replace results of the file with the same key unless
+    `own_first`. A file that cannot be read is replaced."""
     read = _read(path) if path.is_file() else []
     before: Iterable[Result] = () if isinstance(read, str) else read
     ordered = _newest(results, [*before]) if own_first else _newest(before, results)

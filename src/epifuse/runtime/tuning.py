@@ -1,6 +1,6 @@
-"""Tuning: every kernel that can run a problem, compiled side by side, timed, and the fastest kept on disk.
+"""Tuning: compile every kernel that can run a problem, time all of them, and store which is fastest on disk.
 
-Kernels are timed on values of their own, so nothing that a caller handed over is written.
+Kernels are timed on new tensors with random values, so no tensor of the caller is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from epifuse.runtime.precompile import compile_ahead, is_watched
 from epifuse.runtime.timing import in_turn, median, random_like
 from epifuse.runtime.tuned import Found
 
-_MEASURING = threading.Lock()  # kernels that are timed at once would slow each other down
+_MEASURING = threading.Lock()  # kernels timed at the same time would slow each other down
 
 
 def _renew_lock() -> None:
@@ -35,13 +35,13 @@ def _renew_lock() -> None:
     _MEASURING = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # another thread may hold it while this one forks
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
     os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True)
 class Fastest:
-    """Of one problem: the fastest kernel, and microseconds of each; whether that was `found` on disk."""
+    """The fastest kernel for one problem, and the microseconds of each. `found` says whether it was found on disk."""
 
     problem: str
     kernel: str
@@ -55,9 +55,9 @@ class Fastest:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` did, each problem in order: true where nothing failed.
+    """The result of `tune`, with the problems in order. It is true if nothing failed.
 
-    `failed` are problems that no kernel can run, and kernels that could not be timed, each with why.
+    `failed` are problems that no kernel can run, and kernels that could not be timed, each with the reason.
     """
 
     results: tuple[Fastest, ...] = ()
@@ -75,29 +75,30 @@ class Tuned:
 
 
 def known(selection: Selection) -> Selection:
-    """The selection whose best plan is the one that was measured to be, where the problem asks for it."""
+    """The selection with the kernel preferred that tuning measured as fastest, if tuning is asked for and a result is
+    stored. Otherwise `selection` itself."""
     if not _is_asked(selection) or (result := tuned.find(selection).result) is None:
         return selection
     return replace(selection, preferred=result.kernel)
 
 
 def chosen(call: Call, selection: Selection) -> Selection:
-    """The same; if no result is stored and there are several kernels, they are measured now. With EPIFUSE_NO_COMPILE=1
-    nothing is measured, because no request may wait.
+    """Like `known`, but if no result is stored and there are several kernels, they are measured now.
 
-    Raises `ArgumentError` for tensors without data.
+    With EPIFUSE_NO_COMPILE=1 nothing is measured, because no request may wait. Raises `ArgumentError` for tensors
+    without data.
     """
     found = known(selection)
     if found is not selection or not _is_asked(selection) or CONFIG.no_compile or not _is_choice(selection):
         return found
     require_data(call)
-    with _MEASURING:  # whoever waited may find the result
+    with _MEASURING:  # another thread may have measured it meanwhile
         found = known(selection)
         return _measured(call, selection) if found is selection else found
 
 
 def _is_choice(selection: Selection) -> bool:
-    """Whether there are kernels to time; what prints would print each time."""
+    """Whether there are several kernels to time. An epilogue that prints is not timed: it would print each time."""
     best = selection.best
     return best is not None and not best.graph.effects and len(selection.plans) > 1
 
@@ -118,7 +119,7 @@ def _measured(call: Call, selection: Selection) -> Selection:
 
 
 def note(selection: Selection) -> tuple[str, ...]:
-    """What `explain` says of tuning, a line each."""
+    """The lines of `explain` about tuning."""
     if not _is_asked(selection):
         return ()
     found = tuned.find(selection)
@@ -144,7 +145,10 @@ def _is_asked(selection: Selection) -> bool:
 def tune_all(
     asked: Sequence[tuple[Call, Selection]], workers: int | None, *, anew: bool, progress: bool
 ) -> tuple[list[Fastest], list[tuple[str, str]]]:
-    """The fastest kernel for each of these, and what failed. All kernels are compiled before the first is timed."""
+    """The fastest kernel for each call, and what failed. All kernels are compiled before the first one is timed.
+
+    With `anew`, stored results are not used.
+    """
     before = [None if anew else tuned.find(selection).result for _, selection in asked]
     missing = [selection for (_, selection), result in zip(asked, before, strict=True) if result is None]
     _compile([plan for selection in missing for plan in selection.plans], workers, progress=progress)
@@ -171,13 +175,13 @@ _PRINTS = {"every kernel": "it is not timed, as it would print each time"}
 
 
 def _compile(plans: Iterable[Plan], workers: int | None, *, progress: bool) -> None:
-    """Compile in parallel. Errors are ignored here: building the plan later raises them again."""
+    """Compile the kernels in parallel. Errors are ignored here, since building the plan later raises them again."""
     if not CONFIG.no_compile:
         compile_ahead(plans, workers, progress=progress)
 
 
 def _kept(best: Plan, seconds: Mapping[str, float], *, is_all: bool = True) -> tuned.Result:
-    """The result, stored where kernels that were not timed would fail again: not where none may be compiled now."""
+    """The result for these times. It is stored if `is_all`: if no kernel is missing because none may be compiled."""
     result = tuned.result_of(best, {name: round(1e6 * each, 3) for name, each in seconds.items()})
     if is_all:
         tuned.keep(best, result)
@@ -185,7 +189,7 @@ def _kept(best: Plan, seconds: Mapping[str, float], *, is_all: bool = True) -> t
 
 
 def _timed(call: Call, selection: Selection) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of each kernel, and why others could not be timed. Called where grad mode is off."""
+    """Seconds of each kernel by name, and why other kernels could not be timed. Grad mode has to be off."""
     best = selection.best
     assert best is not None
     sets = _sets(call, best)
@@ -206,15 +210,15 @@ def _timed(call: Call, selection: Selection) -> tuple[dict[str, float], dict[str
 
 _MOST_SETS = 64
 _EXCEEDED = 4
-"""How often all sets together are as large as the L2 cache."""
+"""The size of all sets of operands together, in sizes of the L2 cache."""
 
 
 def _sets(call: Call, plan: Plan) -> list[tuple[Call, Mapping[str, torch.Tensor]]]:
-    """Calls with random values, and their outputs: so many that none finds in the L2 cache what it reads."""
+    """Calls with random values, and their outputs: so many sets that no call finds its operands in the L2 cache."""
     call = looked_at(call)
     outputs = outputs_of(plan.graph, plan.problem)
     names = {output.name for output in outputs}
-    drawn = partial(random_like, integer=1)  # an integer may be a divisor; what a kernel gathers need not be there
+    drawn = partial(random_like, integer=1)  # 1, as an integer may be a divisor, and an index may be out of range
 
     def one() -> tuple[Call, Mapping[str, torch.Tensor]]:
         a, b = drawn(call.request.a), drawn(call.request.b)

@@ -1,9 +1,10 @@
-"""What runs in a process that compiles kernels into the store for another one.
+"""The program of a worker: a process that compiles kernels into the store for its parent process.
 
-A line on standard input is a number, the name of a provider and a kernel's text, or null for none, as a JSON list. Each
-is answered by one line on standard output, in whichever order they are done: the number, and null once the kernel is
-stored or the error. Every kernel has a forked child of its own, which has what compiles imported, and which no other
-kernel can bring down. All ends with the input, or when the parent is gone.
+A request is a line on standard input: a JSON list of a number, the name of a provider, and a kernel's text, or null to
+import the compiler only. Its answer is a line on standard output, in the order in which requests are done: the number,
+and null once the kernel is stored or else the error. Each kernel is compiled in a forked child of its own, which has
+the compiler imported, so that a crash affects one kernel only. The worker ends when its input ends or the parent is
+gone.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import NamedTuple
 from epifuse import providers
 from epifuse.runtime.workers import READY
 
-_LOOK_AFTER = 1.0  # seconds: a forked child of the parent may hold our input open, so its end is not enough
+_LOOK_AFTER = 1.0  # seconds; another child of the parent may hold our input open, so waiting for its end is not enough
 
 
 class Child(NamedTuple):
-    """A process that compiles one kernel: the number of the request, the process, and the part of its answer so far."""
+    """A process that compiles one kernel: the number of its request, its process id, and its answer so far."""
 
     number: int
     process: int
@@ -33,11 +34,12 @@ class Child(NamedTuple):
 
 
 def main(parent: int, folder: str) -> None:
-    """Answer until the input ends. Temporary files are in `folder`, removed then: who is killed removes none."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a server may ignore it: nobody could wait for a child
-    os.environ["TMPDIR"] = tempfile.tempdir = folder  # of linkers too
+    """Answer requests until the input ends. `folder` is for temporary files. It is removed in the end, because a
+    process that is killed does not remove its own files."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a server may ignore it, and then no child can be waited for
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # for linkers too
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a compiler prints is no answer
+    os.dup2(2, 1)  # so that the output of a compiler is not read as an answer
     children: dict[int, Child] = {}
     rest = b""
     try:
@@ -64,7 +66,7 @@ def main(parent: int, folder: str) -> None:
 
 
 def _ready(sources: list[int], parent: int) -> list[int]:
-    """Wait for file descriptors that can be read. The list is empty if the parent process has ended."""
+    """Wait until some of the file descriptors can be read. Returns these, or nothing if the parent has ended."""
     while not (ready := select.select(sources, [], [], _LOOK_AFTER)[0]):
         if os.getppid() != parent:
             return []
@@ -72,19 +74,22 @@ def _ready(sources: list[int], parent: int) -> list[int]:
 
 
 def _begun(answers: int, number: int, provider: str, text: str | None) -> tuple[int, Child] | None:
-    """The child that compiles a text, and what its answer is read from; without a text the answer is given here."""
+    """Begin a request. Returns the child that compiles, by the file descriptor of its answer.
+
+    Without a text the compiler is imported, the answer is given here, and the result is None.
+    """
     error = _error(lambda: providers.load(provider).prepare())
-    if text is not None:  # where nothing can be imported, the child tells why
+    if text is not None:  # if the import failed, the child reports that
         return _forked(number, provider, text)
     _tell(answers, number, error)
     return None
 
 
 def _forked(number: int, provider: str, text: str) -> tuple[int, Child]:
-    """A child that compiles, and what its answer is read from."""
+    """Start a child that compiles the text. Returns the file descriptor of its answer, and the child."""
     source, sink = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what is imported starts none that we need
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, none of which the child needs
         process = os.fork()
     if process:
         os.close(sink)
@@ -97,7 +102,7 @@ def _forked(number: int, provider: str, text: str) -> tuple[int, Child]:
 
 
 def _ended(source: int, child: Child) -> tuple[int, str | None]:
-    """The number and the answer of a child that has ended."""
+    """The number of the request and the answer of a child that has ended."""
     os.close(source)
     _, status = os.waitpid(child.process, 0)
     if not child.answer:
@@ -110,9 +115,9 @@ def _tell(answers: int, number: int, error: str | None) -> None:
 
 
 def _error(work: Callable[[], None]) -> str | None:
-    """What it raises, or None."""
+    """The error that `work` raises as text, or None."""
     try:
         work()
-    except Exception as error:  # whatever it is, the parent is told
+    except Exception as error:  # every error is reported to the parent
         return f"{type(error).__name__}: {error}"
     return None

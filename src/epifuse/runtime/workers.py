@@ -1,9 +1,10 @@
-"""A process that compiles kernels into the store while this one goes on.
+"""The worker: a process that compiles kernels into the store while this process goes on.
 
-It imports what compiles once and forks for each kernel, `MOST` of them at once: a new process took 8.5 to 9 s to its
-first kernel on an H100's host, and 0.6 s to the next. It is started when there is work, sees no GPU, and ends with this
-process, however it ends. A forked child starts its own. Scripts need no `if __name__ == "__main__"`: what runs is a
-module of ours.
+The worker imports the compiler once and forks for each kernel, at most `MOST` kernels at the same time. On an H100's
+host a new process took 8.5 to 9 s until its first kernel was compiled, and 0.6 s for the next. The worker is started
+when there is work, sees no GPU, and ends with this process, however that ends. A forked child of this process starts a
+worker of its own. Scripts need no `if __name__ == "__main__"`, because the worker runs a module of epifuse, not the
+script.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from epifuse.base.errors import fail
 
 MOST = min(8, os.cpu_count() or 1)  # a step of BERT has some 14 different kernels
 READY = b"epifuse answers\n"
-"""What a worker's standard output holds before its answers; a `sitecustomize` may have printed before it."""
+"""The line on a worker's standard output that precedes its answers. A `sitecustomize` may print something before it."""
 
-# Our path of modules is set once Python has started, as it was here: PYTHONPATH serves the start too, and a script's
-# folder may have a file called like a module that the start needs.
+# The worker gets this process's `sys.path` only after Python has started. PYTHONPATH would also apply to the start, and
+# the folder of a script may have a file named like a module that the start needs.
 _START = """
 import sys
 parent, folder, *sys.path[:] = sys.argv[1:]
@@ -42,12 +43,12 @@ main(int(parent), folder)
 
 
 class _Process:
-    """The process, and the futures of what it was asked and has not answered, by number."""
+    """A worker process. `asked` are the futures of the requests that it has not answered, by number."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.asked: dict[int, Future[None]] = {}
         self.has_ended = False
-        self.folder = tempfile.mkdtemp(prefix="epifuse-")  # for what it forks, which may be killed
+        self.folder = tempfile.mkdtemp(prefix="epifuse-")  # for the processes it forks, which may be killed
         try:
             self.popen = _started(command, self.folder)
         except OSError:
@@ -55,7 +56,7 @@ class _Process:
             raise
 
     def kill(self) -> None:
-        """With what it has forked, unless it has ended: its number may be another's by now."""
+        """Kill the process and its children, unless it has ended: its id may belong to another process then."""
         if not self.has_ended:
             with suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
@@ -63,7 +64,7 @@ class _Process:
 
 
 class Workers:
-    """Work for such a process, and two threads here: one sends, one receives."""
+    """A queue of kernels for a worker process. One thread sends requests to the process, another receives answers."""
 
     def __init__(self, most: int = MOST, command: Sequence[str] | None = None) -> None:
         self._most = most
@@ -83,10 +84,10 @@ class Workers:
         self._closed = False
 
     def submit(self, provider: str, text: str | None) -> Future[None]:
-        """Compile the kernel of this text by the provider of this name; the result is there once it is stored.
+        """Have the kernel of this text compiled by the provider of this name. The future is done once it is stored.
 
-        Without a text, what compiles is imported, for kernels to come. The future raises `InternalError` with the
-        worker's error. Work that has not begun can be cancelled.
+        Without a text, only the compiler is imported, for later kernels. If the work fails, the future raises
+        `InternalError` with the worker's error. Work that has not begun can be cancelled.
         """
         future: Future[None] = Future()
         with self._lock:
@@ -100,11 +101,11 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """End the process; what is not finished is cancelled or fails."""
+        """End the process. Work that has not begun is cancelled, and work that has not finished fails."""
         with self._lock:
             self._closed = True
             while not self._tasks.empty():
-                with suppress(Empty):  # the thread may be faster
+                with suppress(Empty):  # the sending thread may have taken it
                     if (task := self._tasks.get_nowait()) is not None:
                         task[-1].cancel()
             if self._process is not None:
@@ -124,17 +125,17 @@ class Workers:
                 future.set_exception(error)
                 self._room.release()
                 continue
-            with suppress(BrokenPipeError, ValueError):  # it has ended, of which the other thread tells
+            with suppress(BrokenPipeError, ValueError):  # it has ended, and the receiving thread reports that
                 _write(process.popen.stdin, json.dumps((number, provider, text)).encode() + b"\n")
 
     def _asked(self, future: Future[None]) -> tuple[int, _Process]:
-        """A number for what is asked, and the process: a new one where there is none that goes on."""
+        """A number for a new request, and the process, which is started if there is none that runs."""
         number = next(self._numbers)
         with self._lock:
             if (process := self._process) is not None and not process.has_ended:
                 process.asked[number] = future
                 return number, process
-        # Not under the lock, for which `submit` would wait.
+        # The lock is not held here, because `submit` would wait for it.
         process = _Process(self._command or [sys.executable, "-P", "-c", _START])
         process.asked[number] = future
         threading.Thread(target=self._receive, args=(process,), name="epifuse-compiled", daemon=True).start()
@@ -145,7 +146,7 @@ class Workers:
         return number, process
 
     def _receive(self, process: _Process) -> None:
-        """Hand on the answers; where the process ends, what it has not answered fails."""
+        """Pass the answers on to the futures. When the process ends, the requests it has not answered fail."""
         answers = process.popen.stdout
         assert answers is not None
         while (line := answers.readline()) and not line.endswith(READY):
@@ -167,10 +168,10 @@ class Workers:
             self._room.release()
 
     def _after_fork(self) -> None:
-        """In a child: its parent's process goes on working for the parent alone."""
+        """Start afresh in a forked child: the worker process belongs to the parent."""
         if self._process is not None:
             popen = self._process.popen
-            popen.returncode = 0  # not ours to wait for
+            popen.returncode = 0  # the child cannot wait for a process of its parent
             for pipe in (popen.stdin, popen.stdout):
                 if pipe is not None:
                     pipe.close()
@@ -178,7 +179,7 @@ class Workers:
 
 
 def failure(future: Future[None]) -> str | None:
-    """Why a submitted kernel was not compiled, or None where it was, once that is known."""
+    """Wait for a submitted kernel. Returns the reason why it was not compiled, or None if it was."""
     try:
         error = future.exception()
     except CancelledError:
@@ -189,17 +190,17 @@ def failure(future: Future[None]) -> str | None:
 def _started(command: Sequence[str], folder: str) -> subprocess.Popen[bytes]:
     try:
         here = os.getcwd()
-    except FileNotFoundError:  # somebody removed it; MKL needs one
+    except FileNotFoundError:  # the folder was removed, and MKL needs one
         here = folder
     return subprocess.Popen(
         [*command, str(os.getpid()), folder, *(os.path.join(here, path) for path in sys.path)],
         cwd=here,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=None if sys.__stderr__ else subprocess.DEVNULL,  # closed in a daemon: a pipe would get its number
-        bufsize=0,  # a file without a lock, which a forked child can close
+        stderr=None if sys.__stderr__ else subprocess.DEVNULL,  # a daemon has closed it: a pipe would get its number
+        bufsize=0,  # a file object without a lock, which a forked child can close
         env=_environment(),
-        start_new_session=True,  # an interrupt from the keyboard is for this process
+        start_new_session=True,  # so that an interrupt from the keyboard does not reach the worker
     )
 
 
@@ -211,7 +212,8 @@ def _finish(future: Future[None], error: str | None) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its options, and without a GPU and threads, which a fork would lose."""
+    """The environment of this process with epifuse's options, but without a GPU, and without threads, which a fork
+    would lose."""
     alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, **to_environment(CONFIG), **alone}
 
@@ -224,4 +226,4 @@ def _write(pipe: IO[bytes] | None, data: bytes) -> None:
 
 
 WORKERS = Workers()
-"""The one of this process; nothing is started until there is work."""
+"""The workers of this process. No process is started until there is work."""
